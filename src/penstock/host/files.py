@@ -1,0 +1,278 @@
+"""Files: the only module that asks the operating system for one.
+
+`FileSystem` and `File` are the seam: `OsFileSystem` here, a simulated disk in `penstock.testing`. Paths are strings.
+
+Thread: a `File` may be used by several threads (all its reads and writes carry their offset).
+Invariants: (1) a write or a read that returns was done in full: short ones and EINTR are looped. (2) a failed fsync is
+raised and never tried again, here or by a caller: the kernel may have dropped the dirty pages and would report success.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from penstock.errors import CorruptionError, StoreLocked
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_ZEROS = bytes(1 << 20)
+
+
+class File(Protocol):
+    """An open file."""
+
+    @property
+    def path(self) -> str: ...
+
+    def size(self) -> int: ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`."""
+
+    def truncate(self, size: int) -> None: ...
+
+    def allocate(self, offset: int, size: int) -> None:
+        """Claim space for a range, so that writing it cannot fail for want of space."""
+
+    def fsync(self) -> None:
+        """Make content and size durable. An error here is final: never call it again for the same bytes."""
+
+    def fdatasync(self) -> None:
+        """As `fsync`, without times and other metadata that reading does not need."""
+
+    def map(self, size: int) -> memoryview:
+        """The first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A lock on a file, held until `release` or the end of the process."""
+
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """The file operations Penstock uses."""
+
+    def create(self, path: str) -> File:
+        """A new file for reading and writing; an existing one is an error. Durable after `fsync_dir` of its folder."""
+
+    def open(self, path: str, *, write: bool = False) -> File: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` atomically. Durable after `fsync_dir` of the folder."""
+
+    def unlink(self, path: str) -> None: ...
+
+    def listdir(self, path: str) -> list[str]: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder; one that is there is no error. Durable after `fsync_dir` of its parent."""
+
+    def rmdir(self, path: str) -> None: ...
+
+    def fsync_dir(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> Lock:
+        """Lock a file (made if absent), or raise `StoreLocked` at once."""
+
+
+def write_fully(write_some: Callable[[memoryview, int], int], data: Buffer, offset: int) -> None:
+    """Call `write_some(rest, offset)` until all of `data` is written."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        try:
+            written = write_some(rest, offset)
+        except InterruptedError:
+            continue
+        if written <= 0:
+            raise OSError(errno.EIO, "a write made no progress")
+        rest = rest[written:]
+        offset += written
+
+
+def read_fully(read_some: Callable[[int, int], bytes], size: int, offset: int) -> bytes:
+    """Call `read_some(size, offset)` until `size` bytes are there or the file ends."""
+    parts: list[bytes] = []
+    while size > 0:
+        try:
+            part = read_some(size, offset)
+        except InterruptedError:
+            continue
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def zero_fill(file: File, start: int, end: int) -> None:
+    """Write zeros over [start, end): an fdatasync of written blocks need not commit a new file size or extent."""
+    while start < end:
+        size = min(end - start, len(_ZEROS))
+        file.pwrite(memoryview(_ZEROS)[:size], start)
+        start += size
+
+
+def publish(fs: FileSystem, file: File, target: str) -> None:
+    """Make `file` appear as `target`, whole or not at all, and for good."""
+    file.fsync()  # before the rename: a name must never lead to missing bytes
+    fs.rename(file.path, target)
+    fs.fsync_dir(parent(target))
+
+
+def parent(path: str) -> str:
+    """The folder that holds `path`."""
+    return os.path.dirname(path) or "."
+
+
+def make_dirs(fs: FileSystem, path: str) -> None:
+    """Make a folder and those above it, each durable in its parent."""
+    if fs.exists(path):
+        return
+    make_dirs(fs, parent(path))
+    fs.mkdir(path)
+    fs.fsync_dir(parent(path))
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether an error says that space (or quota) ran out."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        fd = self._fd
+        return read_fully(lambda n, at: os.pread(fd, n, at), size, offset)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        fd = self._fd
+        write_fully(lambda rest, at: os.pwrite(fd, rest, at), data, offset)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def allocate(self, offset: int, size: int) -> None:
+        if not hasattr(os, "posix_fallocate"):  # macOS: the write itself will tell
+            return
+        try:
+            os.posix_fallocate(self._fd, offset, size)
+        except OSError as error:
+            # A file system without the call: the write itself will tell.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+    def fsync(self) -> None:
+        if sys.platform == "darwin":  # fsync there stops at the drive's cache
+            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(self._fd)
+
+    def fdatasync(self) -> None:
+        if sys.platform == "darwin":
+            self.fsync()
+        else:
+            os.fdatasync(self._fd)
+
+    def map(self, size: int) -> memoryview:
+        # Reading a mapping past the end of its file is a SIGBUS, not an exception: look first.
+        actual = self.size()
+        if actual < size:
+            raise CorruptionError(self._path, actual, f"the file ends here, {size} bytes were expected")
+        if size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self._fd, size, access=mmap.ACCESS_READ))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsLock:
+    """A POSIX `flock`: it ends with the process, however that ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class OsFileSystem:
+    """The file system of this machine."""
+
+    def create(self, path: str) -> File:
+        return OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        return OsFile(path, os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def mkdir(self, path: str) -> None:
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Lock:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+        return OsLock(fd)

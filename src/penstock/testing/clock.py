@@ -1,0 +1,31 @@
+"""Time that moves only when a test says so.
+
+Thread: any; each call is one step under the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+
+class FakeClock:
+    """A clock whose two hands are moved by hand, together or apart."""
+
+    def __init__(self, *, time_us: int = 1_700_000_000_000_000, monotonic_s: float = 1_000.0) -> None:
+        self._time_us = time_us
+        self._monotonic_s = monotonic_s
+
+    def time_us(self) -> int:
+        return self._time_us
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: both hands move on."""
+        if seconds < 0:
+            raise ValueError("time does not run backwards: use jump() for the wall clock")
+        self._monotonic_s += seconds
+        self._time_us += round(seconds * 1_000_000)
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock, either way, as an operator or NTP does; no time passes."""
+        self._time_us += round(seconds * 1_000_000)
