@@ -130,7 +130,12 @@ def zero_fill(file: File, start: int, end: int) -> None:
 def publish(fs: FileSystem, file: File, target: str) -> None:
     """Make `file` appear as `target`, whole or not at all, and for good."""
     file.fsync()  # before the rename: a name must never lead to missing bytes
-    fs.rename(file.path, target)
+    reveal(fs, file.path, target)
+
+
+def reveal(fs: FileSystem, source: str, target: str) -> None:
+    """Rename a synced file, for good. After an error it may be there under either name."""
+    fs.rename(source, target)
     fs.fsync_dir(parent(target))
 
 
@@ -140,12 +145,22 @@ def parent(path: str) -> str:
 
 
 def make_dirs(fs: FileSystem, path: str) -> None:
-    """Make a folder and those above it, each durable in its parent."""
-    if fs.exists(path):
+    """Make a folder and those above it, each durable in its parent.
+
+    One that is there already is synced too: whoever made it may have died before that.
+    """
+    above = parent(path)
+    if above == path:
         return
-    make_dirs(fs, parent(path))
-    fs.mkdir(path)
-    fs.fsync_dir(parent(path))
+    make_dirs(fs, above)
+    existed = fs.exists(path)
+    if not existed:
+        fs.mkdir(path)
+    try:
+        fs.fsync_dir(above)
+    except PermissionError:  # a folder that may be passed through but not read is not of our making
+        if not existed:
+            raise
 
 
 def is_disk_full(error: OSError) -> bool:

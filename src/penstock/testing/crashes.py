@@ -52,7 +52,8 @@ class Faults:
     """Which faults to inject, and how finely to cross them with crashes."""
 
     kinds: tuple[FaultKind, ...] = ("eio", "enospc", "short", "rot")
-    every: int = 1  # inject at every n-th operation
+    every: int = 1  # inject at every n-th operation ...
+    operations: tuple[str, ...] = ()  # ... of these names only; all if empty
     images_every: int = 1  # and take every n-th crash image after it
 
 
@@ -72,11 +73,12 @@ def explore(
     *,
     modes: tuple[Mode, ...] = ("strict", "torn", "kept", "restart"),
     torn_seeds: int = 1,
+    recovery_modes: tuple[Mode, ...] = ("strict", "torn"),
     depth: int = 2,
     faults: Faults | None = None,
 ) -> Report:
     """Try every crash (and fault); raise the first `Violation`, saying where it happened."""
-    explorer = _Explorer(scenario, modes, torn_seeds)
+    explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds)
     explorer.crashes(depth)
     if faults is not None:
         explorer.faults(faults, depth)
@@ -84,26 +86,37 @@ def explore(
 
 
 class _Explorer:
-    def __init__(self, scenario: Scenario, modes: tuple[Mode, ...], torn_seeds: int) -> None:
+    def __init__(
+        self, scenario: Scenario, modes: tuple[Mode, ...], recovery_modes: tuple[Mode, ...], torn_seeds: int
+    ) -> None:
         self._scenario = scenario
         self._modes = modes
+        self._recovery_modes = recovery_modes
         self._torn_seeds = torn_seeds
+        self._labels: dict[int, str] = {}  # of each operation of the run that changes something
         self.report = Report()
 
     def crashes(self, depth: int) -> None:
         disk, history = self._run(())
         self.report.operations = disk.operations
-        self.report.labels = {image.label.split()[0] for image in disk.images}
-        self._crash_everywhere(disk.images, history, depth, "", damaged=False)
+        self._labels = {image.operation: image.label.split()[0] for image in disk.images}
+        self.report.labels = set(self._labels.values())
+        self._crash_everywhere(disk.images, history, depth, "")
 
     def faults(self, faults: Faults, depth: int) -> None:
         for kind in faults.kinds:
-            for at in range(1, self.report.operations + 1, faults.every):
+            for at in self._places(faults):
                 self.report.faults += 1
                 disk, history = self._run((Fault(at, kind),))
                 after = [image for image in disk.images if image.operation >= at]
                 images = [*after[at % faults.images_every :: faults.images_every], disk.images[-1]]
-                self._crash_everywhere(images, history, min(depth, 1), f"{kind} at {at}, ", damaged=kind == "rot")
+                self._crash_everywhere(images, history, depth, f"{kind} at {at}, ")
+
+    def _places(self, faults: Faults) -> list[int]:
+        if not faults.operations:
+            return list(range(1, self.report.operations + 1, faults.every))
+        named = [at for at, label in self._labels.items() if label in faults.operations]
+        return named[:: faults.every]
 
     def _run(self, faults: tuple[Fault, ...]) -> tuple[SimulatedDisk, History]:
         disk, history = SimulatedDisk(faults=faults), History()
@@ -116,36 +129,35 @@ class _Explorer:
         disk.images.append(disk.image())
         return disk, history
 
-    def _crash_everywhere(
-        self, images: Sequence[Image], history: History, depth: int, where: str, *, damaged: bool
-    ) -> None:
-        for image, mode, seed in self._choices(images):
+    def _crash_everywhere(self, images: Sequence[Image], history: History, depth: int, where: str) -> None:
+        recovering = "then " in where
+        for image, mode, seed in self._choices(images, self._recovery_modes if recovering else self._modes):
             place = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
             disk, told = image.restore(mode, seed), history.cut(image.mark)
             if depth > 1:
-                disk.on_image = lambda told=told: len(told.events)  # type: ignore[misc]
-            self._resume(disk, told, place, damaged=damaged)
-            self.report.crashes += not where.count("then ")
-            self.report.crashes_in_recovery += bool(where.count("then "))
+                disk.on_image = lambda told=told: len(told.events)
+            self._resume(disk, told, place)
+            self.report.crashes += not recovering
+            self.report.crashes_in_recovery += recovering
             if depth > 1:
                 disk.images.append(disk.image())
-                self._crash_everywhere(disk.images, told, depth - 1, f"{place}, then ", damaged=damaged)
+                self._crash_everywhere(disk.images, told, depth - 1, f"{place}, then ")
 
-    def _resume(self, disk: SimulatedDisk, told: History, place: str, *, damaged: bool) -> None:
+    def _resume(self, disk: SimulatedDisk, told: History, place: str) -> None:
         try:
             self._scenario.resume(disk, told)
         except Violation as violation:
             raise Violation(f"{violation} [{place}]") from violation
         except CorruptionError:
-            if not damaged:  # it is the right answer to bit rot, and to nothing else
+            if not disk.damaged:  # it is the right answer to bit rot, and to nothing else
                 raise Violation(f"sound data was called corrupt [{place}]") from None
         except Exception as error:
             raise Violation(f"recovery failed: {error!r} [{place}]") from error
 
-    def _choices(self, images: Sequence[Image]) -> Iterator[tuple[Image, Mode, int]]:
+    def _choices(self, images: Sequence[Image], modes: tuple[Mode, ...]) -> Iterator[tuple[Image, Mode, int]]:
         seen: set[tuple[int, int]] = set()
         for image in images:
-            for mode in self._modes:
+            for mode in modes:
                 if mode == "strict":  # nothing synced and nothing told since the last one: the same disk
                     if (image.synced_version, image.mark) in seen:
                         continue

@@ -18,6 +18,7 @@ Thread: any; one lock guards the disk. Renames stay within a folder.
 from __future__ import annotations
 
 import errno
+import itertools
 import posixpath
 import random
 import threading
@@ -69,6 +70,7 @@ class Image:
     label: str
     mark: int  # what `on_image` returned: how much had been told by then
     synced_version: int
+    damaged: bool
     files: dict[int, tuple[bytes, tuple[tuple[Change, bool], ...]]]
     folders: dict[int, tuple[dict[str, int], tuple[NameChange, ...]]]
 
@@ -99,6 +101,7 @@ class Image:
             folder.synced = dict(names) if mode == "restart" else dict(folder.live)
             folder.changes = list(renames) if mode == "restart" else []
             disk._folders[number] = folder
+        disk.damaged = self.damaged
         disk._next_node = 1 + max([*self.files, *self.folders])
         return disk
 
@@ -149,7 +152,7 @@ def _survivor(
 
 def _sectors(offset: int, size: int) -> list[tuple[int, int]]:
     cuts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, offset + size, SECTOR_BYTES), offset + size]
-    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
 
 
 class SimulatedFile:
@@ -299,6 +302,7 @@ class SimulatedDisk:
         self.images: list[Image] = []
         self.on_image: Callable[[], int] | None = None  # set: record an image before every operation
         self.capacity_bytes = capacity_bytes
+        self.damaged = any(fault.kind == "rot" for fault in faults)  # then losing what nothing vouches for is no bug
         self._faults = {fault.at: fault.kind for fault in faults}
         self._chance = random.Random(seed)
         self._lock = threading.RLock()
@@ -317,12 +321,14 @@ class SimulatedDisk:
             label=label,
             mark=self.on_image() if self.on_image is not None else 0,
             synced_version=self._synced_version,
+            damaged=self.damaged,
             files={n: (i.synced, tuple(i.changes)) for n, i in self._inodes.items()},
             folders={n: (dict(f.synced), tuple(f.changes)) for n, f in self._folders.items()},
         )
 
     def flip(self, path: str, bit: int) -> None:
         """Bit rot: invert one bit of a file, on the disk itself."""
+        self.damaged = True
         inode = self._inode(path)
         for content in (inode.live, synced := bytearray(inode.synced)):
             if bit // 8 < len(content):

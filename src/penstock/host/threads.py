@@ -1,0 +1,104 @@
+"""Threads and their locks, made here so that tests can watch them.
+
+Thread: any. `lock`, `rlock` and `condition` give the plain objects of `threading`, with no cost of ours, unless a test
+has installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
+Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` is told to
+close is closed at most once, and never by a forked child, whose threads are gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, TypeVar, cast
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Mutex(Protocol):
+    """A lock, plain or reentrant."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+LockMaker = Callable[[str, bool], Mutex]
+"""Makes a lock from its name and whether one thread may take it twice."""
+
+
+def _plain(name: str, reentrant: bool) -> Mutex:
+    return threading.RLock() if reentrant else threading.Lock()
+
+
+_make: LockMaker = _plain
+
+
+def install_lock_maker(maker: LockMaker | None) -> LockMaker:
+    """Make the locks of the future by `maker` (None: plain ones); returns the maker so far. For tests."""
+    global _make  # noqa: PLW0603 - one hook for the process, like the interpreter's own
+    previous = _make
+    _make = maker or _plain
+    return previous
+
+
+def lock(name: str) -> Mutex:
+    """A lock. Locks with the same name have the same place in the order of locks."""
+    return _make(name, False)
+
+
+def rlock(name: str) -> Mutex:
+    """A lock that its holder may take again."""
+    return _make(name, True)
+
+
+def condition(name: str) -> threading.Condition:
+    """A condition over a lock of its own."""
+    return threading.Condition(cast(threading.Lock, _make(name, False)))
+
+
+def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
+    """Start `target` in a daemon thread; an error that ends it is logged with its traceback."""
+
+    def run() -> None:
+        try:
+            target()
+        except BaseException:
+            _log.critical("thread %s ended by an error: report this as a bug", name, exc_info=True)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
+    """Call `close(owner)` when the interpreter exits, last registered first; call what is returned to forget it.
+
+    Holds no reference to `owner`, so `close` must not either: pass a function, not a bound method.
+    """
+    process = os.getpid()
+
+    def run() -> None:
+        alive = reference()
+        if alive is not None and os.getpid() == process:
+            close(alive)
+
+    def forget(_: object = None) -> None:
+        atexit.unregister(run)
+
+    reference = weakref.ref(owner, forget)
+    atexit.register(run)
+    return forget

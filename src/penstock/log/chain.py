@@ -1,0 +1,85 @@
+"""Which segments of a folder are alive, decided from their names alone.
+
+A segment is named `<first index, 20 digits>-<incarnation, 10 digits>.log`. Starting one at index n in a higher
+incarnation says: what stood at n and above is dead, and whatever stands below ends before n. So cutting a log back,
+going on after a failed fsync and rewriting a torn tail are each one atomic rename, and opening a log opens no
+segment but the last (ADR 0022).
+
+Thread: pure functions; a `Chain` never changes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+_INDEX_DIGITS, _INCARNATION_DIGITS = 20, 10
+_SUFFIX = ".log"
+_NAME_CHARACTERS = _INDEX_DIGITS + 1 + _INCARNATION_DIGITS + len(_SUFFIX)
+
+
+class SegmentName(NamedTuple):
+    """What a segment's file name says."""
+
+    first: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.first:0{_INDEX_DIGITS}d}-{self.incarnation:0{_INCARNATION_DIGITS}d}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Sequence[SegmentName]):
+    """Live segments in order of their first index: two columns, because a folder may hold tens of thousands."""
+
+    firsts: Sequence[int]
+    incarnations: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __getitem__(self, place: int) -> SegmentName:  # type: ignore[override]
+        return SegmentName(self.firsts[place], self.incarnations[place])
+
+    def __iter__(self) -> Iterator[SegmentName]:
+        return map(SegmentName, self.firsts, self.incarnations)
+
+    def place_of(self, index: int) -> int:
+        """The place of the segment that holds `index`; -1 if it is before all of them."""
+        return bisect_right(self.firsts, index) - 1
+
+    def with_segment(self, name: SegmentName) -> Chain:
+        """The chain after a segment of the highest incarnation is added: what stood at its first index is dead."""
+        kept = self.place_of(name.first - 1) + 1
+        return Chain([*self.firsts[:kept], name.first], [*self.incarnations[:kept], name.incarnation])
+
+    def without_oldest(self) -> Chain:
+        return Chain(self.firsts[1:], self.incarnations[1:])
+
+
+def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int]:
+    """The live chain of a folder's file names, the dead segments beside it, and the highest incarnation of all."""
+    names = [file for file in files if len(file) == _NAME_CHARACTERS and file.endswith(_SUFFIX) and file.isascii()]
+    text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(-1, _NAME_CHARACTERS)
+    digits = np.delete(text[:, : -len(_SUFFIX)], _INDEX_DIGITS, axis=1).astype(np.uint64) - np.uint64(ord("0"))
+    sound = (digits <= 9).all(axis=1) & (text[:, _INDEX_DIGITS] == ord("-"))
+    digits = digits[sound]
+    first = _number(digits[:, :_INDEX_DIGITS])
+    incarnation = _number(digits[:, _INDEX_DIGITS:])
+    order = np.lexsort((first, incarnation))
+    first, incarnation = first[order], incarnation[order]
+    # A segment is alive if every one started later starts above it.
+    later = np.minimum.accumulate(first[::-1])[::-1]
+    alive = np.ones(len(first), dtype=bool)
+    alive[:-1] = first[:-1] < later[1:]
+    dead = {SegmentName(*pair) for pair in zip(first[~alive].tolist(), incarnation[~alive].tolist(), strict=True)}
+    return Chain(first[alive].tolist(), incarnation[alive].tolist()), dead, int(incarnation.max(initial=0))
+
+
+def _number(digits: np.ndarray) -> np.ndarray:
+    powers = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.uint64)
+    return (digits * powers).sum(axis=1, dtype=np.uint64)

@@ -1,0 +1,419 @@
+"""Many segments as one sequence of records, numbered from 1.
+
+Thread: one writer calls everything that changes the log; any thread may use a `Cursor` of its own and the properties.
+
+Invariants:
+(1) `first - 1 <= synced <= last`; a cursor shows records up to `synced` only.
+(2) a record carries the `synced` of the moment it was written, so that damage below it is told from a torn tail.
+(3) after a failed write or fsync the log is poisoned: bytes past the last good sync are never trusted again, by this
+    process or by the next one, and nothing is tried twice. `recover` goes on in a new segment.
+(4) what `open` shows is durable: a tail that may live in the page cache alone is written again and synced first.
+(5) `incarnation` rises at each open, `recover` and cut, durably: `(incarnation, index)` names one record for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
+from penstock.host.chance import Random
+from penstock.host.files import FileSystem, make_dirs
+from penstock.log.chain import Chain, SegmentName, read_names
+from penstock.log.cursor import Cursor
+from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
+from penstock.log.segment import (
+    HEADER_BYTES,
+    TEMPORARY,
+    SegmentHeader,
+    SegmentReader,
+    SegmentWriter,
+    SparseIndex,
+    reseal,
+    scan_tail,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """Sizes of a log's files."""
+
+    segment_bytes: int = 64 << 20  # a segment is rolled before it would grow past this
+    allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends
+    index_bytes: int = 64 << 10  # one entry of the sparse index per so many bytes
+
+    def __post_init__(self) -> None:
+        if not 0 < self.index_bytes <= self.segment_bytes or not 0 < self.allocate_bytes <= self.segment_bytes:
+            raise Invalid("segment_bytes must be at least index_bytes and allocate_bytes, and all of them positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What opening found at the end of a log that was not closed."""
+
+    path: str
+    offset: int
+    kept: int  # sound records that were not known to be synced, and are now
+    torn: str | None  # why the bytes after them do not read; None where nothing was written there
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatistics:
+    """A log at one moment."""
+
+    first: Index
+    last: Index
+    synced: Index
+    incarnation: int
+    segments: int
+    poisoned: bool
+
+
+class Log:
+    """An append-only, truncatable sequence of records in a folder."""
+
+    def __init__(self, fs: FileSystem, folder: str, *, random: Random, settings: LogSettings, identity: bytes) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._random = random
+        self._settings = settings
+        self._identity = identity
+        self._chain = Chain([], [])  # replaced whole, never changed: cursors read it without a lock
+        self._active: SegmentWriter | None = None  # None: the next append starts a segment
+        self._incarnation = 0
+        self._last = Index(0)
+        self._synced = Index(0)
+        self._dead: set[SegmentName] = set()  # cut off, perhaps still in the folder
+        self._cuts: list[int] = []  # every index the log was cut back to since it was opened
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.repair: Repair | None = None
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        settings: LogSettings | None = None,
+        identity: bytes = bytes(16),
+    ) -> Log:
+        """Open or create the log in `folder`. The caller sees to it that nobody else has it open."""
+        if len(identity) != 16:
+            raise Invalid(f"a log's identity has 16 bytes, not {len(identity)}")
+        log = cls(fs, folder, random=random, settings=settings or LogSettings(), identity=identity)
+        log._open()
+        return log
+
+    # -- what is in it
+
+    @property
+    def first(self) -> Index:
+        """The index of the oldest record, or of the next one if there is none."""
+        return Index(self._chain[0].first)
+
+    @property
+    def last(self) -> Index:
+        """The index of the newest record; `first - 1` if there is none."""
+        return self._last
+
+    @property
+    def synced(self) -> Index:
+        """The last index that is durable."""
+        return self._synced
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(
+            self.first, self._last, self._synced, self._incarnation, len(self._chain), self._failure is not None
+        )
+
+    def cursor(self, start: int | None = None) -> Cursor:
+        """A cursor that stands before the record `start` (the oldest if None)."""
+        return Cursor(self, self.first if start is None else start)
+
+    def read(self, index: int) -> Record:
+        """One durable record."""
+        with self.cursor(index) as cursor:
+            for record in cursor.read(records_max=1):
+                return record
+        raise NotFound(f"record {index} is not in {self._folder}: it holds {self.first} to {self._synced}")
+
+    def __iter__(self) -> Iterator[Record]:
+        """All durable records, from the oldest; a bad one is a `CorruptionError`."""
+        with self.cursor() as cursor:
+            yield from cursor
+
+    # -- writing
+
+    def append(self, bodies: Sequence[bytes], *, kind: int = KIND_DATA, flags: int = 0) -> Index:
+        """Write records as one batch; the index of the last. They are durable after `sync`.
+
+        `DiskFull`: nothing was written; the same call may be made again when there is space.
+        """
+        if not KIND_DATA <= kind <= 255 or not 0 <= flags <= 255:
+            raise Invalid(f"kind must be {KIND_DATA} to 255 and flags 0 to 255, not {kind} and {flags}")
+        size = check_bodies(bodies)
+        with self._writing():
+            segment = self._segment_for(size)
+            segment.claim(size)
+            segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
+            self._last = Index(self._last + len(bodies))
+        return self._last
+
+    def sync(self) -> Index:
+        """Make all that was appended durable; the last durable index."""
+        with self._writing():
+            self._sync()
+        return self._synced
+
+    def _sync(self) -> None:
+        if self._active is not None and self._synced < self._last:
+            self._active.file.fdatasync()
+            self._synced = self._last
+
+    def _segment_for(self, size: int) -> SegmentWriter:
+        active = self._active
+        if active is not None and (active.end + size <= self._settings.segment_bytes or not active.index.offsets):
+            return active
+        if active is not None:
+            self._sync()  # before the seal: it claims that all before it is synced
+            active.seal(self._last)
+            self._retire()
+        return self._install(self._create(self._last + 1, cut=False))
+
+    def _create(self, first: int, *, cut: bool, tail: Sequence[Record] = ()) -> SegmentWriter:
+        """A new segment from `first` on that begins with `tail`; what stood there before is dead when it appears."""
+        if self._incarnation > INCARNATION_MAX:
+            raise Invalid(f"{self._folder} has used up its incarnations: copy its records into a new log")
+        header = SegmentHeader(
+            first=first,
+            incarnation=self._incarnation,
+            salt=int.from_bytes(self._random.randbytes(4), "little"),
+            identity=self._identity,
+            cut=cut,
+        )
+        sizes = self._settings
+        return SegmentWriter.create(
+            self._fs,
+            self._folder,
+            header,
+            tail,
+            allocate_bytes=sizes.allocate_bytes,
+            index_bytes=sizes.index_bytes,
+        )
+
+    def _install(self, segment: SegmentWriter) -> SegmentWriter:
+        self._chain = self._chain.with_segment(segment.header.name)
+        self._active = segment
+        return segment
+
+    def _retire(self) -> None:
+        if self._active is not None:
+            self._active.file.close()
+        self._active = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time."""
+        self._check_open()
+        if self._failure is not None:
+            raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
+        try:
+            yield
+        except (DiskFull, Invalid, NotFound):
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the log {self._folder} is closed: open it again")
+
+    # -- truncation
+
+    def truncate_front(self, before: int) -> Index:
+        """Give up records below `before`, as far as whole segments go; the new first index."""
+        with self._writing():
+            if before > self._last + 1:
+                raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
+            self._bury(set())  # before the segment that keeps them dead may go
+            while len(self._chain) > 1 and self._chain[1].first <= before:
+                # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
+                self._fs.unlink(f"{self._folder}/{self._chain[0]}")
+                self._chain = self._chain.without_oldest()
+                self._fs.fsync_dir(self._folder)
+        return self.first
+
+    def truncate_back(self, after: int) -> None:
+        """Drop every record past `after`, for good."""
+        with self._writing():
+            if not self.first - 1 <= after <= self._last:
+                raise Invalid(f"cannot cut back to {after}: the log holds {self.first} to {self._last}")
+            if after == self._last:
+                return
+            if after > self._synced:
+                self._sync()
+            self._cut(after)
+
+    def recover(self) -> None:
+        """Go on after a failure: keep what was synced, forget the rest. If this fails too, the log stays poisoned."""
+        self._check_open()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            try:
+                with self._writing():
+                    self._cut(self._synced)
+            except BaseException:
+                self._failure = failure
+                raise
+
+    def _cut(self, after: int) -> None:
+        """Continue after `after` in a new segment of a new incarnation. Requires: `after <= synced`."""
+        kept = self._chain.place_of(after) + 1
+        doomed = {self._chain[place] for place in range(kept, len(self._chain))}
+        replaced = next((name for name in doomed if name.first == after + 1), None)
+        cut = True if replaced is None else self._is_cut(replaced)
+        active = self._active
+        self._incarnation += 1
+        try:
+            segment = self._create(after + 1, cut=cut)  # the moment it is done: one rename
+        except DiskFull:
+            raise  # before the rename: nothing has changed
+        except BaseException:
+            # The name may be there, and then all past `after` is dead: nothing may ever build on it again.
+            self._forget(after)
+            raise
+        self._forget(after)  # before the chain: a cursor must not look past it
+        self._install(segment)
+        if active is not None:
+            active.file.close()
+        self._bury(doomed)
+
+    def _forget(self, after: int) -> None:
+        self._synced = self._last = Index(after)
+        self._cuts.append(after)
+
+    def _is_cut(self, name: SegmentName) -> bool:
+        """Whether a segment says that the one before it may lack its closing record."""
+        reader = self.open_segment(name)
+        reader.close()
+        return reader.header.cut
+
+    def _bury(self, names: set[SegmentName]) -> None:
+        """Unlink dead segments. One that outlived the segment that killed it would come back to life."""
+        self._dead |= names
+        for name in sorted(self._dead):
+            with suppress(FileNotFoundError):
+                self._fs.unlink(f"{self._folder}/{name}")
+        if self._dead:
+            self._fs.fsync_dir(self._folder)
+            self._dead.clear()
+
+    # -- opening and closing
+
+    def _open(self) -> None:
+        make_dirs(self._fs, self._folder)
+        # What is visible may not be durable yet; nothing may be unlinked on the strength of it before it is.
+        self._fs.fsync_dir(self._folder)
+        files = self._fs.listdir(self._folder)
+        self._chain, dead, incarnation = read_names(files)
+        self._incarnation = incarnation + 1
+        for file in files:
+            if file.endswith(TEMPORARY):
+                self._fs.unlink(f"{self._folder}/{file}")
+        if not self._chain:
+            self._install(self._create(1, cut=False))
+            return
+        self._bury(dead)
+        name = self._chain[-1]
+        reader = self.open_segment(name)
+        try:
+            tail = scan_tail(reader)
+        finally:
+            reader.close()
+        if tail.seal is not None:
+            reseal(self._fs, reader, tail)
+        else:
+            self._report(Repair(reader.file.path, tail.end, len(tail.unsynced), tail.torn))
+        replaced = name.first == tail.synced + 1  # whole: what counts then is how the one before it ended
+        cut = reader.header.cut if replaced else tail.seal is None
+        self._install(self._create(tail.synced + 1, cut=cut, tail=tail.unsynced))
+        self._synced = self._last = Index(tail.last)
+        if replaced:
+            self._bury({name})
+
+    def _report(self, repair: Repair) -> None:
+        self.repair = repair
+        if repair.torn is not None:
+            logger.warning("%s: torn tail dropped at byte %d (%s)", repair.path, repair.offset, repair.torn)
+
+    def close(self) -> None:
+        """Sync, seal and let go. A poisoned log is let go as it is."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None and self._active is not None:
+                with self._writing(), suppress(DiskFull):  # without a seal the next open has a little more to do
+                    self._sync()
+                    self._active.seal(self._last)
+        finally:
+            self._closed = True
+            self._retire()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- for cursors
+
+    def locate(self, index: int) -> tuple[SegmentName, SegmentName | None]:
+        """The segment that holds `index`, and the next one (None for the last)."""
+        chain = self._chain
+        place = chain.place_of(index)
+        if place < 0:
+            raise NotFound(f"record {index} is not in {self._folder} any more: it begins at {chain[0].first}")
+        return chain[place], chain[place + 1] if place + 1 < len(chain) else None
+
+    def cuts_since(self, count: int) -> tuple[int, int | None]:
+        """How often the log was cut back so far, and the lowest index it was cut to since `count`."""
+        cuts = self._cuts[count:]
+        return count + len(cuts), min(cuts, default=None)
+
+    def open_segment(self, name: SegmentName) -> SegmentReader:
+        """A reader of one segment, with the sparse index of the closing record or of the writer."""
+        try:
+            reader = SegmentReader.open(self._fs, self._folder, name, self._identity)
+        except FileNotFoundError:
+            raise NotFound(f"segment {name} of {self._folder} was truncated away: it begins at {self.first}") from None
+        return reader
+
+    def sparse_index(self, reader: SegmentReader) -> SparseIndex:
+        """The sparse index of a segment: its own, the writer's, or, where it was cut, one made by reading it once."""
+        active = self._active
+        if active is not None and active.header.name == reader.header.name:
+            return active.index
+        if reader.index is not None:
+            return reader.index
+        name, successor = self.locate(reader.header.first)
+        index = SparseIndex(self._settings.index_bytes)
+        if successor is None or name != reader.header.name:
+            return index
+        if not self._is_cut(successor):
+            raise CorruptionError(reader.file.path, reader.file.size(), "the closing record does not read")
+        for offset, record in reader.records(HEADER_BYTES):
+            index.add(record.index, offset)
+            if record.index >= successor.first - 1:
+                break
+        return index

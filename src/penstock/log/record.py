@@ -1,0 +1,112 @@
+"""The bytes of one record.
+
+A record is a header of 32 bytes, a body, and zeros up to a multiple of 8. The checksum covers everything after itself,
+the padding too, and starts from a salt that each segment draws anew: neither a record of another segment nor a body
+that looks like a record ever passes for one.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, NewType
+
+import google_crc32c
+
+from penstock.errors import CorruptionError, Invalid
+
+Index = NewType("Index", int)
+
+HEADER = struct.Struct("<IIBBHIQQ")  # checksum, length, kind, flags, reserved, incarnation, index, synced
+assert HEADER.size == 32
+_REST = struct.Struct("<IBBHIQQ")  # what the checksum covers of the header
+_CHECKSUM = struct.Struct("<I")
+assert _CHECKSUM.size + _REST.size == HEADER.size
+
+BODY_BYTES_MAX = 256 << 20
+INCARNATION_MAX = (1 << 32) - 1
+
+# Kinds of record. 0 is never written: zero-filled space must not look like a record. 1 to 15 are the log's own.
+KIND_SEGMENT = 1
+KIND_SEAL = 2
+KIND_DATA = 16
+
+_PADDING = tuple(bytes(n) for n in range(8))
+
+
+class Record(NamedTuple):
+    """A record as it was read; `(incarnation, index)` names it for ever."""
+
+    index: Index
+    incarnation: int
+    synced: Index  # the last index known to be synced when this record was written
+    kind: int
+    flags: int
+    body: bytes
+
+
+def encoded_size(body_bytes: int) -> int:
+    """How many bytes a record with such a body takes."""
+    return HEADER.size + body_bytes + (-body_bytes & 7)
+
+
+def checksum(salt: int, covered: bytes) -> int:
+    """The checksum of a record, from all that follows the checksum itself."""
+    return int(google_crc32c.extend(salt, covered))
+
+
+def encode(
+    bodies: Sequence[bytes],
+    *,
+    salt: int,
+    incarnation: int,
+    first: int,
+    synced: int,
+    kind: int = KIND_DATA,
+    flags: int = 0,
+) -> bytes:
+    """The bytes of consecutive records, numbered from `first`."""
+    parts: list[bytes] = []
+    for index, body in enumerate(bodies, first):
+        length = len(body)
+        covered = b"".join(
+            (_REST.pack(length, kind, flags, 0, incarnation, index, synced), body, _PADDING[-length & 7])
+        )
+        parts += (_CHECKSUM.pack(checksum(salt, covered)), covered)
+    return b"".join(parts)
+
+
+def decode(buffer: bytes, at: int, *, salt: int, path: str = "", base: int = 0) -> Record:
+    """The record at `buffer[at]`; anything else there is a `CorruptionError`.
+
+    `path` and `base` (the file offset of `buffer[0]`) are for the message only.
+    """
+    room = len(buffer) - at
+    if at < 0 or room < HEADER.size:
+        raise CorruptionError(path, base + at, "a record's header is cut short")
+    stored, length, kind, flags, reserved, incarnation, index, synced = HEADER.unpack_from(buffer, at)
+    if kind == 0:
+        raise CorruptionError(path, base + at, "there is no record")
+    size = encoded_size(length)
+    if length > BODY_BYTES_MAX or size > room:
+        raise CorruptionError(path, base + at, f"a record's body of {length} bytes is cut short")
+    if checksum(salt, buffer[at + 4 : at + size]) != stored:
+        raise CorruptionError(path, base + at, "a record's checksum does not match")
+    if reserved or synced > index:
+        raise CorruptionError(path, base + at, "a record's header contradicts itself")
+    start = at + HEADER.size
+    return Record(index, incarnation, synced, kind, flags, buffer[start : start + length])
+
+
+def check_bodies(bodies: Sequence[bytes]) -> int:
+    """The bytes that records of these bodies take; `Invalid` if one cannot be written."""
+    total = 0
+    for body in bodies:
+        if not isinstance(body, bytes):
+            raise Invalid(f"a record's body must be bytes, not {type(body).__name__}")
+        if len(body) > BODY_BYTES_MAX:
+            raise Invalid(f"a record's body has {len(body)} bytes: at most {BODY_BYTES_MAX} are allowed")
+        total += encoded_size(len(body))
+    return total

@@ -1,0 +1,355 @@
+"""One file of records.
+
+A segment opens with a header record (checksummed without a salt, because it carries the salt) and appears in its folder
+by a rename after that header is synced: a visible segment has a sound header. It ends sealed (a closing record with the
+sparse index, the file cut to its length) or cut (the next segment says that nothing at or past its own first index
+counts).
+
+Thread: `SegmentWriter` belongs to the log's writer. `SegmentReader` belongs to one cursor.
+Invariants: (1) bytes of synced records never change. (2) space is claimed before record bytes are written, so a full
+disk is found while nothing has been written.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
+from penstock.host.files import File, FileSystem, is_disk_full, reveal, zero_fill
+from penstock.log.chain import SegmentName
+from penstock.log.record import HEADER, KIND_DATA, KIND_SEAL, KIND_SEGMENT, Record, decode, encode, encoded_size
+
+VERSION = 1
+MAGIC = b"PSTKLOG\0"
+_HEADER_BODY = struct.Struct("<8sHHI16s")  # magic, version, flags, salt, identity
+assert _HEADER_BODY.size == 32
+_FLAG_CUT = 1  # the segment before this one has no closing record, or is cut short of it
+HEADER_BYTES = encoded_size(_HEADER_BODY.size)
+
+_SEAL_TAIL = struct.Struct("<QQ")  # last index, offset of the closing record itself
+_ENTRY_BYTES = 16
+
+READ_BYTES = 1 << 20
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentHeader:
+    """What a segment says of itself."""
+
+    first: int
+    incarnation: int
+    salt: int
+    identity: bytes  # of the store, so that a stray file is not taken for one of ours
+    cut: bool  # whether the segment before may lack its closing record
+
+    @property
+    def name(self) -> SegmentName:
+        return SegmentName(self.first, self.incarnation)
+
+    def encode(self) -> bytes:
+        flags = _FLAG_CUT if self.cut else 0
+        body = _HEADER_BODY.pack(MAGIC, VERSION, flags, self.salt, self.identity)
+        return encode(
+            [body], salt=0, incarnation=self.incarnation, first=self.first, synced=self.first - 1, kind=KIND_SEGMENT
+        )
+
+    @classmethod
+    def read(cls, file: File) -> SegmentHeader:
+        record = decode(file.pread(HEADER_BYTES, 0), 0, salt=0, path=file.path)
+        if record.kind != KIND_SEGMENT or len(record.body) != _HEADER_BODY.size:
+            raise CorruptionError(file.path, 0, "the file does not begin with a segment's header")
+        magic, version, flags, salt, identity = _HEADER_BODY.unpack(record.body)
+        if magic != MAGIC:
+            raise CorruptionError(file.path, 0, "the file is no log segment")
+        if version > VERSION:
+            raise UnsupportedVersion(f"{file.path} has log version {version}, this Penstock reads up to {VERSION}")
+        return cls(
+            first=record.index,
+            incarnation=record.incarnation,
+            salt=salt,
+            identity=identity,
+            cut=bool(flags & _FLAG_CUT),
+        )
+
+
+@dataclass(slots=True)
+class SparseIndex:
+    """Where some records begin: one every so many bytes."""
+
+    every_bytes: int
+    indexes: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, index: int, offset: int) -> None:
+        if not self.offsets or offset - self.offsets[-1] >= self.every_bytes:
+            self.offsets.append(offset)  # first: a reader that finds the index finds the offset
+            self.indexes.append(index)
+
+    def before(self, index: int) -> int:
+        """The offset of an entry at or before `index`: the first entry if none is before."""
+        return self.offsets[max(0, bisect_right(self.indexes, index) - 1)] if self.offsets else HEADER_BYTES
+
+
+class SegmentWriter:
+    """The segment that grows."""
+
+    def __init__(self, file: File, header: SegmentHeader, *, allocate_bytes: int, index_bytes: int) -> None:
+        self.file = file
+        self.header = header
+        self.end = HEADER_BYTES
+        self.index = SparseIndex(index_bytes)
+        self._allocate_bytes = allocate_bytes
+        self._claimed = HEADER_BYTES
+
+    @classmethod
+    def create(
+        cls,
+        fs: FileSystem,
+        folder: str,
+        header: SegmentHeader,
+        tail: Sequence[Record],
+        *,
+        allocate_bytes: int,
+        index_bytes: int,
+    ) -> SegmentWriter:
+        """A new segment that holds the records of `tail`, durable under its name when this returns.
+
+        `DiskFull`: there is no such segment. Any other error: there may be.
+        """
+        target = f"{folder}/{header.name}"
+        source = target + TEMPORARY
+        try:
+            if fs.exists(source):  # left by an attempt that found the disk full
+                fs.unlink(source)
+            file = fs.create(source)
+            try:
+                file.pwrite(header.encode(), 0)
+                segment = cls(file, header, allocate_bytes=allocate_bytes, index_bytes=index_bytes)
+                for record in tail:
+                    segment.copy(record)
+                file.fsync()  # before the name appears: a visible segment has a sound header
+            finally:
+                file.close()
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
+            raise
+        reveal(fs, source, target)
+        segment.file = fs.open(target, write=True)
+        return segment
+
+    def claim(self, size: int) -> None:
+        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written.
+
+        Small appends are given zero-filled room ahead, so that their fdatasync writes no new file size. A large one
+        would pay twice for that, so it gets its exact range.
+        """
+        needed = self.end + size
+        if needed <= self._claimed:
+            return
+        step = self._allocate_bytes
+        ahead = size * 8 < step
+        target = -(-needed // step) * step if ahead else needed
+        try:
+            self.file.allocate(self._claimed, target - self._claimed)
+            if ahead:
+                zero_fill(self.file, self._claimed, target)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self.file.path} cannot grow by {size} bytes: free some space, then retry") from error
+            raise
+        self._claimed = target
+
+    def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
+        """Append records, numbered from `first`. Requires: the room for them is claimed."""
+        salt, incarnation = self.header.salt, self.header.incarnation
+        data = encode(bodies, salt=salt, incarnation=incarnation, first=first, synced=synced, kind=kind, flags=flags)
+        self.file.pwrite(data, self.end)
+        end = self.end
+        for index, body in enumerate(bodies, first):
+            self.index.add(index, end)
+            end += encoded_size(len(body))
+        self.end = end
+
+    def copy(self, record: Record) -> None:
+        """Append a record of an older segment: the same record, so it keeps its incarnation."""
+        data = encode(
+            [record.body],
+            salt=self.header.salt,
+            incarnation=record.incarnation,
+            first=record.index,
+            synced=self.header.first - 1,
+            kind=record.kind,
+            flags=record.flags,
+        )
+        self.file.pwrite(data, self.end)
+        self.index.add(record.index, self.end)
+        self.end += len(data)
+        self._claimed = max(self._claimed, self.end)
+
+    def seal(self, last: int) -> None:
+        """Close the segment for good. Requires: everything up to `last` is synced."""
+        entries = np.array([self.index.indexes, self.index.offsets], dtype="<u8").T.tobytes()
+        body = entries + _SEAL_TAIL.pack(last, self.end)
+        self.claim(encoded_size(len(body)))
+        self.write([body], first=last + 1, synced=last, kind=KIND_SEAL)
+        self.file.truncate(self.end)
+        self.file.fsync()
+
+
+class SegmentReader:
+    """A segment that is read, from any of its records."""
+
+    def __init__(self, file: File, header: SegmentHeader, index: SparseIndex | None) -> None:
+        self.file = file
+        self.header = header
+        self.index = index  # None: there is no closing record
+
+    @classmethod
+    def open(cls, fs: FileSystem, folder: str, name: SegmentName, identity: bytes) -> SegmentReader:
+        file = fs.open(f"{folder}/{name}")
+        try:
+            header = SegmentHeader.read(file)
+            if header.name != name:
+                raise CorruptionError(file.path, 0, f"the header says {header.name}")
+            if header.identity != identity:
+                raise CorruptionError(file.path, 0, "the file belongs to another store")
+            return cls(file, header, _read_seal(file, header))
+        except BaseException:
+            file.close()
+            raise
+
+    def records(self, offset: int) -> Iterator[tuple[int, Record]]:
+        """Offset and record of each from `offset` on, the closing one too, until one does not read.
+
+        That one is a `CorruptionError`: only the caller knows how far all must be sound.
+        """
+        buffer, base, at, size = b"", offset, 0, self.file.size()
+        while True:
+            if len(buffer) - at < HEADER.size:
+                buffer, base, at = self.file.pread(READ_BYTES, base + at), base + at, 0
+            if len(buffer) - at >= HEADER.size:
+                length = encoded_size(HEADER.unpack_from(buffer, at)[1])
+                # The length is not yet checked: never read more than the file holds.
+                if len(buffer) - at < length <= size - (base + at):
+                    buffer, base, at = self.file.pread(max(length, READ_BYTES), base + at), base + at, 0
+            record = decode(buffer, at, salt=self.header.salt, path=self.file.path, base=base)
+            yield base + at, record
+            at += encoded_size(len(record.body))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _read_seal(file: File, header: SegmentHeader) -> SparseIndex | None:
+    """The sparse index from the closing record, or None where there is no sound closing record."""
+    size = file.size()
+    if size < HEADER_BYTES + encoded_size(_SEAL_TAIL.size):
+        return None
+    last, offset = _SEAL_TAIL.unpack(file.pread(_SEAL_TAIL.size, size - _SEAL_TAIL.size))
+    if not HEADER_BYTES <= offset <= size - encoded_size(_SEAL_TAIL.size) or size - offset > READ_BYTES:
+        return None
+    try:
+        record = decode(file.pread(size - offset, offset), 0, salt=header.salt)
+    except CorruptionError:
+        return None
+    if record.kind != KIND_SEAL or record.index != last + 1 or (len(record.body) - _SEAL_TAIL.size) % _ENTRY_BYTES:
+        return None
+    entries = np.frombuffer(record.body[: -_SEAL_TAIL.size], dtype="<u8").reshape(-1, 2)
+    return SparseIndex(0, entries[:, 0].tolist(), entries[:, 1].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a scan of the last segment found."""
+
+    unsynced: list[Record]  # sound, in order, not known to be synced
+    synced: int  # the last index that was synced for certain: a sound record says so
+    end: int  # where the records end
+    seal: Record | None
+    torn: str | None  # why what follows does not read; None where nothing was written there
+
+    @property
+    def last(self) -> int:
+        return self.unsynced[-1].index if self.unsynced else self.synced
+
+
+def scan_tail(reader: SegmentReader) -> Tail:
+    """Read the last segment to its end and tell a torn tail from damage.
+
+    What is sound up to the first bad record counts. A sound record behind that one which knew the bad one to be synced
+    proves that it was whole once: that is damage, not a torn tail.
+    """
+    header, path = reader.header, reader.file.path
+    expected, end, synced = header.first, HEADER_BYTES, header.first - 1
+    unsynced: deque[Record] = deque()
+    seal, torn = None, None
+    try:
+        for offset, record in reader.records(HEADER_BYTES):
+            if record.index != expected:
+                raise CorruptionError(path, offset, f"record {record.index} stands where {expected} belongs")
+            synced = max(synced, record.synced)
+            if record.kind == KIND_SEAL:
+                seal = record
+                break
+            unsynced.append(record)
+            while unsynced and unsynced[0].index <= synced:
+                unsynced.popleft()
+            expected, end = expected + 1, offset + encoded_size(len(record.body))
+    except CorruptionError as error:
+        rest = reader.file.pread(reader.file.size() - end, end)
+        if _claims(rest, header.salt, expected) >= expected:
+            message = f"record {expected} was synced, so says a later one, but {error.reason}"
+            raise CorruptionError(path, end, message) from None
+        if np.frombuffer(rest, dtype=np.uint8).any():
+            torn = error.reason
+    kept = [record for record in unsynced if record.index > synced]
+    return Tail(unsynced=kept, synced=synced, end=end, seal=seal, torn=torn)
+
+
+def reseal(fs: FileSystem, reader: SegmentReader, tail: Tail) -> None:
+    """Write a closing record again and sync it: the process that wrote it may have been told that its fsync failed."""
+    seal = tail.seal
+    assert seal is not None
+    data = encode(
+        [seal.body],
+        salt=reader.header.salt,
+        incarnation=seal.incarnation,
+        first=seal.index,
+        synced=seal.synced,
+        kind=KIND_SEAL,
+    )
+    file = fs.open(reader.file.path, write=True)
+    try:
+        file.pwrite(data, tail.end)
+        file.truncate(tail.end + len(data))
+        file.fsync()
+    finally:
+        file.close()
+
+
+def _claims(rest: bytes, salt: int, expected: int) -> int:
+    """The highest `synced` that a sound record in `rest` speaks of; 0 if there is none.
+
+    Records begin at multiples of 8. Numpy finds the few places whose index and synced fields could be a record's that
+    matters here; only those are decoded.
+    """
+    words = np.frombuffer(rest[: len(rest) & ~7], dtype="<u8")
+    if len(words) < HEADER.size // 8:
+        return 0
+    index, synced = words[2:-1], words[3:]
+    places = np.flatnonzero((synced >= expected) & (synced <= index) & (index < expected + len(words)))
+    highest = 0
+    for place in places.tolist():
+        try:
+            highest = max(highest, decode(rest, place * 8, salt=salt).synced)
+        except CorruptionError:
+            continue
+    return highest

@@ -1,0 +1,152 @@
+"""A checker for the order in which threads take locks.
+
+Two threads that take two locks in opposite orders can wait for each other for ever, but seldom do in a test. The
+checker finds it without that luck: it remembers, by name, which lock was taken while which was held, and a pair of
+orders that form a cycle is a violation even if they never met.
+
+Thread: any. Only locks made by `penstock.host.threads` while the checker is installed are watched. A violation is kept
+in `violations` and raised in the thread that made it, before it would wait.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from penstock.host.threads import Mutex, install_lock_maker
+
+
+class LockOrderViolation(AssertionError):
+    """Locks were taken in an order that can deadlock, or held where none may be."""
+
+
+class LockOrderChecker:
+    """Watches the named locks made while it is installed."""
+
+    def __init__(self) -> None:
+        self.violations: list[LockOrderViolation] = []
+        self._mutex = threading.Lock()
+        self._followers: dict[str, dict[str, str]] = {}  # guarded by _mutex; name -> name taken under it -> where
+        self._threads = threading.local()
+
+    @contextmanager
+    def installed(self) -> Iterator[LockOrderChecker]:
+        """Watch locks that are made inside; raises the first violation at the end, if a thread swallowed it."""
+        previous = install_lock_maker(self._make)
+        try:
+            yield self
+        finally:
+            install_lock_maker(previous)
+        if self.violations:
+            raise self.violations[0]
+
+    def held(self) -> list[str]:
+        """Names of the watched locks that this thread holds, in the order it took them."""
+        return [watched.name for watched in self._stack()]
+
+    def check_io(self, operation: str, *, allowed: frozenset[str] = frozenset()) -> None:
+        """To be called where I/O happens: a violation if this thread holds a lock that is not `allowed`."""
+        held = [name for name in self.held() if name not in allowed]
+        if held:
+            self._report(f"{operation} with {' and '.join(held)} held at {_where()}")
+
+    def order(self) -> dict[str, set[str]]:
+        """Which names were taken while which was held."""
+        with self._mutex:
+            return {name: set(followers) for name, followers in self._followers.items()}
+
+    def _make(self, name: str, reentrant: bool) -> Mutex:
+        return _WatchedLock(self, name, reentrant)
+
+    def _stack(self) -> list[_WatchedLock]:
+        stack: list[_WatchedLock] | None = getattr(self._threads, "stack", None)
+        if stack is None:
+            stack = self._threads.stack = []
+        return stack
+
+    def _before(self, taking: _WatchedLock) -> None:
+        for held in self._stack():
+            if held is taking:
+                self._report(f"{taking.name} taken twice by one thread at {_where()}: it would wait for itself")
+            self._follow(held.name, taking.name)
+
+    def _follow(self, held: str, taking: str) -> None:
+        with self._mutex:
+            followers = self._followers.setdefault(held, {})
+            if taking in followers:
+                return
+            way = self._way(taking, held)
+            if way is None:
+                followers[taking] = _where()
+                return
+        known = ", ".join(f"{taken} under {under} at {where}" for under, taken, where in way)
+        self._report(f"{taking} taken under {held} at {_where()}, against the order already seen: {known or 'itself'}")
+
+    def _way(self, start: str, end: str) -> list[tuple[str, str, str]] | None:
+        """The orders seen that lead from `start` to `end`, or None."""
+        ways: dict[str, list[tuple[str, str, str]]] = {start: []}
+        names = [start]
+        for name in names:
+            if name == end:
+                return ways[name]
+            for follower, where in self._followers.get(name, {}).items():
+                if follower not in ways:
+                    ways[follower] = [*ways[name], (name, follower, where)]
+                    names.append(follower)
+        return None
+
+    def _report(self, text: str) -> None:
+        violation = LockOrderViolation(f"thread {threading.current_thread().name}: {text}")
+        self.violations.append(violation)
+        raise violation
+
+
+class _WatchedLock:
+    """A lock that tells the checker."""
+
+    def __init__(self, checker: LockOrderChecker, name: str, reentrant: bool) -> None:
+        self.name = name
+        self._checker = checker
+        self._reentrant = reentrant
+        self._lock: Mutex = threading.RLock() if reentrant else threading.Lock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        stack = self._checker._stack()
+        # A try that does not wait cannot deadlock, and one that takes its own lock again waits for nobody.
+        if blocking and not (self._reentrant and self in stack):
+            self._checker._before(self)
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            stack.append(self)
+        return taken
+
+    def release(self) -> None:
+        stack = self._checker._stack()
+        for place in range(len(stack) - 1, -1, -1):
+            if stack[place] is self:
+                del stack[place]
+                break
+        self._lock.release()
+
+    def _is_owned(self) -> bool:
+        """For `threading.Condition`, which would otherwise find out by trying to take the lock."""
+        return self in self._checker._stack()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.release()
+
+
+def _where() -> str:
+    """The nearest line outside the machinery of locks."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, threading.__file__):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
