@@ -8,6 +8,7 @@ The history holds, in order: `append` (index, body) before it is tried; `synced`
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.errors import DiskFull, Poisoned
@@ -94,6 +95,11 @@ class User:
             self.history.note("append", index, bodies[-1])
         self.log.append(bodies)
 
+    def write(self, *batches: tuple[int, ...]) -> None:
+        for sizes in batches:
+            self.append(*sizes)
+        self.sync()
+
     def sync(self) -> None:
         self.history.note("synced", self.log.sync())
         self.look()
@@ -130,19 +136,19 @@ class LogScenario:
     def run(self, disk: SimulatedDisk, history: History) -> None:
         log = self.open(disk, 1)
         user = User(log, history, "a")
-        steps = [
-            lambda: (user.append(10), user.sync()),
-            lambda: (user.append(0, 7, 300), user.sync()),
-            lambda: (user.append(8), user.append(700, 1), user.sync()),
-            lambda: (user.append(600), user.append(90, 90), user.sync()),
+        steps: list[Callable[[], None]] = [
+            lambda: user.write((10,)),
+            lambda: user.write((0, 7, 300)),
+            lambda: user.write((8,), (700, 1)),
+            lambda: user.write((600,), (90, 90)),
             lambda: user.append(20, 500),
             lambda: user.back(log.last - 1),
-            lambda: (user.append(33), user.sync()),
+            lambda: user.write((33,)),
             lambda: user.back(log.last - 3),
-            lambda: (user.append(40), user.append(41), user.sync()),
-            lambda: (user.append(900), user.append(900), user.sync()),
+            lambda: user.write((40,), (41,)),
+            lambda: user.write((900,), (900,)),
             lambda: user.front(log.last - 1),
-            lambda: (user.append(25), user.append(5, 5, 5), user.sync()),
+            lambda: user.write((25,), (5, 5, 5)),
         ]
         for step in steps:
             self._step(user, step)
@@ -150,12 +156,12 @@ class LogScenario:
         log = self.open(disk, 2)
         history.note("seen", *observe(log))
         user = User(log, history, "b")
-        self._step(user, lambda: (user.append(50), user.sync()))
+        self._step(user, lambda: user.write((50,)))
         self._step(user, lambda: user.append(440, 440, 440))  # may tear so that a later one is whole
 
-    def _step(self, user: User, step: object) -> None:
+    def _step(self, user: User, step: Callable[[], None]) -> None:
         try:
-            step()  # type: ignore[operator]
+            step()
         except DiskFull:
             return
         except (OSError, Poisoned):

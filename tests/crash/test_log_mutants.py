@@ -11,6 +11,8 @@ from log_scenario import LogScenario, User
 from test_log_crashes import (
     check_rot,
     explore_failed_syncs,
+)
+from test_log_crashes import (
     test_dead_segment_that_could_not_be_unlinked_stays_dead as dead_segments,
 )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 _INDEX_DIGITS, _INCARNATION_DIGITS = 20, 10
 _SUFFIX = ".log"
@@ -80,6 +81,6 @@ def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int]:
     return Chain(first[alive].tolist(), incarnation[alive].tolist()), dead, int(incarnation.max(initial=0))
 
 
-def _number(digits: np.ndarray) -> np.ndarray:
-    powers = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.uint64)
-    return (digits * powers).sum(axis=1, dtype=np.uint64)
+def _number(digits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    powers = np.uint64(10) ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.uint64)
+    return digits @ powers

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, NewType
+from typing import NewType
 
 import google_crc32c
+import msgspec
 
 from penstock.errors import CorruptionError, Invalid
 
@@ -36,7 +37,7 @@ KIND_DATA = 16
 _PADDING = tuple(bytes(n) for n in range(8))
 
 
-class Record(NamedTuple):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A record as it was read; `(incarnation, index)` names it for ever."""
 
     index: Index

@@ -99,7 +99,7 @@ class _Explorer:
     def crashes(self, depth: int) -> None:
         disk, history = self._run(())
         self.report.operations = disk.operations
-        self._labels = {image.operation: image.label.split()[0] for image in disk.images}
+        self._labels = {image.operation: image.label.split()[0] for image in disk.images[:-1]}
         self.report.labels = set(self._labels.values())
         self._crash_everywhere(disk.images, history, depth, "")
 

@@ -1,0 +1,165 @@
+"""The tree keeps its own rules: layers, public surface, no ambient time, chance or files, no pickle."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "penstock"
+
+# From the bottom up: a package may import those in lines before its own, and itself.
+LAYERS = [
+    {"errors"},
+    {"host"},
+    {"log"},
+    {"manifest"},
+    {"scheduler"},
+    {"archive"},
+    {"lsm"},
+]
+
+PURE_OS = {"os.path", "os.getpid"}  # they touch no file
+AMBIENT = {
+    "time": {"time", "time_ns", "monotonic", "monotonic_ns", "sleep", "perf_counter"},
+    "os": None,
+    "random": None,
+    "secrets": None,
+    "tempfile": None,
+    "shutil": None,
+    "datetime": {"now", "utcnow", "today"},
+}
+# Who may touch the operating system beside host/, and why.
+EXEMPT: dict[str, set[str]] = {}
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path, ast.parse(path.read_text(), str(path))
+
+
+def layer_of(package: str) -> int:
+    for number, packages in enumerate(LAYERS):
+        if package in packages:
+            return number
+    raise AssertionError(f"say in LAYERS of {__file__} where the package {package!r} stands")
+
+
+def package_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, "relative imports hide the layer"
+            yield node, node.module
+            if node.module == "penstock":
+                yield from ((node, f"penstock.{alias.name}") for alias in node.names)
+
+
+def upward_imports(path: Path, tree: ast.Module) -> list[str]:
+    package = package_of(path)
+    if package in ("testing", "__init__"):
+        return []
+    found = []
+    for node, name in imported(tree):
+        if not name.startswith("penstock.") or (other := name.split(".")[1]) == package:
+            continue
+        if other == "testing" or layer_of(other) >= layer_of(package):
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno} imports {name}")  # type: ignore[attr-defined]
+    return found
+
+
+def ambient_calls(path: Path, tree: ast.Module) -> list[str]:
+    package = package_of(path)
+    if package in ("host", "testing"):
+        return []
+    modules_here = {name for _, name in imported(tree)}
+    exempt = EXEMPT.get(str(path.relative_to(SOURCE)), set())
+    found = []
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            base, name = node.value.id, f"{node.value.id}.{node.attr}"
+            banned = AMBIENT.get(base, set())
+            if (
+                base not in AMBIENT
+                or base not in modules_here
+                or name in PURE_OS
+                or (banned is not None and node.attr not in banned)
+            ):
+                continue
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            name = "open"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            name = next((n for n in names if n in ("pickle", "shelve", "marshal", "dill", "cloudpickle")), "")
+        if name and name not in exempt:
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno} uses {name}")  # type: ignore[attr-defined]
+    return found
+
+
+def test_imports_go_down_only() -> None:
+    assert [line for path, tree in modules() for line in upward_imports(path, tree)] == []
+
+
+def test_nothing_ambient_outside_host() -> None:
+    assert [line for path, tree in modules() for line in ambient_calls(path, tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("where", "source", "rule"),
+    [
+        ("host/x.py", "from penstock.log import Log", upward_imports),
+        ("log/x.py", "import penstock.testing", upward_imports),
+        ("log/x.py", "from penstock import testing", upward_imports),
+        ("log/x.py", "import time\ntime.time()", ambient_calls),
+        ("log/x.py", "import os\nos.fsync(1)", ambient_calls),
+        ("log/x.py", "open('x')", ambient_calls),
+        ("log/x.py", "import random\nrandom.random()", ambient_calls),
+        ("log/x.py", "import pickle", ambient_calls),
+    ],
+)
+def test_the_rules_can_fail(where: str, source: str, rule: object) -> None:
+    assert rule(SOURCE / where, ast.parse(source))  # type: ignore[operator]
+
+
+def test_every_module_says_its_job() -> None:
+    silent = [str(path.relative_to(ROOT)) for path, tree in modules() if not ast.get_docstring(tree)]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock.log", "penstock.testing"])
+def test_all_is_the_public_surface(name: str) -> None:
+    module = importlib.import_module(name)
+    public = {
+        attribute
+        for attribute, value in vars(module).items()
+        if not attribute.startswith("_") and not isinstance(value, type(importlib)) and attribute != "annotations"
+    }
+    assert public | {"__version__"} == {*module.__all__, "__version__"}
+
+
+def test_banned_names_and_unfinished_work() -> None:
+    for path, _ in modules():
+        assert path.stem not in ("utils", "helpers", "common", "misc"), path
+        unfinished = re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", path.read_text())
+        assert unfinished is None, f"{path}: {unfinished}"
+
+
+def test_every_format_and_decision_has_its_page() -> None:
+    adr = ROOT / "docs" / "adr"
+    index = (adr / "README.md").read_text()
+    pages = sorted(path.name for path in adr.glob("[0-9]*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    assert [name for name in pages if name not in index] == []
+    assert (ROOT / "docs" / "format" / "log.md").exists()
