@@ -1,0 +1,49 @@
+# Every target sets up what it needs first: a virtual environment in .venv with the locked dependencies.
+# Variables given on the command line (make run DATA=/tmp/data) reach the program as its environment.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
+
+export PYTHON
+SETUP := @sh tools/setup.sh
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check crash bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+run: ## run the demonstration
+	$(SETUP) dev
+	@$(PY) -m examples.demo
+
+test: ## run the tests, without the long campaigns (PYTEST_ARGS="-k log" picks some)
+	$(SETUP) dev
+	@$(PY) -m pytest -m "not campaign" $(PYTEST_ARGS)
+
+check: ## ruff, strict mypy and the tidy test
+	$(SETUP) dev
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest tests/test_tidy.py
+
+crash: ## the long crash campaigns, then each fuzz target for FUZZ_SECONDS (60)
+	$(SETUP) dev,fuzz
+	@$(PY) -m pytest -m campaign --timeout=3600 $(PYTEST_ARGS)
+	@set -e; for target in tests/fuzz/fuzz_*.py; do \
+		if [ -e "$$target" ]; then \
+			echo "$$target, $(FUZZ_SECONDS) s"; \
+			$(PY) "$$target" -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=tests/fuzz/; \
+		fi; \
+	done
+
+bench: ## the benchmarks, with our peers in the same run
+	$(SETUP) dev,bench
+	@$(PY) -m bench
+
+clean: ## remove .venv and every cache; data and benchmark results stay
+	@rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist
+	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
