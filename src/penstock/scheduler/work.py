@@ -1,0 +1,99 @@
+"""Work that can run in another process: a function by name, with plain values in and plain values out.
+
+A function is named `package.module:function` and found by import, so that no code travels; values travel as
+MessagePack, so that bytes from another process can never be more than data. Large data goes by file name.
+
+Thread: any. `perform` is what every engine does in the end, in whichever thread or process it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.errors import FixTheCall, Invalid, PenstockError, Restore, RetryLater
+from penstock.scheduler.task import StopSignal
+
+Plain: TypeAlias = "bool | int | float | str | bytes | Sequence[Plain] | Mapping[str, Plain] | None"
+"""What travels: integers have at most 64 bits; sequences arrive as lists and mappings as dicts."""
+
+WorkFunction: TypeAlias = Callable[[dict[str, Any], StopSignal], Plain]
+"""Gets its arguments and the signal on which long work should raise `WorkCancelled`."""
+
+PAYLOAD_BYTES_MAX = 64 << 20
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_decoder = msgspec.msgpack.Decoder()
+
+
+class WorkFailed(PenstockError):
+    """The function raised; nothing is known about what it left behind."""
+
+    def __init__(self, kind: str, message: str, trace: str, *, permanent: bool) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind  # the name of the error's class
+        self.trace = trace
+        self.permanent = permanent  # the same call would fail again: see `errors`
+
+
+class WorkerLost(RetryLater):
+    """The process that ran the function ended under it."""
+
+
+class WorkCancelled(RetryLater):
+    """The work was asked to stop, and did before it had a result."""
+
+
+def check_name(function: str) -> None:
+    """`Invalid` unless it has the form of a function's name."""
+    if not _NAME.fullmatch(function):
+        raise Invalid(f"work is named {function!r}: give package.module:function")
+
+
+def pack(value: Plain) -> bytes:
+    """Plain values as bytes."""
+    try:
+        payload = msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError, ValueError, RecursionError) as error:
+        raise Invalid(f"work takes and gives plain values only ({error}): pass large data by file name") from error
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise Invalid(f"{len(payload)} bytes of arguments or result (limit {PAYLOAD_BYTES_MAX}): pass a file name")
+    return payload
+
+
+def unpack(payload: bytes) -> Plain:
+    """The plain values in bytes made by `pack`."""
+    value: Plain = _decoder.decode(payload)
+    return value
+
+
+def perform(function: str, payload: bytes, stop: StopSignal) -> bytes:
+    """Run a function and pack its result; whatever it raises comes out as `WorkFailed` or `WorkCancelled`."""
+    try:
+        arguments = unpack(payload)
+        assert isinstance(arguments, dict)
+        return pack(_resolve(function)(arguments, stop))
+    except WorkCancelled:
+        raise
+    except BaseException as error:
+        permanent = isinstance(error, FixTheCall | Restore)
+        kind = type(error).__name__
+        raise WorkFailed(kind, str(error), traceback.format_exc(), permanent=permanent) from error
+
+
+def _resolve(function: str) -> WorkFunction:
+    check_name(function)
+    module_name, _, attribute = function.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Invalid(f"work {function} cannot be imported here ({error}): check the name and sys.path") from error
+    if not callable(found):
+        raise Invalid(f"work {function} is not a function")
+    work: WorkFunction = found
+    return work
