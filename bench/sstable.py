@@ -1,21 +1,17 @@
-"""Sstables beside LevelDB (plyvel) and RocksDB (rocksdict): point reads, scans, compaction, in one run.
+"""Sstables beside LevelDB (plyvel) and RocksDB (rocksdict): point reads, scans, compaction.
 
-    python bench/sstable.py [--rows 1000000] [--merge-rows 500000] [--rounds 3] [--out bench/results/sstable.json]
-
-Every figure is the median of interleaved rounds; a ratio above 1 says that we are faster than the peer. All databases are
-warm, reopened after loading, with caches and blooms on. A compaction includes its indexes and its fsyncs.
+All databases are warm, reopened after loading, with caches and blooms on. A compaction includes indexes and fsyncs.
+SSTABLE_ROWS and SSTABLE_MERGE_ROWS make a shorter run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
 import random
-import shutil
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ import numpy as np
 import plyvel
 import rocksdict
 
+from bench.harness import Case, Goal, folder, rate, run
 from penstock.archive.container import ChunkIdentity
 from penstock.host.files import OsFileSystem
 from penstock.lsm.merge import MergeInput, MergePlan, merge, sstable_path
@@ -30,14 +27,11 @@ from penstock.lsm.rows import Columns
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.writer import SstableWriter
 
+ROWS = int(os.environ.get("SSTABLE_ROWS", "1_000_000"))
+MERGE_ROWS = int(os.environ.get("SSTABLE_MERGE_ROWS", "500_000"))
+RUNS = 10
 STORE = bytes(16)
-Figures = dict[str, float]
-
-
-def timed(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+Keys = list[bytes]
 
 
 def write_sstable(path: str, keys: list[bytes], values: list[bytes], lsn: int = 1) -> None:
@@ -146,135 +140,152 @@ def touch_level(db: Any) -> int:
     return total
 
 
-def bench_reads(rows: int, rounds: int, chance: random.Random) -> dict[str, Figures]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    keys = sorted({chance.randbytes(16) for _ in range(rows)})
-    values = [chance.randbytes(100) for _ in keys]
-    write_sstable(str(folder / "1.sst"), keys, values)
-    level, rocks = load_peers(folder, keys, values)
-    table = Sstable.open(str(folder / "1.sst"))
-    some = chance.sample(keys[:-200], min(100_000, rows // 2))
-    absent = [chance.randbytes(16) for _ in some]
-    starts = some[:2_000]
-    cases: dict[str, dict[str, Callable[[], Any]]] = {
-        "get hit": {
-            "penstock": get_all(table.get, some),
-            "plyvel": get_all(level.get, some),
-            "rocksdict": get_all(rocks.get, some),
-        },
-        "get miss": {
-            "penstock": get_all(table.get, absent),
-            "plyvel": get_all(level.get, absent),
-            "rocksdict": get_all(rocks.get, absent),
-        },
-        "100 rows from a key": {
-            "penstock": scan_prefixes(lambda start: hundred_ours(table, start), starts),
-            "plyvel": scan_prefixes(lambda start: hundred_level(level, start), starts),
-            "rocksdict": scan_prefixes(lambda start: hundred_rocks(rocks, start), starts),
-        },
-        "scan to tuples": {
-            "penstock": lambda: scan_ours(table),
-            "plyvel": lambda: list(level),
-            "rocksdict": lambda: list(rocks.items()),
-        },
-        "scan touching every byte": {
-            "penstock": lambda: touch_arrow(table),
-            "plyvel": lambda: touch_level(level),
-            "rocksdict": lambda: touch_level(rocks.items()),
-        },
-    }
-    units = {"get hit": len(some), "get miss": len(some), "100 rows from a key": len(starts)}
-    results = {name: measure(case, rounds, units.get(name, rows)) for name, case in cases.items()}
-    level.close()
-    rocks.close()
-    table.close()
-    shutil.rmtree(folder)
-    return results
+@contextmanager
+def databases() -> Iterator[tuple[Keys, Sstable, Any, Any]]:
+    chance = random.Random(1)
+    with folder() as path:
+        keys = sorted({chance.randbytes(16) for _ in range(ROWS)})
+        values = [chance.randbytes(100) for _ in keys]
+        write_sstable(f"{path}/1.sst", keys, values)
+        level, rocks = load_peers(Path(path), keys, values)
+        table = Sstable.open(f"{path}/1.sst")
+        yield keys, table, level, rocks
+        level.close()
+        rocks.close()
+        table.close()
 
 
-def measure(case: dict[str, Callable[[], Any]], rounds: int, units: int) -> Figures:
-    """Microseconds a unit: the median of rounds in which the candidates take turns."""
-    for work in case.values():
-        work()
-    seen: dict[str, list[float]] = {name: [] for name in case}
-    for _ in range(rounds):
-        for name, work in case.items():
-            seen[name].append(timed(work) / units * 1e6)
-    return {name: statistics.median(times) for name, times in seen.items()}
+def bench_reads() -> bool:
+    chance = random.Random(2)
+    with databases() as (keys, table, level, rocks):
+        some = chance.sample(keys[:-200], min(100_000, ROWS // 2))
+        absent = [chance.randbytes(16) for _ in some]
+        starts = some[:2_000]
+        works: dict[str, tuple[int, dict[str, Callable[[], object]]]] = {
+            "get hit": (len(some), {
+                "ours": get_all(table.get, some),
+                "plyvel": get_all(level.get, some),
+                "rocksdict": get_all(rocks.get, some),
+            }),
+            "get miss": (len(some), {
+                "ours": get_all(table.get, absent),
+                "plyvel": get_all(level.get, absent),
+                "rocksdict": get_all(rocks.get, absent),
+            }),
+            "100 rows from a key": (len(starts), {
+                "ours": scan_prefixes(partial(hundred_ours, table), starts),
+                "plyvel": scan_prefixes(partial(hundred_level, level), starts),
+                "rocksdict": scan_prefixes(partial(hundred_rocks, rocks), starts),
+            }),
+            "scan to tuples": (ROWS, {
+                "ours": lambda: scan_ours(table),
+                "plyvel": lambda: list(level),
+                "rocksdict": lambda: list(rocks.items()),
+            }),
+            "scan touching every byte": (ROWS, {
+                "ours": lambda: touch_arrow(table),
+                "plyvel": lambda: touch_level(level),
+                "rocksdict": lambda: touch_level(rocks.items()),
+            }),
+        }  # fmt: skip
+        cases = []
+        for name, (count, peers) in works.items():
+            for peer, work in peers.items():
+                work()  # warm
+                ours = peer == "ours"
+                cases.append(
+                    Case(
+                        name=name if ours else f"{name}: {peer}",
+                        run=partial(rate, count, work),
+                        peer_of=None if ours else name,
+                    )
+                )
+        return run("sstable-reads", cases, [
+            Goal(ours="get hit", ratio=1.0, gate=True),
+            Goal(ours="get hit", ratio=1.5),
+            Goal(ours="get miss", ratio=1.2),
+            Goal(ours="100 rows from a key", ratio=1.0),
+            Goal(ours="scan to tuples", ratio=2.0),
+            Goal(ours="scan touching every byte", ratio=5.0),
+        ])  # fmt: skip
 
 
 # -- compaction
 
 
-def merge_keys(shape: str, rows: int, runs: int, chance: np.random.Generator) -> list[bytes]:
+def merge_keys(shape: str, chance: np.random.Generator) -> Keys:
     if shape == "random keys":
-        raw = chance.bytes(16 * rows)
+        raw = chance.bytes(16 * MERGE_ROWS)
         return sorted({raw[at : at + 16] for at in range(0, len(raw), 16)})
     # Half of what all runs hold is an older version of a key.
-    ids = chance.integers(0, rows * runs * 63 // 100, rows)
+    ids = chance.integers(0, MERGE_ROWS * RUNS * 63 // 100, MERGE_ROWS)
     scattered = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).tolist()
     return sorted({b"tenant/0001/region/eu-west/user/profile/%016x" % n for n in scattered})
 
 
-def bench_merge(shape: str, rows: int, rounds: int, runs: int = 10) -> Figures:
-    seen: dict[str, list[float]] = {"penstock": [], "rocksdict": []}
-    for number in range(rounds):
-        folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-        chance = np.random.default_rng(number)
-        options = rocks_options()
-        options.set_disable_auto_compactions(True)
-        options.set_level_zero_stop_writes_trigger(1_000)
-        options.set_level_zero_slowdown_writes_trigger(1_000)
-        options.set_write_buffer_size(1 << 30)
-        rocks = rocksdict.Rdict(str(folder / "rocksdb"), options)
+def merge_runs(shape: str) -> Iterator[tuple[Keys, list[bytes]]]:
+    chance = np.random.default_rng(3)
+    for _ in range(RUNS):
+        keys = merge_keys(shape, chance)
+        raw = chance.bytes(100 * len(keys))
+        yield keys, [raw[at : at + 100] for at in range(0, len(raw), 100)]
+
+
+def merge_ours(shape: str) -> float:
+    with folder() as path:
         inputs: list[MergeInput] = []
         total = 0
-        for run in range(1, runs + 1):
-            keys = merge_keys(shape, rows, runs, chance)
-            raw = chance.bytes(100 * len(keys))
-            values = [raw[at : at + 100] for at in range(0, len(raw), 100)]
-            path = sstable_path(str(folder), run)
-            write_sstable(path, keys, values, run)
-            inputs.insert(0, MergeInput(path=path))
+        for number, (keys, values) in enumerate(merge_runs(shape), 1):
+            name = sstable_path(path, number)
+            write_sstable(name, keys, values, number)
+            inputs.insert(0, MergeInput(path=name))
+            total += len(keys)
+        plan = MergePlan(
+            inputs=tuple(inputs), folder=path, store=STORE, chunk_ids=tuple(range(100, 120)), now_us=0,
+            bottom=True, lsn_floor=1 << 62,
+        )  # fmt: skip
+        return rate(total, lambda: merge(plan))
+
+
+def merge_rocks(shape: str) -> float:
+    options = rocks_options()
+    options.set_disable_auto_compactions(True)
+    options.set_level_zero_stop_writes_trigger(1_000)
+    options.set_level_zero_slowdown_writes_trigger(1_000)
+    options.set_write_buffer_size(1 << 30)
+    with folder() as path:
+        rocks = rocksdict.Rdict(path, options)
+        total = 0
+        for keys, values in merge_runs(shape):
             for key, value in zip(keys, values, strict=True):
                 rocks[key] = value
             rocks.flush()
             total += len(keys)
-        plan = MergePlan(
-            inputs=tuple(inputs), folder=str(folder), store=STORE, chunk_ids=tuple(range(100, 120)), now_us=0,
-            bottom=True, lsn_floor=1 << 62,
-        )  # fmt: skip
-        seen["penstock"].append(timed(lambda plan=plan: merge(plan)) / total * 1e6)  # type: ignore[misc]
-        seen["rocksdict"].append(timed(lambda rocks=rocks: rocks.compact_range(None, None)) / total * 1e6)  # type: ignore[misc]
+        result = rate(total, lambda: rocks.compact_range(None, None))
         rocks.close()
-        shutil.rmtree(folder)
-    return {name: statistics.median(times) for name, times in seen.items()}
+        return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--merge-rows", type=int, default=500_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", default="bench/results/sstable.json")
-    options = parser.parse_args()
-    results = bench_reads(options.rows, options.rounds, random.Random(1))
-    for shape in ("random keys", "long shared prefix, half duplicates"):
-        results[f"compaction, {shape}"] = bench_merge(shape, options.merge_rows, options.rounds)
-    goals = {
-        "get hit": 1.5, "get miss": 1.2, "100 rows from a key": 1.0, "scan to tuples": 2.0,
-        "scan touching every byte": 5.0,
-    }  # fmt: skip
-    report: dict[str, Any] = {}
-    for name, figures in results.items():
-        ours = figures["penstock"]
-        best = min(value for peer, value in figures.items() if peer != "penstock")
-        report[name] = {"us": figures, "ratio": best / ours, "goal": goals.get(name, 1.5)}
-        shown = "  ".join(f"{peer} {value:9.3f}" for peer, value in figures.items())
-        print(f"{name:48} {shown} us  ratio {best / ours:5.2f} (goal {goals.get(name, 1.5)})")
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+def bench_merges() -> bool:
+    shapes = ("random keys", "long shared prefix, half duplicates")
+    cases = []
+    for shape in shapes:
+        cases.append(Case(name=f"compaction, {shape}", run=partial(merge_ours, shape), unit="rows/s"))
+        cases.append(
+            Case(
+                name=f"rocksdict, {shape}",
+                run=partial(merge_rocks, shape),
+                peer_of=f"compaction, {shape}",
+                unit="rows/s",
+            )
+        )
+    return run("sstable-compaction", cases, [Goal(ours=f"compaction, {shape}", ratio=1.5) for shape in shapes])
+
+
+def main() -> bool:
+    reads = bench_reads()
+    return bench_merges() and reads
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

@@ -3,13 +3,21 @@
     PenstockError
     ├── RetryLater            wait, then do the same again
     │   ├── Backpressure      a bounded queue or buffer is full
-    │   └── DiskFull          no space; nothing was written; free some
+    │   ├── DiskFull          no space; nothing was written; free some
+    │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
+    │   ├── CommitFailed      the manifest's commit failed; nothing of it is there
+    │   ├── OutcomeUnknown    it happened or it did not: look, or do it again under the same token
+    │   ├── WaitExpired       the deadline came before what was waited for
+    │   ├── UniqueJobAlreadyPending  a job of this table and kind is waiting already
+    │   └── GateShut          another job of this table and kind is running, or must be repaired first
     ├── FixTheCall            the call can never succeed as it is
     │   ├── Invalid           an argument is out of its range or of the wrong type
-    │   └── NotFound          what was named is not there (any more)
+    │   ├── NotFound          what was named is not there (any more)
+    │   └── LeaseLost         the lease ended and someone else has the work
     ├── Reopen                this object is finished; open a new one
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
+    │   ├── Lost              the epoch is of an earlier opening: nobody knows what became of it
     │   └── StoreLocked       another process owns the folder
     └── Restore               bytes on disk are not what was written
         ├── CorruptionError   says path and offset
@@ -37,6 +45,35 @@ class DiskFull(RetryLater):
     """Space could not be claimed; nothing was written."""
 
 
+class ManifestFull(RetryLater):
+    """The manifest reached its size limit; delete something or raise the limit."""
+
+
+class CommitFailed(RetryLater):
+    """A commit of the manifest failed as a whole; see its __cause__."""
+
+
+class OutcomeUnknown(RetryLater):
+    """The one retry after which something may have changed: it happened, or it did not."""
+
+    def __init__(self, message: str, *, first: int = 0, last: int = 0) -> None:
+        super().__init__(message)
+        self.first = first  # the epochs in doubt, both included; 0 where there are none
+        self.last = last
+
+
+class WaitExpired(RetryLater):
+    """A deadline passed before what was waited for."""
+
+
+class UniqueJobAlreadyPending(RetryLater):
+    """At most one job of a table and kind waits at a time."""
+
+
+class GateShut(RetryLater):
+    """A job of this table and kind holds the gate: it is running, or it must be repaired first."""
+
+
 class FixTheCall(PenstockError):
     """The call is wrong and changed nothing."""
 
@@ -49,6 +86,10 @@ class NotFound(FixTheCall, LookupError):
     """What was named is not there, or not there any more."""
 
 
+class LeaseLost(FixTheCall):
+    """The lease is not held any more, so its work may not be completed."""
+
+
 class Reopen(PenstockError):
     """This object cannot go on; open (or recover) it anew."""
 
@@ -59,6 +100,10 @@ class Closed(Reopen):
 
 class Poisoned(Reopen):
     """A write or an fsync failed, so nothing after it may be trusted."""
+
+
+class Lost(Reopen):
+    """The epoch is of an earlier opening; epochs live in memory only, so there is no answer."""
 
 
 class StoreLocked(Reopen):

@@ -1,0 +1,1 @@
+"""Chunks at rest: the container every chunk's bytes pass through."""

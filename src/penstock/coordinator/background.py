@@ -1,0 +1,125 @@
+"""The thread that flushes what nobody waits for: by timer, by size, and when it is asked to.
+
+Thread: `run` is the background thread itself; everything else under the coordinator's lock, or by its caller in tests.
+Invariant: while there are writes that nobody flushes, the thread is awake before they are due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, cast
+
+from penstock.coordinator.buffer import DeltaBuffer
+from penstock.coordinator.epochs import EpochTracker
+from penstock.coordinator.executor import FlushExecutor
+from penstock.coordinator.protocols import D, F, V
+from penstock.coordinator.states import Trigger, choose_trigger
+from penstock.host.clock import Clock
+from penstock.host.threads import Mutex
+
+
+class Background(Generic[D, F, V]):
+    """Decides when to flush, and does it."""
+
+    def __init__(
+        self,
+        executor: FlushExecutor[D, F, V],
+        buffer: DeltaBuffer[D, V],
+        epochs: EpochTracker,
+        *,
+        clock: Clock,
+        lock: Mutex,
+        interval_s: float,
+    ) -> None:
+        self._executor = executor
+        self._buffer = buffer
+        self._epochs = epochs
+        self._clock = clock
+        self._lock = lock
+        self._interval_s = interval_s
+        self._wakeup = threading.Condition(cast(threading.Lock, lock))
+        # All of these are guarded by _lock.
+        self._since_s = 0.0  # when the oldest write that is in no batch came
+        self._asked = False  # someone wants a flush and does not wait for it
+        self._room_wanted = False  # writes wait for room
+        self._parked = False  # asleep until told
+        self._noticed = epochs.none  # the last epoch seen
+        self._ending = False
+
+    def run(self) -> None:
+        """Work until `end`."""
+        while (step := self._next_step()) is not None:
+            step()
+
+    # -- with the lock held
+
+    def start_timer(self) -> None:
+        """The first write came into an empty delta."""
+        self._since_s = self._clock.monotonic_s()
+
+    def ask(self) -> None:
+        """Flush soon."""
+        self._asked = True
+
+    def end(self) -> None:
+        """Let the thread end when nothing is left to do."""
+        self._ending = True
+        self._wakeup.notify()
+
+    def look(self, *, room_wanted: bool) -> None:
+        """Wake the thread if it has something to do."""
+        self._room_wanted = room_wanted
+        parked = self._parked and self._executor.has_writes()
+        if parked or self._executor.apply_left or self._trigger() is not None:
+            self._wakeup.notify()
+
+    def claim(self) -> Callable[[], None] | None:
+        """The next thing to do, to be called without the lock: what is left to apply comes before new flushes."""
+        executor = self._executor
+        if executor.apply_left:
+            executor.apply_left = False
+            return partial(executor.apply, None)
+        trigger = self._trigger()
+        if trigger is None:
+            return None
+        self._asked = False
+        executor.leading = True
+        return partial(executor.lead, trigger)
+
+    def _next_step(self) -> Callable[[], None] | None:
+        with self._lock:
+            while (step := self.claim()) is None and not self._ending:
+                patience_s = self._patience_s()
+                self._parked = patience_s is None
+                self._wakeup.wait(patience_s)
+                self._parked = False
+            return step
+
+    def _trigger(self) -> Trigger | None:
+        """Why to flush now, if the turn is free and there is something."""
+        executor = self._executor
+        if executor.leading or executor.failure is not None or not executor.has_writes():
+            return None
+        return choose_trigger(
+            asked=self._asked,
+            timer_due=self._clock.monotonic_s() >= self._since_s + self._interval_s,
+            size_due=self._buffer.flush_due or self._room_wanted,
+        )
+
+    def _patience_s(self) -> float | None:
+        """How long nothing can become due without a `look`; None: until there is a write.
+
+        After activity the thread comes back within an interval, before anything written meanwhile is due. So a write
+        pays for waking it only when the store has been idle.
+        """
+        executor = self._executor
+        if executor.failure is not None:
+            return None
+        if executor.has_writes() and not executor.leading:
+            return max(0.0, self._since_s + self._interval_s - self._clock.monotonic_s())
+        if executor.leading or self._noticed != self._epochs.last:
+            self._noticed = self._epochs.last
+            return self._interval_s
+        return None

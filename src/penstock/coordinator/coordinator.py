@@ -1,0 +1,400 @@
+"""The coordinator: takes writes, says their epochs, and answers who waits for them.
+
+A write is an insert into the pending delta under one lock. The caller of `flush` does the flush itself when nobody else
+does; a background thread flushes what nobody waits for, by timer and by size, and takes over applies that a caller
+should not be held up by. Flushes and applies are the `FlushExecutor`'s.
+
+Thread: every method may be called from any thread, but not from the flusher. One lock guards everything; it is never
+held while the flusher works or anyone sleeps.
+Invariants: (1) a write that raised changed nothing. (2) nobody is told durable before `make_durable` returned, or
+applied before the view is there. (3) whoever waits is answered: reached, expired, failed or closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from penstock.coordinator.admission import Admission
+from penstock.coordinator.background import Background
+from penstock.coordinator.buffer import DeltaBuffer
+from penstock.coordinator.epochs import Epoch, EpochTracker
+from penstock.coordinator.executor import FlushExecutor
+from penstock.coordinator.protocols import Acknowledgement, D, F, Flusher, V
+from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics
+from penstock.coordinator.states import State, Trigger
+from penstock.coordinator.views import Layers, Subscription
+from penstock.coordinator.waiting import Waiter, Waiters
+from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.host import threads
+from penstock.host.clock import Clock, SystemClock
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+WRITE_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 30.0
+
+
+class WriteCoordinator(Generic[D, F, V]):
+    """Group commit for any kind of delta."""
+
+    def __init__(
+        self,
+        flusher: Flusher[D, F, V],
+        make_delta: Callable[[], D],
+        *,
+        view: V,
+        incarnation: int,
+        clock: Clock | None = None,
+        settings: CoordinatorSettings | None = None,
+    ) -> None:
+        self._settings = settings or CoordinatorSettings()
+        self._clock = clock or SystemClock()
+        self._durability = flusher.durability
+        self._lock = threads.lock("coordinator")
+        self._epochs = EpochTracker(incarnation)
+        self._buffer: DeltaBuffer[D, V] = DeltaBuffer(
+            make_delta,
+            view,
+            self._epochs.none,
+            flush_bytes=self._settings.flush_bytes,
+            bytes_max=self._settings.bytes_max,
+        )
+        self._executor = FlushExecutor(
+            flusher, self._buffer, self._epochs, clock=self._clock, lock=self._lock, changed=self._look
+        )
+        self._admission = Admission(self._buffer, clock=self._clock, lock=self._lock, settings=self._settings)
+        self._background = Background(
+            self._executor,
+            self._buffer,
+            self._epochs,
+            clock=self._clock,
+            lock=self._lock,
+            interval_s=self._settings.flush_interval_s,
+        )
+        self._closing = False  # guarded by _lock: no more writes
+        self._closed = False  # guarded by _lock: no more flushes
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._forget_exit: Callable[[], None] | None = None  # guarded by _lock
+
+    def start(self) -> Self:
+        """Start the background thread, and flush at the interpreter's exit. Without it only callers flush."""
+        with self._lock:
+            if self._thread is None and not self._closing:
+                self._thread = threads.spawn(self._background.run, name="penstock-coordinator")
+                self._executor.has_thread = True
+                self._forget_exit = threads.at_exit(self, WriteCoordinator.shutdown)
+        return self
+
+    # -- writes
+
+    def write_into(  # noqa: PLR0917 - keywords cost as much
+        self,
+        insert: Callable[[D, A, B, C], object],
+        size: int,
+        a: A,
+        b: B,
+        c: C,
+        timeout_s: float = WRITE_TIMEOUT_S,
+    ) -> Epoch:
+        """Call `insert(pending, a, b, c)` under the lock: the cheapest write. Its epoch says: in memory.
+
+        `insert` must be quick and change nothing if it raises; `size` is at least 0. There are exactly three arguments
+        because passing on any number of them costs a third of the whole write.
+        """
+        buffer = self._buffer
+        with self._lock:
+            room = buffer.room - size
+            if room >= 0:
+                insert(buffer.pending, a, b, c)
+                buffer.room = room
+                epochs = self._epochs
+                epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a call, too dear here
+                return epoch  # type: ignore[return-value]
+        return self._write_with_a_look(insert, size, a, b, c, timeout_s)
+
+    def write(self, delta: D, size_hint: int | None = None, timeout_s: float = WRITE_TIMEOUT_S) -> Epoch:
+        """Merge `delta` into the pending one. `Backpressure` if there is no room in time: nothing was merged."""
+        if delta.is_empty():
+            return self._epochs.last
+        size = delta.size_estimate() if size_hint is None else size_hint
+        if size < 0:
+            raise Invalid(f"a write of {size} bytes: give 0 or more")
+        return self.write_into(_merge, size, delta, None, None, timeout_s)
+
+    def try_write(self, delta: D, size_hint: int | None = None) -> Epoch:
+        """Like `write`, and refuses rather than waits."""
+        return self.write(delta, size_hint, 0.0)
+
+    def write_durable(
+        self, delta: D, size_hint: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S
+    ) -> Acknowledgement:
+        """Write, and wait until it is durable."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        epoch = self.write(delta, size_hint, timeout_s)
+        return self.flush(epoch, deadline_s - self._clock.monotonic_s())
+
+    def _write_with_a_look(  # noqa: PLR0917
+        self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C, timeout_s: float
+    ) -> Epoch:
+        if size > self._settings.bytes_max:
+            raise Invalid(f"a write of {size} bytes; {self._settings.bytes_max} fit: split it or raise bytes_max")
+        with self._lock:
+            self._admission.admit(size, timeout_s, self._refuse_writes, self._look)
+            begins = not self._executor.has_writes()
+            insert(self._buffer.pending, a, b, c)
+            self._buffer.charge(size)
+            self._epochs.last = Epoch(self._epochs.last + 1)
+            if begins:
+                self._background.start_timer()
+                self._executor.settle()
+            self._look()
+            return self._epochs.last
+
+    def _refuse_writes(self) -> None:
+        failure = self._executor.failure
+        if failure is not None:
+            raise Poisoned(f"writes are refused after a failure ({failure}): call recover()") from failure
+        if self._closing:
+            raise Closed("the coordinator was shut down: open the store again")
+        if self._epochs.exhausted:
+            raise Poisoned("the epochs of this incarnation are used up: flush, then open the store again")
+
+    # -- waiting
+
+    def flush(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:
+        """Wait until `epoch` (None: all that was written) is durable. One call serves any number of writes before it.
+
+        A caller who finds the turn free flushes by itself and returns when that ends, whatever `timeout_s` says. With
+        0 it never does: it asks the background thread, and `WaitExpired` says that it is not durable yet.
+        """
+        epochs, executor = self._epochs, self._executor
+        if epoch is not None and epochs.none < epoch <= epochs.durable:
+            return Acknowledgement(epochs.durable, self._durability)
+        with self._lock:
+            target = epochs.last if epoch is None else epochs.check(epoch)
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while epochs.durable < target:
+            with self._lock:
+                if epochs.durable >= target:
+                    break
+                self._refuse_waiting(target)
+                if timeout_s <= 0:
+                    self._background.ask()
+                    self._look()
+                    raise WaitExpired(f"epoch {target} is not durable yet: wait for it, or ask again")
+                waiter = executor.wait_or_lead(target)
+            if waiter is None or self._sleep(waiter, executor.durable_waiters, deadline_s, timeout_s).leads:
+                executor.lead(Trigger.EXPLICIT)
+        return Acknowledgement(epochs.durable, self._durability)
+
+    def wait_applied(self, epoch: int, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Wait until the view holds `epoch`; flushes it if nobody did."""
+        if self._epochs.none < epoch <= self._epochs.applied:
+            return
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        self.flush(epoch, timeout_s)
+        self._wait_view(Epoch(epoch), deadline_s - self._clock.monotonic_s())
+
+    def _wait_view(self, target: Epoch, timeout_s: float) -> None:
+        """Wait for a view that holds `target`, which may be an epoch of the future."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while self._epochs.applied < target:
+            with self._lock:
+                if self._epochs.applied >= target:
+                    break
+                if target > self._epochs.durable or self._executor.apply_failed or self._closed:
+                    self._refuse_waiting(target)
+                if timeout_s <= 0:
+                    raise WaitExpired(f"the view does not hold epoch {target} yet: wait for it, or ask again")
+                waiter = Waiter(target)
+                self._executor.applied_waiters.add(waiter)
+            self._sleep(waiter, self._executor.applied_waiters, deadline_s, timeout_s)
+
+    def _sleep(self, waiter: Waiter, among: Waiters, deadline_s: float, timeout_s: float) -> Waiter:
+        """Sleep until woken; `WaitExpired` if time runs out first."""
+        try:
+            woken = waiter.wait(max(0.0, deadline_s - self._clock.monotonic_s()))
+        except BaseException:
+            self._leave(waiter, among)  # an interrupt
+            raise
+        if not woken and self._leave(waiter, among):
+            raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
+        return waiter
+
+    def _leave(self, waiter: Waiter, among: Waiters) -> bool:
+        """Wait no more; False if the epoch came after all. A turn that came too late is passed on, or all hang."""
+        with self._lock:
+            if waiter.leads:
+                self._executor.end_turn()
+                return True
+            return among.discard(waiter)
+
+    def _refuse_waiting(self, target: Epoch) -> None:
+        """Raise if `target` will not come any more. Requires: _lock, and that its watermark is below it."""
+        failure, epochs = self._executor.failure, self._epochs
+        if failure is not None and target <= epochs.durable:
+            raise Poisoned(f"epoch {target} is durable, but its apply failed ({failure}): call recover()") from failure
+        if failure is not None:
+            raise self._outcome_unknown(str(failure)) from failure
+        if self._closed:
+            raise Closed(f"the coordinator was shut down before epoch {target} came: open the store again")
+
+    def _outcome_unknown(self, reason: str) -> OutcomeUnknown:
+        first, last = self._epochs.durable + 1, self._epochs.last
+        return OutcomeUnknown(
+            f"epochs {first} to {last} may be durable or not ({reason}): call recover(), or look after a restart",
+            first=first,
+            last=last,
+        )
+
+    # -- reading
+
+    @property
+    def layers(self) -> Layers[D, V]:
+        """Everything written, in one reference (see `views` for how to read it)."""
+        return self._buffer.layers
+
+    def seal_pending(self) -> Layers[D, V]:
+        """Everything written, with nothing left in `pending`: `deltas` and `view` hold it all and do not change."""
+        with self._lock:
+            self._executor.seal()
+            self._buffer.fold()
+            return self._buffer.layers
+
+    def subscribe(self) -> Subscription[V]:
+        """Follow the views."""
+        return Subscription(self._read_view, self._wait_view)
+
+    def _read_view(self) -> tuple[V, Epoch]:
+        layers = self._buffer.layers
+        return layers.view, layers.applied
+
+    @property
+    def state(self) -> State:
+        return self._executor.state
+
+    @property
+    def last(self) -> Epoch:
+        """The last epoch given out."""
+        return self._epochs.last
+
+    @property
+    def durable(self) -> Epoch:
+        """Everything up to here is durable."""
+        return self._epochs.durable
+
+    @property
+    def applied(self) -> Epoch:
+        """Everything up to here is in the view."""
+        return self._epochs.applied
+
+    def statistics(self) -> CoordinatorStatistics:
+        """The numbers of now."""
+        executor, buffer = self._executor, self._buffer
+        with self._lock:
+            return CoordinatorStatistics(
+                state=executor.state,
+                error=None if executor.failure is None else repr(executor.failure),
+                last=self._epochs.last,
+                durable=self._epochs.durable,
+                applied=self._epochs.applied,
+                writes=self._epochs.count,
+                written_bytes=buffer.taken_bytes + buffer.pending_bytes,
+                pending_bytes=buffer.pending_bytes,
+                in_flight_bytes=buffer.in_flight_bytes,
+                layers=len(buffer.layers.deltas),
+                waiters=len(executor.durable_waiters) + len(executor.applied_waiters),
+                waiting_writes=len(self._admission),
+                refused_writes=self._admission.refused,
+                flushes=dict(executor.flushes),
+                flush_failures=executor.flush_failures,
+                apply_failures=executor.apply_failures,
+                flush_s_total=executor.flush_s_total,
+                flush_s_last=executor.flush_s_last,
+            )
+
+    # -- the background's work
+
+    def run_pending(self) -> int:
+        """Do on this thread what the background thread would do now; how many steps. For tests and tools."""
+        steps = 0
+        while True:
+            with self._lock:
+                step = self._background.claim()
+            if step is None:
+                return steps
+            step()
+            steps += 1
+
+    def _look(self) -> None:
+        """After any change: let writes in or stop them, and wake who has something to do. Requires: _lock."""
+        executor, waiting = self._executor, len(self._admission) > 0
+        refuses = executor.failure is not None or self._closing or self._epochs.exhausted
+        if waiting:
+            self._admission.wake(everyone=refuses)
+        if executor.has_writes() and not waiting and not refuses:
+            self._buffer.open_room()
+        else:
+            self._buffer.shut_room()  # with nothing pending, the next write starts the timer
+        self._background.look(room_wanted=waiting)
+
+    # -- the end
+
+    def recover(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """After a failure: write the kept batch again, with its epochs, and go on. Nothing to do if nothing failed."""
+        with self._lock:
+            if self._closed:
+                raise Closed("the coordinator was shut down: open the store again")
+        self._executor.recover(timeout_s)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Refuse new writes, flush and apply the others, answer whoever waits. Raises if something is not durable."""
+        timeout_s = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            if self._closed:
+                return
+            self._closing = True
+            self._look()
+            last = self._epochs.last
+        try:
+            self.wait_applied(last, timeout_s)
+        except WaitExpired as error:
+            raise self._outcome_unknown(f"shutdown gave up after {timeout_s} s") from error
+        finally:
+            self._close(timeout_s)
+
+    def _close(self, timeout_s: float) -> None:
+        with self._lock:
+            self._closed = True
+            self._executor.durable_waiters.wake_above(0)
+            self._executor.applied_waiters.wake_above(0)
+            self._executor.has_thread = False
+            self._background.end()
+            thread, forget = self._thread, self._forget_exit
+        if forget is not None:
+            forget()
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.shutdown()
+            return
+        try:
+            self.shutdown()
+        except PenstockError as also:
+            error.add_note(f"shutting the coordinator down failed too: {also}")
+
+
+def _merge(pending: D, delta: D, _b: Any, _c: Any) -> None:
+    pending.merge(delta)

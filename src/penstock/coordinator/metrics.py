@@ -1,0 +1,58 @@
+"""A coordinator's statistics as metrics.
+
+Thread: any. The statistics are read when someone looks at the metrics; writes pay nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.coordinator.coordinator import WriteCoordinator
+from penstock.coordinator.settings import CoordinatorStatistics
+from penstock.coordinator.states import State
+from penstock.host.metrics import Metrics
+
+_PREFIX = "penstock_coordinator_"
+
+
+def export(coordinator: WriteCoordinator[Any, Any, Any], metrics: Metrics) -> None:
+    """Show a coordinator in `metrics`, for as long as it lives."""
+    reference = weakref.ref(coordinator)
+
+    def collect() -> Iterable[Metric]:
+        alive = reference()
+        return [] if alive is None else families(alive.statistics())
+
+    metrics.collect_from(collect)
+
+
+def families(statistics: CoordinatorStatistics) -> list[Metric]:
+    """The metrics that say what the statistics say."""
+    flushes = CounterMetricFamily(_PREFIX + "flushes", "Flushes that succeeded, by their cause", labels=["trigger"])
+    for trigger, number in statistics.flushes.items():
+        flushes.add_metric([trigger.value], number)
+    counters = {
+        "writes": ("Writes taken", statistics.writes),
+        "written_bytes": ("Bytes of the writes taken", statistics.written_bytes),
+        "refused_writes": ("Writes refused for want of room", statistics.refused_writes),
+        "flush_failures": ("Flushes that failed", statistics.flush_failures),
+        "apply_failures": ("Applies that failed", statistics.apply_failures),
+        "flush_seconds": ("Time spent in flushes that succeeded", statistics.flush_s_total),
+    }
+    gauges = {
+        "pending_bytes": ("Bytes that wait for a flush", statistics.pending_bytes),
+        "in_flight_bytes": ("Bytes in a flush, or durable and not yet applied", statistics.in_flight_bytes),
+        "layers": ("Deltas that readers look through", statistics.layers),
+        "waiters": ("Threads that wait for an epoch", statistics.waiters),
+        "waiting_writes": ("Writes that wait for room", statistics.waiting_writes),
+        "failed": ("1 after a failure, until it is recovered", int(statistics.state is State.FAILED)),
+    }
+    return [
+        flushes,
+        *(CounterMetricFamily(_PREFIX + name, text, value=value) for name, (text, value) in counters.items()),
+        *(GaugeMetricFamily(_PREFIX + name, text, value=value) for name, (text, value) in gauges.items()),
+    ]

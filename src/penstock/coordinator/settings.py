@@ -1,0 +1,56 @@
+"""The settings of a coordinator, checked once, and its statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.coordinator.epochs import Epoch
+from penstock.coordinator.states import State, Trigger
+from penstock.errors import Invalid
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSettings:
+    """Limits and times of a coordinator."""
+
+    flush_interval_s: float = 0.1  # from the first write into an empty delta: bounds what a crash can lose
+    flush_bytes: int = 4 << 20  # a pending delta of this size is flushed at once
+    bytes_max: int = 64 << 20  # pending and on its way to the view; more writes wait
+    waiting_writes_max: int = 1_000  # writes that wait for room; more are refused at once
+    shutdown_timeout_s: float = 30.0  # when no other is given: at the end of `with`, at the interpreter's exit
+
+    def __post_init__(self) -> None:
+        if not 0 < self.flush_interval_s < math.inf:
+            raise Invalid(f"flush_interval_s is {self.flush_interval_s}: give more than 0")
+        if not 1 <= self.flush_bytes <= self.bytes_max:
+            raise Invalid(f"flush_bytes {self.flush_bytes}, bytes_max {self.bytes_max}: give 1 <= flush <= max")
+        if self.waiting_writes_max < 0:
+            raise Invalid(f"waiting_writes_max is {self.waiting_writes_max}: give 0 or more")
+        if not 0 <= self.shutdown_timeout_s < math.inf:
+            raise Invalid(f"shutdown_timeout_s is {self.shutdown_timeout_s}: give 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorStatistics:
+    """A coordinator at one moment."""
+
+    state: State
+    error: str | None  # why it is FAILED
+    last: Epoch
+    durable: Epoch
+    applied: Epoch
+    writes: int
+    written_bytes: int
+    pending_bytes: int  # not yet in a flush
+    in_flight_bytes: int  # in a flush, or durable and not yet applied
+    layers: int  # deltas that readers look through beside the pending one
+    waiters: int  # threads that wait for durable or applied
+    waiting_writes: int  # threads that wait for room
+    refused_writes: int
+    flushes: Mapping[Trigger, int]  # that succeeded
+    flush_failures: int
+    apply_failures: int
+    flush_s_total: float
+    flush_s_last: float

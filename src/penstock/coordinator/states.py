@@ -1,0 +1,45 @@
+"""The coordinator's states, the ways between them, and which trigger of a flush comes first.
+
+Thread: any; nothing here changes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """What the coordinator is doing with writes."""
+
+    IDLE = "idle"  # nothing waits, nothing is being flushed
+    ACCUMULATING = "accumulating"  # writes wait for a flush
+    FLUSHING = "flushing"  # a batch is being made durable; writes gather for the next
+    FAILED = "failed"  # a flush or an apply failed: writes are refused until recover()
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.IDLE: frozenset({State.ACCUMULATING, State.FAILED}),
+    State.ACCUMULATING: frozenset({State.FLUSHING, State.FAILED}),
+    State.FLUSHING: frozenset({State.IDLE, State.ACCUMULATING, State.FAILED}),
+    State.FAILED: frozenset({State.IDLE, State.ACCUMULATING}),
+}
+
+
+class Trigger(Enum):
+    """Why a flush began."""
+
+    EXPLICIT = "explicit"
+    TIMER = "timer"
+    SIZE = "size"
+    RECOVERY = "recovery"
+
+
+def choose_trigger(*, asked: bool, timer_due: bool, size_due: bool) -> Trigger | None:
+    """Commands come before the timer, the timer before the size."""
+    if asked:
+        return Trigger.EXPLICIT
+    if timer_due:
+        return Trigger.TIMER
+    if size_due:
+        return Trigger.SIZE
+    return None

@@ -1,0 +1,6 @@
+"""The log-structured tree: sorted Arrow files with a hash index beside each, and the merge that keeps them few.
+
+From below: `rows` (columns in memory), `operators` (named merges), `ranges` (range deletes), `index` (the file beside
+an sstable), `writer` and `sstable` (write it, read it), `order` and `folding` (a slice put in order, its operands
+folded), `merge` (compaction as a pure function over files), `inspect` (for people).
+"""

@@ -1,0 +1,168 @@
+"""A tree's files in the manifest: rows to file descriptions and back, and the operations that publish a change.
+
+Thread: any; all state is the manifest's.
+Invariant: the rows of a tree change only together with its watermarks, in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.archive.container import Sealing
+from penstock.errors import CorruptionError
+from penstock.lsm.index import Summary
+from penstock.lsm.version import FileMeta
+from penstock.manifest.keys import ChunkKey, ComponentId, WalStateKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.operations import BumpGeneration, DeleteChunk, ManifestOp, PutWalState, UpsertChunk
+from penstock.manifest.records import ChunkEntryRecord, Codec, WalStateRecord
+
+
+class TableDetail(msgspec.Struct, frozen=True, array_like=True):
+    """What a chunk's row holds for a tree."""
+
+    shard: int
+    level: int
+    run: int
+    start: bytes
+    end: bytes
+    rows: int
+    deletes: int
+    lsn_min: int
+    lsn_max: int
+    has_ranges: bool
+    expires: bool
+    lsn: int | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """What a partition's row holds for a tree."""
+
+    time_us: int = (
+        0  # the highest record time in files: what had expired by then stays expired, whatever the clock says
+    )
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(TableDetail)
+
+
+class Catalog:
+    """The rows of one tree: a shard of a table."""
+
+    def __init__(self, manifest: Manifest, db_id: int, shard: int, folder: str) -> None:
+        self._manifest = manifest
+        self.db_id = db_id
+        self.shard = shard
+        self.folder = folder  # of its files, relative to the store
+
+    def file_name(self, chunk_id: int) -> str:
+        return f"{self.folder}/{chunk_id:020d}.sst"
+
+    def load(self) -> tuple[list[FileMeta], int, int]:
+        """The listed files, the LSN up to which all is in them, and the highest record time."""
+        files: list[FileMeta] = []
+        for key, row in self._manifest.scan_chunks(self.db_id):
+            if row.staged:
+                continue
+            try:
+                detail = _decoder.decode(row.detail)
+            except msgspec.DecodeError as error:
+                raise CorruptionError(row.file_name, 0, f"its row in the manifest does not decode ({error})") from None
+            if detail.shard == self.shard:
+                files.append(_meta(key.chunk_id, row, detail))
+        watermarks = self._watermarks()
+        return files, watermarks.stored_lsn, _progress(watermarks).time_us
+
+    def _watermarks(self) -> WalStateRecord:
+        return self._manifest.get_wal_state(WalStateKey(self.db_id, self.shard)) or WalStateRecord()
+
+    def describe(self, summary: Summary, *, level: int, run: int, lsn: int | None = None) -> FileMeta:
+        """A file that was just written."""
+        return FileMeta(
+            chunk_id=summary.chunk_id,
+            file_name=self.file_name(summary.chunk_id),
+            level=level,
+            run=run,
+            start=summary.start,
+            end=summary.end,
+            rows=summary.rows,
+            size_bytes=summary.file_bytes,
+            deletes=summary.deletes,
+            lsn_min=summary.lsn_min if lsn is None else lsn,
+            lsn_max=summary.lsn_max if lsn is None else lsn,
+            has_ranges=summary.range_deletes > 0,
+            expires=summary.expiring > 0,
+            lsn=lsn,
+        )
+
+    def publish(
+        self,
+        added: Sequence[FileMeta],
+        removed: Iterable[FileMeta] = (),
+        *,
+        stored: tuple[int, int] | None = None,
+        sealing: Sealing,
+    ) -> list[ManifestOp]:
+        """The operations of one change: rows in and out, what is stored (LSN and record time), a new generation."""
+        generation = 1 + self._manifest.generation(ComponentId.MANIFEST)
+        operations: list[ManifestOp] = [
+            UpsertChunk(ChunkKey(self.db_id, meta.chunk_id), self._row(meta, generation, sealing)) for meta in added
+        ]
+        operations += [DeleteChunk(ChunkKey(self.db_id, meta.chunk_id)) for meta in removed]
+        if stored is not None:
+            operations.append(PutWalState(WalStateKey(self.db_id, self.shard), self._raised(*stored)))
+        operations.append(BumpGeneration(ComponentId.MANIFEST, 1))
+        return operations
+
+    def _raised(self, stored: int, time_us: int) -> WalStateRecord:
+        """The watermarks with `stored` raised, and those above it at least as high."""
+        now = self._watermarks()
+        return msgspec.structs.replace(
+            now,
+            stored_lsn=max(now.stored_lsn, stored),
+            last_applied_lsn=max(now.last_applied_lsn, stored),
+            durable_lsn=max(now.durable_lsn, stored),
+            highest_lsn=max(now.highest_lsn, stored),
+            detail=_encode(Progress(max(time_us, _progress(now).time_us))),
+        )
+
+    def _row(self, meta: FileMeta, generation: int, sealing: Sealing) -> ChunkEntryRecord:
+        detail = TableDetail(
+            self.shard, meta.level, meta.run, meta.start, meta.end, meta.rows, meta.deletes, meta.lsn_min, meta.lsn_max,
+            meta.has_ranges, meta.expires, meta.lsn,
+        )  # fmt: skip
+        return ChunkEntryRecord(
+            file_name=meta.file_name,
+            generation=generation,
+            size_bytes=meta.size_bytes,
+            compression=Codec[sealing.codec.upper()],
+            encrypted=sealing.keys is not None,
+            wal_range=(meta.lsn_min, meta.lsn_max + 1),
+            detail=_encode(detail),
+        )
+
+
+def _progress(watermarks: WalStateRecord) -> Progress:
+    return msgspec.msgpack.decode(watermarks.detail, type=Progress) if watermarks.detail else Progress()
+
+
+def _meta(chunk_id: int, row: ChunkEntryRecord, detail: TableDetail) -> FileMeta:
+    return FileMeta(
+        chunk_id=chunk_id,
+        file_name=row.file_name,
+        level=detail.level,
+        run=detail.run,
+        start=detail.start,
+        end=detail.end,
+        rows=detail.rows,
+        size_bytes=row.size_bytes,
+        deletes=detail.deletes,
+        lsn_min=detail.lsn_min,
+        lsn_max=detail.lsn_max,
+        has_ranges=detail.has_ranges,
+        expires=detail.expires,
+        lsn=detail.lsn,
+    )

@@ -1,0 +1,110 @@
+"""Folds merge operands for a whole slice of a compaction: numbers by numpy, everything else group by group.
+
+A group is the rows of one key, newest first. Its *chain* is the leading operands; its *base* is the row after them, if
+there is one. A row that has expired counts as a delete.
+
+Thread: pure functions.
+Invariant: the result is that of `operators.fold` from the oldest row of the chain to the newest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.lsm.operators import Operand, fold, fold_numbers, is_number
+from penstock.lsm.order import Flags, Values
+from penstock.lsm.rows import I64, MERGE, NEVER, PUT, U8
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """One row for each group."""
+
+    kinds: U8
+    expires: I64
+    values: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The rows in order, and for each group where its chain starts and ends there and what its base is."""
+
+    order: I64
+    kinds: U8
+    expires: I64
+    values: Values
+    start: I64
+    chain_end: I64
+    has_base: Flags
+    base_is_put: Flags
+    bottom: bool
+
+
+def fold_groups(
+    *,
+    order: I64,
+    same: Flags,
+    groups: I64,
+    kinds: U8,
+    expires: I64,
+    values: Values,
+    now_us: int,
+    bottom: bool,
+) -> Folded:
+    """Fold the groups with these numbers; each begins with an operand that has not expired."""
+    kinds, expires = kinds[order], expires[order]
+    operand = (kinds >= MERGE) & (expires > now_us)
+    put = (kinds == PUT) & (expires > now_us)
+    n = len(order)
+    starts = np.append(np.flatnonzero(~same), n)
+    start, end = starts[groups], starts[groups + 1]
+    # For each place, the next one that holds no operand.
+    stop = np.minimum.accumulate(np.where(operand, n, np.arange(n))[::-1])[::-1]
+    chain_end = np.minimum(stop[start], end)
+    has_base = chain_end < end
+    base_is_put = has_base & put[np.minimum(chain_end, n - 1)]
+    work = _Work(order, kinds, expires, values, start, chain_end, has_base, base_is_put, bottom)
+    result = Folded(np.zeros(len(groups), np.uint8), np.full(len(groups), NEVER, np.int64), [b""] * len(groups))
+    easy = _numeric(work)
+    _fold_numeric(np.flatnonzero(easy), work, result)
+    for i in np.flatnonzero(~easy).tolist():
+        _fold_one(i, work, result)
+    return result
+
+
+def _numeric(work: _Work) -> Flags:
+    """Which groups are one numeric operator over values of 8 bytes that never expire."""
+    last = work.chain_end + work.base_is_put
+    odd = np.concatenate([[0], np.cumsum((work.values.lengths(work.order) != 8) | (work.expires != NEVER))])
+    changes = np.concatenate([[0], np.cumsum(work.kinds[1:] != work.kinds[:-1])])
+    uniform: Flags = changes[work.chain_end - 1] == changes[work.start]
+    numeric: Flags = uniform & is_number(work.kinds[work.start]) & (odd[last] == odd[work.start])
+    return numeric
+
+
+def _fold_numeric(which: I64, work: _Work, result: Folded) -> None:
+    last = work.chain_end + work.base_is_put
+    operators = work.kinds[work.start[which]]
+    for kind in np.unique(operators).tolist():
+        mine = which[operators == kind]
+        counts = (last - work.start)[mine]
+        heads = np.cumsum(counts) - counts
+        places = np.repeat(work.start[mine] - heads, counts) + np.arange(int(counts.sum()))
+        data = fold_numbers(kind, work.values.numbers(work.order[places]), heads).astype("<i8").tobytes()
+        result.kinds[mine] = np.where(work.has_base[mine] | work.bottom, PUT, kind)
+        for j, i in enumerate(mine.tolist()):
+            result.values[i] = data[8 * j : 8 * j + 8]
+
+
+def _fold_one(i: int, work: _Work, result: Folded) -> None:
+    places = range(int(work.start[i]), int(work.chain_end[i]) + int(work.base_is_put[i]))
+    certain = bool(work.has_base[i]) or work.bottom  # what is below the chain is known: a put, or nothing
+    row: Operand | None = None
+    for at in reversed(places):
+        newer = (int(work.kinds[at]), work.values.value(int(work.order[at])))
+        row = newer if row is None and not certain else fold(row, newer)
+    assert row is not None
+    result.kinds[i], result.values[i] = row
+    result.expires[i] = next((int(work.expires[at]) for at in places if work.expires[at] != NEVER), NEVER)

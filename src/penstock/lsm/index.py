@@ -1,0 +1,236 @@
+"""The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
+
+A hash slot is 32 bits: the low bits are a row number plus one, the high bits a fingerprint from the key's xxh3. Slots
+are filled to one half; a key stands at or after its home slot with no empty slot between. docs/format/sstable.md gives
+the bytes.
+
+Thread: `IndexBuilder` belongs to its writer; an `Index` is shared.
+Invariant: nothing of the index is used before its checksum matched (where google-crc32c is installed).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.archive.container import Chunk, ChunkIdentity, ChunkWriter, crc32c
+from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.lsm.rows import U64
+
+hash64: Callable[[bytes], int] | None
+try:  # A reader shipped to another machine may be without it: it then searches the sorted keys.
+    from xxhash import xxh3_64_intdigest as hash64
+except ImportError:
+    hash64 = None
+
+PAGE_BYTES = 1 << 16
+PAGE_SLOTS = PAGE_BYTES // 4
+ROWS_MAX = 4_000_000
+
+MAGIC = b"PENSIDX1"
+VERSION = 1
+# magic, version, row bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and highest
+# lsn, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then the checksum of this and the body.
+_HEADER = struct.Struct("<8sHBBI16sQQQIIQQQQQIII")
+_SUM = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _SUM.size
+
+U32 = npt.NDArray[np.uint32]
+
+# Places of a batch's buffers in the sstable, and what its rows are.
+BATCH = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            "rows", "start", "key_offsets", "keys", "lsns", "kinds", "expires", "value_offsets", "values", "end",
+            "flags",
+        )
+    ]
+)  # fmt: skip
+ALL_PUTS = 1
+SOME_EXPIRE = 2
+
+
+def build_slots(hashes: U64, rows: U64, row_bits: int) -> tuple[U32, int]:
+    """Slots for `hashes` of `rows`, and the number of homes; one pass over the sorted hashes solves linear probing.
+
+    `hashes` is used up: with 4 million rows each copy of it is 32 MB.
+    """
+    homes = max(1, 2 * len(hashes))
+    # Hash bits above, row below: one sort of plain numbers, and the low half of each is already its slot, less one.
+    packed = hashes
+    packed &= np.uint64(0xFFFFFFFF_00000000 | fingerprint_mask(row_bits))
+    packed |= rows
+    packed.sort()
+    home = packed >> np.uint64(32)
+    home *= np.uint64(homes)
+    home >>= np.uint64(32)
+    place = home.view(np.int64)
+    i = np.arange(len(hashes), dtype=np.int64)
+    place -= i
+    np.maximum.accumulate(place, out=place)
+    place += i
+    last = int(place[-1]) if len(place) else 0
+    slots = np.zeros(max(homes, last + 1) + 1, np.uint32)  # the last slot stays empty: a probe ends there
+    slots[place] = packed.astype(np.uint32) + np.uint32(1)
+    return slots, homes
+
+
+def fingerprint_mask(row_bits: int) -> int:
+    """The bits of a slot (and of a hash) that hold the fingerprint."""
+    return 0xFFFFFFFF & ~((1 << row_bits) - 1)
+
+
+class PageSums:
+    """Checksums of the pages of content that passes by."""
+
+    def __init__(self) -> None:
+        self._sums: list[int] = []
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        assert crc32c is not None
+        at = 0
+        if self._rest:
+            at = PAGE_BYTES - len(self._rest)
+            self._rest += data[:at]
+            if len(self._rest) < PAGE_BYTES:
+                return
+            self._sums.append(crc32c(self._rest))
+        whole = at + (len(data) - at) // PAGE_BYTES * PAGE_BYTES
+        self._sums.extend([crc32c(data[a : a + PAGE_BYTES]) for a in range(at, whole, PAGE_BYTES)])
+        self._rest = data[whole:]
+
+    def finish(self) -> U32:
+        if self._rest:
+            assert crc32c is not None
+            self._sums.append(crc32c(self._rest))
+        return np.array(self._sums, np.uint32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What an sstable holds, without its rows."""
+
+    store: bytes
+    chunk_id: int
+    file_bytes: int  # of the sstable's content, without the index
+    rows: int  # all of them, range deletes too
+    start: bytes  # no key and no range delete is before this
+    end: bytes  # nor at or after this
+    lsn_min: int
+    lsn_max: int
+    deletes: int
+    merges: int
+    expiring: int
+    range_deletes: int
+
+
+def write_index(
+    out: ChunkWriter,
+    summary: Summary,
+    *,
+    hashes: U64,
+    point_rows: U64,
+    range_rows: list[int],
+    batches: npt.NDArray[np.void],
+    first_keys: list[bytes],
+    page_sums: U32,
+) -> None:
+    """Write an index; the caller finishes its chunk."""
+    if crc32c is None:
+        raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
+    row_bits = summary.rows.bit_length()
+    slots, homes = build_slots(hashes, point_rows, row_bits)
+    slot_bytes = slots.view(np.uint8).data
+    slot_sums = [crc32c(bytes(slot_bytes[at : at + PAGE_BYTES])) for at in range(0, len(slot_bytes), PAGE_BYTES)]
+    texts = [summary.start, summary.end, *first_keys]
+    lengths = np.array([len(text) for text in texts], "<u4")
+    body = b"".join(
+        [
+            batches.tobytes(),
+            np.array(range_rows, "<u4").tobytes(),
+            page_sums.astype("<u4").tobytes(),
+            np.array(slot_sums, "<u4").tobytes(),
+            lengths.tobytes(),
+            *texts,
+        ]
+    )
+    body += bytes(-(HEADER_BYTES + len(body)) % 8)
+    header = _HEADER.pack(
+        MAGIC, VERSION, row_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes, summary.rows,
+        homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges, summary.expiring,
+        len(range_rows), len(page_sums), len(body),
+    )  # fmt: skip
+    out.write(header + _SUM.pack(crc32c(header + body)) + body)
+    out.write(slot_bytes)
+
+
+class Index:
+    """An index, open for reading."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        path = chunk.path
+        if chunk.size < HEADER_BYTES:
+            raise CorruptionError(path, chunk.size, "the index ends inside its header")
+        raw = bytes(chunk.read(0, HEADER_BYTES))
+        header = raw[: _HEADER.size]
+        (magic, version, row_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min, lsn_max,
+         deletes, merges, expiring, ranges, pages, body_bytes) = _HEADER.unpack(header)  # fmt: skip
+        if magic != MAGIC:
+            raise CorruptionError(path, 0, "this is no index of an sstable")
+        if version != VERSION:
+            raise UnsupportedVersion(f"{path} has index version {version}: open it with a newer Penstock")
+        self._slots_at = HEADER_BYTES + body_bytes
+        slot_pages = -(-slots // PAGE_SLOTS)
+        least = batches * BATCH.itemsize + 4 * (ranges + pages + slot_pages + 2 + batches)
+        if chunk.size != self._slots_at + 4 * slots or least > body_bytes or slots <= homes:
+            raise CorruptionError(path, chunk.size, "the index's sections do not fill the file")
+        body = bytes(chunk.read(HEADER_BYTES, self._slots_at))
+        if crc32c is not None and crc32c(header + body) != _SUM.unpack(raw[_HEADER.size :])[0]:
+            raise CorruptionError(path, 0, "the index's head does not match its checksum")
+        self.identity = ChunkIdentity(store=store, chunk_id=chunk_id)
+        self.row_bits: int = row_bits
+        self.homes: int = homes
+        self.slots: int = slots
+        self.batches: npt.NDArray[np.void] = np.frombuffer(body, BATCH, batches)
+        at = self.batches.nbytes
+        self.range_rows: list[int] = np.frombuffer(body, "<u4", ranges, at).tolist()
+        at += 4 * ranges
+        self.page_sums: list[int] = np.frombuffer(body, "<u4", pages, at).tolist()
+        at += 4 * pages
+        self._slot_sums: list[int] = np.frombuffer(body, "<u4", slot_pages, at).tolist()
+        at += 4 * slot_pages
+        lengths = np.frombuffer(body, "<u4", 2 + batches, at)
+        ends = at + lengths.nbytes + np.cumsum(lengths, dtype=np.int64)
+        texts = [body[end - size : end] for end, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
+        self.first_keys: list[bytes] = texts[2:]
+        self.summary = Summary(
+            store=store, chunk_id=chunk_id, file_bytes=sstable_bytes, rows=rows, start=texts[0], end=texts[1],
+            lsn_min=lsn_min, lsn_max=lsn_max, deletes=deletes, merges=merges, expiring=expiring, range_deletes=ranges,
+        )  # fmt: skip
+        mapped = chunk.view is not None
+        # A mapped page stays here once checked; a page opened from blocks is asked for anew, to bound the memory.
+        self.pages: list[memoryview | None] = [None] * slot_pages
+        self._keep = mapped
+
+    def page(self, number: int) -> memoryview:
+        """The slots of a page, checked."""
+        start = self._slots_at + number * PAGE_BYTES
+        end = min(start + PAGE_BYTES, self._chunk.size)
+        data = self._chunk.read(start, end)
+        if crc32c is not None and crc32c(bytes(data)) != self._slot_sums[number]:
+            raise CorruptionError(self._chunk.path, start, "this page of slots does not match its checksum")
+        page = data.cast("I")
+        if self._keep:
+            self.pages[number] = page
+        return page
+
+    def close(self) -> None:
+        self.pages = []
+        self._chunk.close()

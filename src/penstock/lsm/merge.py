@@ -1,0 +1,266 @@
+"""Compaction: sorted files in, sorted files out, newest row of each key, by numpy over slices of the key space.
+
+A slice holds about 65,536 rows of all inputs together. Its keys are laid end to end, newest file first, put in order
+once (`order.sort`), and the first row of each key wins. Memory follows the slice and not the files.
+
+Thread: a pure function of its plan and files; run it in a process of its own or in a thread.
+Invariants: (1) what a reader of (inputs, newest first) sees is what a reader of the outputs sees, judged at `now_us` or
+later. (2) outputs are disjoint, in key order, synced. (3) a delete goes only at the bottom and below `lsn_floor`: above
+the bottom it still hides rows of files that take no part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.archive.container import PLAIN, ChunkIdentity, KeyRing, Sealing
+from penstock.errors import Closed, Invalid
+from penstock.host.files import FileSystem, OsFileSystem
+from penstock.lsm.folding import fold_groups
+from penstock.lsm.index import ROWS_MAX, Summary
+from penstock.lsm.order import Flags, Keys, Values, shared_prefix, sort
+from penstock.lsm.ranges import NO_RANGES, RangeDeletes
+from penstock.lsm.rows import DELETE, I64, MERGE, RANGE_DELETE, U8, U64, Columns
+from penstock.lsm.sstable import Sstable
+from penstock.lsm.writer import SstableWriter, index_path
+
+SLICE_ROWS = 1 << 16
+SLICE_BYTES = 1 << 25
+OUTPUT_BYTES = 1 << 29
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeInput:
+    """One file; `lsn` stands for the LSN of its rows where it is given (an adopted file)."""
+
+    path: str
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """What to merge, in plain values: it can go to another process."""
+
+    inputs: tuple[MergeInput, ...]  # newest first; files of one level, being disjoint, in any order
+    folder: str  # where the outputs go
+    store: bytes
+    chunk_ids: tuple[int, ...]  # ids for the outputs, in order; not all need be used
+    now_us: int  # rows that expire at or before this are expired
+    bottom: bool = False  # nothing below these inputs can hold a row of their keys
+    lsn_floor: int = 0  # at the bottom, deletes below this LSN go
+    start: bytes = b""
+    end: bytes | None = None  # only keys in [start, end)
+    output_bytes: int = OUTPUT_BYTES  # an output is closed when it holds this much
+
+    def __post_init__(self) -> None:
+        if not self.inputs or not self.chunk_ids:
+            raise Invalid("a merge needs at least one input and one chunk id for its output")
+        if self.output_bytes <= 0 or (self.end is not None and self.end < self.start):
+            raise Invalid("a merge needs output_bytes above 0 and a key range that does not run backwards")
+
+
+def sstable_path(folder: str, chunk_id: int) -> str:
+    """The name of a chunk's sstable."""
+    return f"{folder}/{chunk_id:020d}.sst"
+
+
+def outputs_max(rows: int, content_bytes: int, output_bytes: int = OUTPUT_BYTES) -> int:
+    """How many chunk ids a merge of so much can need."""
+    return 1 + content_bytes // output_bytes + rows // (ROWS_MAX - 4 * SLICE_ROWS)
+
+
+def merge(
+    plan: MergePlan,
+    *,
+    fs: FileSystem | None = None,
+    keys: KeyRing | None = None,
+    sealing: Sealing = PLAIN,
+    stop: Callable[[], bool] | None = None,
+) -> tuple[Summary, ...]:
+    """Write the outputs of a plan and describe them. A failure leaves no file behind; `stop` is asked at each slice."""
+    fs = OsFileSystem() if fs is None else fs
+    tables: list[Sstable] = []
+    outputs = _Outputs(plan, fs, sealing)
+    try:
+        for source in plan.inputs:
+            tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn))
+        ranges = RangeDeletes.of(piece for table in tables for piece in table.range_deletes)
+        # One slice is written while the next is merged: numpy and the disk let each other's thread run.
+        with ThreadPoolExecutor(1, "merge-output") as pool:
+            writing: Future[None] | None = None
+            for start, end in slices(tables, plan.start, plan.end):
+                if stop is not None and stop():
+                    raise Closed("the merge was asked to stop: run its plan again")
+                covering = ranges.clip(start, end) if ranges else NO_RANGES
+                columns = _merge_slice(plan, tables, covering, start, end)
+                kept = covering.at_or_above(plan.lsn_floor) if plan.bottom else covering
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(outputs.add, columns, kept)
+            if writing is not None:
+                writing.result()
+        return outputs.finish()
+    except BaseException:
+        outputs.abort()
+        raise
+    finally:
+        for table in tables:
+            table.close()
+
+
+class _Outputs:
+    """The files being written, closed at slice borders, so that no range delete crosses from one to the next."""
+
+    def __init__(self, plan: MergePlan, fs: FileSystem, sealing: Sealing) -> None:
+        self._plan = plan
+        self._fs = fs
+        self._sealing = sealing
+        self._writer: SstableWriter | None = None
+        self._done: list[Summary] = []
+
+    def add(self, columns: Columns, ranges: RangeDeletes) -> None:
+        rows = len(columns) + len(ranges)
+        if not rows:
+            return
+        writer = self._writer
+        if writer is not None and (writer.rows + rows > ROWS_MAX or writer.content_bytes >= self._plan.output_bytes):
+            self._done.append(writer.finish())
+            writer = None
+        if writer is None:
+            number = len(self._done)
+            if number >= len(self._plan.chunk_ids):
+                raise Invalid(f"the merge needs more than {number} chunk ids: reserve outputs_max of them")
+            chunk_id = self._plan.chunk_ids[number]
+            identity = ChunkIdentity(store=self._plan.store, chunk_id=chunk_id)
+            path = sstable_path(self._plan.folder, chunk_id)
+            writer = self._writer = SstableWriter(self._fs, path, identity, sealing=self._sealing)
+        writer.delete_ranges(ranges)
+        writer.append(columns)
+
+    def finish(self) -> tuple[Summary, ...]:
+        if self._writer is not None:
+            self._done.append(self._writer.finish())
+            self._writer = None
+        return tuple(self._done)
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._writer.abort()
+        for chunk_id in self._plan.chunk_ids[: len(self._done) + 1]:
+            path = sstable_path(self._plan.folder, chunk_id)
+            for name in (path, index_path(path)):
+                if self._fs.exists(name):
+                    self._fs.unlink(name)
+
+
+def slices(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
+    """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
+    samples: list[tuple[bytes, int, int]] = []
+    for table in tables:
+        samples.extend(_samples(table, start, end, max(64, SLICE_ROWS // (8 * len(tables)))))
+    samples.sort()
+    low, rows, size = start, 0, 0
+    for key, more_rows, more_bytes in samples:
+        if key > low and (rows >= SLICE_ROWS or size >= SLICE_BYTES):
+            yield low, key
+            low, rows, size = key, 0, 0
+        rows += more_rows
+        size += more_bytes
+    yield low, end
+
+
+def _samples(table: Sstable, start: bytes, end: bytes | None, every: int) -> Iterator[tuple[bytes, int, int]]:
+    """Keys of a table at intervals, each with the rows and bytes from it to the next."""
+    for number, first, last in table.pieces(*table.rows_between(start, end)):
+        ends = table.row_bytes(number)
+        while first < last:
+            # As many rows as fit a share of a slice's bytes, and at least one.
+            fitting = int(np.searchsorted(ends, ends[first] + SLICE_BYTES // 8, "right")) - 1
+            to = min(last, first + every, max(first + 1, fitting))
+            yield table.key_at(number, first), to - first, int(ends[to] - ends[first])
+            first = to
+
+
+def _gather(tables: list[Sstable], start: bytes, end: bytes | None) -> list[Columns]:
+    return [
+        table.columns(number, first, last)
+        for table in tables
+        for number, first, last in table.pieces(*table.rows_between(start, end))
+    ]
+
+
+_NO_ROWS = Columns.of([], [], [])
+
+
+def _merge_slice(
+    plan: MergePlan, tables: list[Sstable], ranges: RangeDeletes, start: bytes, end: bytes | None
+) -> Columns:
+    parts = _gather(tables, start, end)
+    if not parts:
+        return _NO_ROWS
+    return merge_columns(parts, ranges, now_us=plan.now_us, bottom=plan.bottom, lsn_floor=plan.lsn_floor)
+
+
+def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bottom: bool, lsn_floor: int) -> Columns:
+    """One run in place of several, newest first. Requires: at least one part, and none is empty."""
+    keys = Keys.of([part.keys for part in parts])
+    lsns = np.concatenate([part.lsns for part in parts])
+    kinds = np.concatenate([part.kinds for part in parts])
+    expires = np.concatenate([part.expires for part in parts])
+    values = Values([part.values for part in parts])
+    lowest = min(part.keys[0].as_py() for part in parts)
+    highest = max(part.keys[len(part) - 1].as_py() for part in parts)
+    order, same = sort(keys, shared_prefix(lowest, highest))
+    if ranges:
+        order, same = _without_deleted(keys, order, same, lsns=lsns, kinds=kinds, ranges=ranges)
+    winners = order[~same]
+    value_rows = winners
+    new_kinds, new_expires = kinds[winners], expires[winners]
+    folding = (new_kinds >= MERGE) & (new_expires > now_us)
+    if folding.any():
+        groups = np.flatnonzero(folding)
+        folded = fold_groups(
+            order=order, same=same, groups=groups, kinds=kinds, expires=expires, values=values,
+            now_us=now_us, bottom=bottom,
+        )  # fmt: skip
+        new_kinds[groups], new_expires[groups] = folded.kinds, folded.expires
+        value_rows = winners.copy()
+        value_rows[groups] = values.add(folded.values)
+    if bottom:
+        is_delete = new_kinds == DELETE
+        gone = is_delete & (lsns[winners] < np.uint64(lsn_floor))
+        gone |= ~is_delete & (new_expires <= now_us)
+        if gone.any():
+            kept = ~gone
+            winners, value_rows = winners[kept], value_rows[kept]
+            new_kinds, new_expires = new_kinds[kept], new_expires[kept]
+    return Columns(
+        keys=keys.take(winners),
+        lsns=lsns[winners],
+        kinds=new_kinds,
+        expires=new_expires,
+        values=values.take(value_rows),
+    )
+
+
+def _without_deleted(
+    keys: Keys, order: I64, same: Flags, *, lsns: U64, kinds: U8, ranges: RangeDeletes
+) -> tuple[I64, Flags]:
+    """The order without rows that a range deletes, and without the rows that are range deletes."""
+
+    def place(key: bytes) -> int:
+        return bisect_left(range(len(order)), key, key=lambda i: keys.key(int(order[i])))
+
+    deleted_below = np.zeros(len(order), np.uint64)
+    for start, end, lsn in ranges:
+        deleted_below[place(start) : place(end)] = lsn
+    kept = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
+    group = np.cumsum(~same)[kept]
+    still_same = np.zeros(len(group), np.bool_)
+    still_same[1:] = group[1:] == group[:-1]
+    return order[kept], still_same

@@ -1,0 +1,181 @@
+"""Merge operators: named, associative, defined on bytes, so that every replica and executor folds alike.
+
+    add_i64            sum of little-endian int64, modulo 2**64
+    min_i64, max_i64   the smaller, the larger little-endian int64
+    min_f64, max_f64   the same for little-endian float64, in IEEE total order (-NaN < -inf < -0 < +0 < inf < NaN)
+    append             concatenation, cut after the first 64 MiB
+    union              a set: its 65,536 smallest items, each `u32 length | bytes`, ascending, at most 1,020 bytes
+
+There is no sum of floats: it is not associative, and replicas would drift apart. An operand is a row of its own kind;
+operands of one operator fold into one, operands of several become a *chain* row that lists them, oldest first. Folding
+onto a delete, or onto nothing at the bottom, gives a put. Nothing here refuses: a number that is not 8 bytes long, or a
+set that is not well formed, counts as absent (`check_operand` refuses it at admission).
+
+Thread: pure functions.
+Invariant: fold(fold(a, b), c) == fold(a, fold(b, c)) for all rows a, b, c, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.errors import Invalid
+from penstock.lsm.rows import DELETE, I64, MERGE, PUT, U8, VALUE_BYTES_MAX
+
+CHAIN = MERGE
+ADD_I64, MIN_I64, MAX_I64, MIN_F64, MAX_F64, APPEND, UNION = range(16, 23)
+
+OPERATORS = {
+    "add_i64": ADD_I64,
+    "min_i64": MIN_I64,
+    "max_i64": MAX_I64,
+    "min_f64": MIN_F64,
+    "max_f64": MAX_F64,
+    "append": APPEND,
+    "union": UNION,
+}
+
+UNION_ITEMS_MAX = 1 << 16
+UNION_ITEM_BYTES_MAX = 1_020
+
+Operand: TypeAlias = tuple[int, bytes]  # operator's kind, operand
+
+_LINK = struct.Struct("<BI")
+_LENGTH = struct.Struct("<I")
+_FIRST_NUMBER, _LAST_NUMBER = ADD_I64, MAX_F64
+
+
+def check_operand(name: str, operand: bytes) -> int:
+    """The row kind of a named operator, if `operand` is one it can take."""
+    kind = OPERATORS.get(name)
+    if kind is None:
+        raise Invalid(f"merge operator {name!r} is unknown: use one of {', '.join(OPERATORS)}")
+    if kind <= _LAST_NUMBER and len(operand) != 8:
+        raise Invalid(f"an operand of {name} has 8 bytes, this one has {len(operand)}")
+    if kind == UNION and _items(operand) is None:
+        raise Invalid("an operand of union is an ascending list of `u32 length | bytes`: encode it with union_of")
+    if len(operand) > VALUE_BYTES_MAX:
+        raise Invalid(f"an operand has at most {VALUE_BYTES_MAX} bytes, this one has {len(operand)}")
+    return kind
+
+
+def union_of(items: set[bytes] | frozenset[bytes]) -> bytes:
+    """The encoding of a set."""
+    if any(len(item) > UNION_ITEM_BYTES_MAX for item in items):
+        raise Invalid(f"an item of a union has at most {UNION_ITEM_BYTES_MAX} bytes")
+    return _encode(items)
+
+
+def union_items(value: bytes) -> list[bytes]:
+    """The items of an encoded set."""
+    items = _items(value)
+    if items is None:
+        raise Invalid("the value is no encoded set")
+    return items
+
+
+def _encode(items: set[bytes] | frozenset[bytes]) -> bytes:
+    kept = sorted(items)[:UNION_ITEMS_MAX]
+    return b"".join([part for item in kept for part in (_LENGTH.pack(len(item)), item)])
+
+
+def _items(value: bytes) -> list[bytes] | None:
+    items: list[bytes] = []
+    at = 0
+    while at < len(value):
+        if at + 4 > len(value):
+            return None
+        end = at + 4 + int.from_bytes(value[at : at + 4], "little")
+        item = value[at + 4 : end]
+        if end > len(value) or len(item) > UNION_ITEM_BYTES_MAX or (items and item <= items[-1]):
+            return None
+        items.append(item)
+        at = end
+    return items if len(items) <= UNION_ITEMS_MAX else None
+
+
+def _union(older: bytes, newer: bytes) -> bytes:
+    return _encode(set(_items(older) or ()) | set(_items(newer) or ()))
+
+
+def _ordered(bits: I64) -> I64:
+    """Float64 bits as integers that compare in IEEE total order (and back: it is its own inverse)."""
+    return bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))
+
+
+_REDUCE: dict[int, Callable[[I64, I64], I64]] = {
+    ADD_I64: np.add.reduceat,
+    MIN_I64: np.minimum.reduceat,
+    MAX_I64: np.maximum.reduceat,
+    MIN_F64: np.minimum.reduceat,
+    MAX_F64: np.maximum.reduceat,
+}
+
+
+def is_number(kinds: U8) -> Any:
+    """Which kinds fold by `fold_numbers`."""
+    return (kinds >= _FIRST_NUMBER) & (kinds <= _LAST_NUMBER)
+
+
+def fold_numbers(kind: int, bits: I64, starts: I64) -> I64:
+    """Fold groups of int64 or float64 bits at once; a group begins at each of `starts`."""
+    floats = kind in (MIN_F64, MAX_F64)
+    folded = _REDUCE[kind](_ordered(bits) if floats else bits, starts)
+    return _ordered(folded) if floats else folded
+
+
+def _fold_pair(kind: int, older: bytes, newer: bytes) -> bytes:
+    if kind == APPEND:
+        return (older + newer)[:VALUE_BYTES_MAX]
+    if kind == UNION:
+        return _union(older, newer)
+    if len(older) != 8 or len(newer) != 8:
+        return older if len(older) == 8 else newer
+    bits = np.frombuffer(older + newer, "<i8")
+    return fold_numbers(kind, bits, np.zeros(1, np.int64)).astype("<i8").tobytes()
+
+
+def _operands(kind: int, value: bytes) -> list[Operand]:
+    if kind != CHAIN:
+        return [(kind, value)]
+    operands: list[Operand] = []
+    at = 0
+    while at < len(value):
+        operator, size = _LINK.unpack_from(value, at)
+        operands.append((operator, value[at + _LINK.size : at + _LINK.size + size]))
+        at += _LINK.size + size
+    return operands
+
+
+def _chain(operands: list[Operand]) -> Operand:
+    if len(operands) == 1:
+        return operands[0]
+    return CHAIN, b"".join([part for kind, value in operands for part in (_LINK.pack(kind, len(value)), value)])
+
+
+def fold(older: Operand | None, newer: Operand) -> Operand:
+    """One row (kind, value) in place of two. `older` None: there is nothing, for certain, below `newer`."""
+    kind, value = newer
+    if kind < MERGE:
+        return newer
+    operands = _operands(kind, value)
+    if older is not None and older[0] >= MERGE:
+        joined = _operands(*older)
+        for operator, operand in operands:
+            if joined[-1][0] == operator:
+                joined[-1] = (operator, _fold_pair(operator, joined[-1][1], operand))
+            else:
+                joined.append((operator, operand))
+        return _chain(joined)
+    if older is None or older[0] == DELETE:
+        base: bytes | None = None
+    else:
+        base = older[1]
+    for operator, operand in operands:
+        base = operand if base is None else _fold_pair(operator, base, operand)
+    assert base is not None
+    return PUT, base

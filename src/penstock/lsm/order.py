@@ -1,0 +1,167 @@
+"""Keys and values of a slice laid end to end, and the order of the keys.
+
+Keys are sorted on 8 bytes after their common prefix; only where they tie does the sort look deeper.
+
+Thread: pure functions; numpy lets the interpreter go while it sorts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.lsm.rows import I64, U64, binary_array, binary_column, fixed_array, offsets_of
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+_WORD = 8
+_JOIN_BYTES_MAX = 1 << 28
+
+
+class Keys:
+    """Keys in one buffer, which has 8 spare bytes at its end so that every word can be read whole."""
+
+    def __init__(self, data: bytearray, starts: I64, lengths: I64) -> None:
+        self.data = data
+        self.starts = starts
+        self.lengths = lengths
+        # A big-endian word at every byte position; numpy reads unaligned ones.
+        self._words: Any = np.ndarray((len(data) - _WORD + 1,), dtype=">u8", buffer=data, strides=(1,))
+
+    @classmethod
+    def of(cls, columns: list[Any]) -> Keys:
+        """The keys of Arrow binary arrays, one array after the other."""
+        parts: list[Any] = []
+        lengths: list[npt.NDArray[np.int32]] = []
+        for column in columns:
+            offsets = offsets_of(column)
+            lengths.append(np.diff(offsets))
+            data = column.buffers()[2]
+            parts.append(memoryview(data)[offsets[0] : offsets[-1]] if data is not None else b"")
+        each = np.concatenate(lengths).astype(np.int64)
+        ends = np.cumsum(each)
+        return cls(bytearray(b"").join([*parts, bytes(_WORD)]), ends - each, each)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def key(self, row: int) -> bytes:
+        start = int(self.starts[row])
+        return bytes(self.data[start : start + int(self.lengths[row])])
+
+    def take(self, rows: I64) -> Any:
+        """Some of the keys, as an Arrow binary array."""
+        offsets = np.append(self.starts, len(self.data) - _WORD).astype(np.int32)
+        return binary_array(offsets, self.data).take(fixed_array(pa.int64(), rows))
+
+    def words(self, rows: I64 | slice, depth: int) -> tuple[U64, I64]:
+        """For each row, 8 bytes at `depth` as a big-endian number (zeros past its end), and how many it has there."""
+        left = np.clip(self.lengths[rows] - depth, 0, _WORD)
+        at = self.starts[rows] + depth
+        if depth:
+            at = np.minimum(at, len(self._words) - 1)  # a key that ended before `depth`: masked below
+        words = self._words[at].astype(np.uint64)
+        if len(left) and left.min() < _WORD:
+            spare = ((_WORD - left) * 8).astype(np.uint64)
+            words = np.where(left == 0, np.uint64(0), words >> np.minimum(spare, 63) << np.minimum(spare, 63))
+        return words, left
+
+
+class Values:
+    """Values of rows numbered through several Arrow arrays; more can be added at the end."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = list(parts)
+        self._firsts = [0, *np.cumsum([len(part) for part in parts]).tolist()]
+        self._bytes = sum(int(offsets[-1] - offsets[0]) for offsets in map(offsets_of, parts))
+        self._joined: Any = None
+
+    def add(self, values: list[bytes]) -> I64:
+        """Number new values, and return their numbers."""
+        first = self._firsts[-1]
+        self._parts.append(binary_column(values))
+        self._firsts.append(first + len(values))
+        self._bytes += sum(map(len, values))
+        self._joined = None
+        return np.arange(first, first + len(values), dtype=np.int64)
+
+    def value(self, row: int) -> bytes:
+        number = bisect_right(self._firsts, row) - 1
+        value: bytes = self._parts[number][row - self._firsts[number]].as_py()
+        return value
+
+    def lengths(self, rows: I64) -> I64:
+        each = np.concatenate([np.diff(offsets_of(part)) for part in self._parts])
+        return each[rows].astype(np.int64)
+
+    def numbers(self, rows: I64) -> I64:
+        """The values of `rows`, each of 8 bytes, as little-endian int64."""
+        column = self.take(rows)
+        start = int(offsets_of(column)[0])
+        return np.frombuffer(column.buffers()[2], "<i8", len(rows), start).astype(np.int64)
+
+    def take(self, rows: I64) -> Any:
+        """Some of the values, as an Arrow binary array."""
+        if self._bytes <= _JOIN_BYTES_MAX:
+            if self._joined is None:
+                self._joined = pa.concat_arrays(self._parts)
+            return self._joined.take(fixed_array(pa.int64(), rows))
+        # Many large values of one key: copy only those asked for, which differ in their keys.
+        number = np.searchsorted(np.array(self._firsts), rows, "right") - 1
+        by_part = np.argsort(number, kind="stable")
+        taken = [
+            part.take(fixed_array(pa.int64(), rows[number == i] - self._firsts[i]))
+            for i, part in enumerate(self._parts)
+        ]
+        back = np.empty(len(rows), np.int64)
+        back[by_part] = np.arange(len(rows))
+        return pa.concat_arrays(taken).take(fixed_array(pa.int64(), back))
+
+
+def shared_prefix(first: bytes, last: bytes) -> int:
+    """How many bytes all keys between two keys (both included) have in common."""
+    for i, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
+            return i
+    return min(len(first), len(last))
+
+
+def sort(keys: Keys, prefix: int) -> tuple[I64, Flags]:
+    """The stable order of `keys`, which share their first `prefix` bytes; and where a key equals the one before it."""
+    n = len(keys)
+    words, left = keys.words(slice(None), prefix)
+    order = np.argsort(words, kind="stable")
+    same = np.zeros(n, np.bool_)
+    active = np.arange(n)  # places in the order that may still move
+    group = np.zeros(n, np.int64)
+    words, left = words[order], left[order]
+    depth = prefix
+    while True:
+        tied = (group[1:] == group[:-1]) & (words[1:] == words[:-1])
+        if not _ascending(group, words, left, tied):
+            deeper = np.lexsort((left, words, group))
+            order[active] = order[active][deeper]
+            words, left = words[deeper], left[deeper]
+            tied = (group[1:] == group[:-1]) & (words[1:] == words[:-1])
+        tied &= left[1:] == left[:-1]
+        ended = tied & (left[1:] < _WORD)
+        same[active[1:][ended]] = True
+        tied &= ~ended
+        if not tied.any():
+            return order, same
+        heads = np.concatenate([[True], ~tied])
+        members = np.concatenate([tied, [False]]) | ~heads
+        group = np.cumsum(heads)[members]
+        active = active[members]
+        depth += _WORD
+        words, left = keys.words(order[active], depth)
+
+
+def _ascending(group: I64, words: U64, left: I64, tied: Flags) -> bool:
+    """Whether rows of a group already stand in order: the usual case, for keys that are equal or share a long part."""
+    falls = (group[1:] == group[:-1]) & (words[1:] < words[:-1])
+    return not (falls.any() or (tied & (left[1:] < left[:-1])).any())

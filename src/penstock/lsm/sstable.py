@@ -1,0 +1,420 @@
+"""Reads an sstable: an Arrow IPC file of sorted rows, through its mapped buffers and the index beside it.
+
+A file holds at most one point row of a key, the newest: a snapshot keeps whole files, so no file needs a second
+version. A range delete is a row too (key = start, value = end); `get` and `scan` leave them to `range_deletes`, because
+what they delete is in other files as well.
+
+Thread: shared by any number; nothing is locked on the way of a read.
+Invariants: (1) no byte of a page is used before the page's checksum matched (where google-crc32c is installed). (2)
+this module and all it imports need pyarrow, numpy and the standard library alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.archive.container import Chunk, KeyRing, crc32c, open_chunk
+from penstock.errors import Closed, CorruptionError
+from penstock.host.files import FileSystem, OsFileSystem
+from penstock.lsm.index import ALL_PUTS, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
+from penstock.lsm.ranges import RangeDeletes
+from penstock.lsm.rows import (
+    I64,
+    NEVER,
+    PUT,
+    RANGE_DELETE,
+    SCHEMA,
+    U8,
+    U64,
+    Columns,
+    Row,
+    binary_array,
+    bytes_list,
+)
+from penstock.lsm.writer import BATCH_ROWS, index_path
+
+_PAGE_SHIFT = 16
+_BATCH_SHIFT = 16
+assert 1 << _PAGE_SHIFT == PAGE_BYTES
+assert 1 << _BATCH_SHIFT == BATCH_ROWS
+
+SLICE_ROWS_FIRST = 128
+SLICE_ROWS_MAX = 1_024
+_OPEN_BATCHES_MAX = 8  # of a chunk that is not mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some point rows of a scan, in scan order."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    kinds: U8
+    lsns: U64
+    expires: I64
+    plain: bool  # every row is a put that never expires
+
+
+class _Batch:
+    """The buffers of one record batch. Keys and row columns are checked when it is opened, values page by page."""
+
+    __slots__ = (
+        "expires", "first", "key_base", "key_bytes", "key_offsets", "kinds", "lsns", "rows", "source", "special",
+        "value_base", "value_bytes", "value_offsets",
+    )  # fmt: skip
+
+    def __init__(self, table: Sstable, place: Any, first: int, lsn: int | None) -> None:
+        start, rows = int(place["start"]), int(place["rows"])
+        key_base = int(place["keys"])
+        value_base = int(place["values"])
+        region = table._checked(start, value_base)
+
+        def part(name: str, size: int, code: Literal["i", "Q", "B", "q"]) -> memoryview:
+            at = int(place[name]) - start
+            if at < 0 or at + size > len(region):
+                raise CorruptionError(table.path, start, f"the {name} of a batch are not inside it")
+            return region[at : at + size].cast(code)
+
+        self.first = first
+        self.rows = rows
+        self.key_offsets = part("key_offsets", 4 * (rows + 1), "i")
+        self.value_offsets = part("value_offsets", 4 * (rows + 1), "i")
+        self.lsns = part("lsns", 8 * rows, "Q")
+        self.kinds = part("kinds", rows, "B")
+        self.expires = part("expires", 8 * rows, "q")
+        if lsn is not None:
+            self.lsns = np.broadcast_to(np.uint64(lsn), rows).data
+        # What slices out keys and values as bytes: the mapping itself, or for keys the bytes opened from blocks.
+        self.source: Any = table._source if table._source is not None else bytes(region)
+        self.key_base = key_base if table._source is not None else key_base - start
+        self.value_base = value_base
+        self.special = int(place["flags"]) != ALL_PUTS
+        # The length of every key (value) where they have one length: a get then need not look at offsets. Else 0.
+        self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, int(place["lsns"]))
+        self.value_bytes = _equal_length(table.path, self.value_offsets, value_base, int(place["end"]))
+
+    def key(self, row: int) -> bytes:
+        offsets, base = self.key_offsets, self.key_base
+        key: bytes = self.source[base + offsets[row] : base + offsets[row + 1]]
+        return key
+
+
+def _equal_length(path: str, offsets: memoryview, base: int, end: int) -> int:
+    column = np.frombuffer(offsets, np.int32)
+    lengths = np.diff(column)
+    low = int(lengths.min(initial=0x7FFFFFFF))
+    if column[0] != 0 or low < 0 or base + int(column[-1]) > max(end, base):
+        raise CorruptionError(path, base, "the offsets of a batch leave it")
+    return low if low == int(lengths.max(initial=0)) else 0
+
+
+class Sstable:
+    """An sstable, open for reading. `lsn`, where given, stands for the LSN of all its rows (an adopted file)."""
+
+    def __init__(self, data: Chunk, index: Index, lsn: int | None = None) -> None:
+        self._data = data
+        self._index = index
+        self._lsn = lsn
+        self.path = data.path
+        self.summary: Summary = index.summary
+        if data.size != self.summary.file_bytes or len(index.page_sums) != -(-data.size // PAGE_BYTES):
+            raise CorruptionError(self.path, data.size, "the index beside it belongs to another file")
+        self._mapped = data.view is not None
+        self._source: Any = data.view.obj if data.view is not None else None
+        # One per page: whether a read of the mapping may use it as it is.
+        self._sound = bytearray(len(index.page_sums))
+        if crc32c is None and self._mapped:
+            self._sound = bytearray(b"\1" * len(index.page_sums))
+        places = index.batches
+        self._batches: list[_Batch | None] = [None] * len(places)
+        self._firsts: list[int] = [0, *np.cumsum(places["rows"]).tolist()]
+        self._even = all(rows == BATCH_ROWS for rows in places["rows"][:-1].tolist())
+        self._pages = index.pages
+        self._homes = index.homes
+        self._row_mask = (1 << index.row_bits) - 1
+        self._fingerprint_mask = fingerprint_mask(index.row_bits)
+        self._lock = threading.Lock()
+        self._open: deque[int] = deque()  # guarded by _lock; of a chunk that is not mapped
+        if self._firsts[-1] != self.summary.rows:
+            raise CorruptionError(self.path, 0, "the index lists another number of rows")
+        self.range_deletes = RangeDeletes.of(self._range_delete(row) for row in index.range_rows)
+
+    @classmethod
+    def open(
+        cls, path: str, *, fs: FileSystem | None = None, keys: KeyRing | None = None, lsn: int | None = None
+    ) -> Sstable:
+        fs = OsFileSystem() if fs is None else fs
+        index_chunk = open_chunk(fs, index_path(path), keys)
+        data = open_chunk(fs, path, keys)
+        return cls(data, Index(index_chunk), lsn)
+
+    def close(self) -> None:
+        """Let go of the files. Only when nobody reads: blocks that are not mapped cannot be read any more."""
+        self._index.close()
+        self._data.close()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether reads go to a mapping of the file; otherwise blocks are opened into bounded memory."""
+        return self._mapped
+
+    # -- pages and batches
+
+    def _checked(self, start: int, end: int) -> memoryview:
+        """Bytes [start, end) of the file, out of pages whose checksums matched."""
+        first, last = start >> _PAGE_SHIFT, -(-end >> _PAGE_SHIFT)
+        if self._mapped:
+            page = self._sound.find(0, first, last)
+            while page >= 0:
+                at = page << _PAGE_SHIFT
+                self._check_page(page, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
+                self._sound[page] = 1
+                page = self._sound.find(0, page + 1, last)
+            return self._data.read(start, end)
+        base = first << _PAGE_SHIFT
+        data = self._data.read(base, max(base, min(last << _PAGE_SHIFT, self._data.size)))
+        for page in range(first, last):
+            at = (page << _PAGE_SHIFT) - base
+            self._check_page(page, data[at : at + PAGE_BYTES])
+        return data[start - base : end - base]
+
+    def _check_page(self, page: int, data: memoryview) -> None:
+        if crc32c is not None and crc32c(bytes(data)) != self._index.page_sums[page]:
+            raise CorruptionError(self.path, page << _PAGE_SHIFT, "this page does not match its checksum")
+
+    def damaged_pages(self) -> list[CorruptionError]:
+        """Read every page of the file and of its index anew, and say which do not match."""
+        damage: list[CorruptionError] = []
+        for at in range(0, self._data.size, PAGE_BYTES):
+            try:
+                self._check_page(at >> _PAGE_SHIFT, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
+            except CorruptionError as error:
+                damage.append(error)
+        for number in range(len(self._pages)):
+            try:
+                self._index.page(number)
+            except CorruptionError as error:
+                damage.append(error)
+        return damage
+
+    def _open_batch(self, number: int) -> _Batch:
+        batch = _Batch(self, self._index.batches[number], self._firsts[number], self._lsn)
+        self._batches[number] = batch
+        if not self._mapped:
+            with self._lock:
+                self._open.append(number)
+                while len(self._open) > _OPEN_BATCHES_MAX:
+                    self._batches[self._open.popleft()] = None
+        return batch
+
+    def _batch(self, number: int) -> _Batch:
+        return self._batches[number] or self._open_batch(number)
+
+    def _key_region(self, batch: _Batch) -> memoryview:
+        region = self._data.view if self._mapped else memoryview(batch.source)
+        if region is None:
+            raise Closed(f"{self.path} was closed: open it again")
+        return region
+
+    def _value(self, batch: _Batch, row: int) -> bytes:
+        offsets, base = batch.value_offsets, batch.value_base
+        return bytes(self._checked(base + offsets[row], base + offsets[row + 1]))
+
+    def _range_delete(self, row: int) -> tuple[bytes, bytes, int]:
+        batch = self._batch(bisect_right(self._firsts, row) - 1)
+        row -= batch.first
+        return batch.key(row), self._value(batch, row), batch.lsns[row]
+
+    # -- points
+
+    def get(self, key: bytes) -> Row | None:
+        """The row of `key`: (kind, value, lsn, expires_us), or None."""
+        if hash64 is None:
+            return self._get_sorted(key)
+        hashed = hash64(key)
+        at = ((hashed >> 32) * self._homes) >> 32
+        mask = self._fingerprint_mask
+        want = hashed & mask
+        pages = self._pages
+        while True:
+            page = pages[at >> 14]
+            if page is None:
+                page = self._index.page(at >> 14)
+            slot = page[at & 0x3FFF]
+            if not slot:
+                return None
+            if slot & mask == want:
+                row = (slot & self._row_mask) - 1
+                number = row >> _BATCH_SHIFT if self._even else bisect_right(self._firsts, row) - 1
+                batch = self._batches[number]
+                if batch is None:
+                    batch = self._open_batch(number)
+                row -= batch.first
+                start = batch.key_base
+                size = batch.key_bytes
+                if size:
+                    start += row * size
+                    found = batch.source[start : start + size]
+                else:
+                    found = batch.source[start + batch.key_offsets[row] : start + batch.key_offsets[row + 1]]
+                if found == key:
+                    start = batch.value_base
+                    size = batch.value_bytes
+                    if size:
+                        start += row * size
+                        end = start + size
+                    else:
+                        end = start + batch.value_offsets[row + 1]
+                        start += batch.value_offsets[row]
+                    # The usual case in one look: the value lies within one page, and that page is sound.
+                    if start >> 16 == end >> 16 and self._sound[start >> 16]:
+                        value = self._source[start:end]
+                    else:
+                        value = self._value(batch, row)
+                    if batch.special:
+                        return batch.kinds[row], value, batch.lsns[row], batch.expires[row]
+                    return PUT, value, batch.lsns[row], NEVER
+            at += 1
+
+    def _get_sorted(self, key: bytes) -> Row | None:
+        row = self.lower_bound(key)
+        while row < self.summary.rows:
+            batch = self._batch(bisect_right(self._firsts, row) - 1)
+            at = row - batch.first
+            if batch.key(at) != key:
+                return None
+            if batch.kinds[at] != RANGE_DELETE:
+                return batch.kinds[at], self._value(batch, at), batch.lsns[at], batch.expires[at]
+            row += 1
+        return None
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[Row | None]:
+        """The row of each key."""
+        return list(map(self.get, keys))
+
+    # -- ranges
+
+    def lower_bound(self, key: bytes) -> int:
+        """The number of the first row whose key is not below `key`."""
+        number = bisect_left(self._index.first_keys, key) - 1
+        if number < 0:
+            return 0
+        batch = self._batch(number)
+        low, high = 0, batch.rows
+        source, base, offsets = batch.source, batch.key_base, batch.key_offsets
+        while low < high:
+            middle = (low + high) >> 1
+            if source[base + offsets[middle] : base + offsets[middle + 1]] < key:
+                low = middle + 1
+            else:
+                high = middle
+        return batch.first + low
+
+    def rows_between(self, start: bytes = b"", end: bytes | None = None) -> tuple[int, int]:
+        """Numbers [first, last) of the rows with keys in [start, end)."""
+        first = self.lower_bound(start)
+        return first, max(first, self.summary.rows if end is None else self.lower_bound(end))
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Rows [first, last) as (batch, from, to) within each batch."""
+        number = bisect_right(self._firsts, first) - 1
+        while first < last:
+            base, end = self._firsts[number], min(self._firsts[number + 1], last)
+            yield number, first - base, end - base
+            first, number = end, number + 1
+
+    def key_at(self, number: int, row: int) -> bytes:
+        """The key of a row of a batch."""
+        return self._batch(number).key(row)
+
+    def row_bytes(self, number: int) -> I64:
+        """The bytes of keys and values before each row of a batch, and before its end."""
+        batch = self._batch(number)
+        keys, values = np.frombuffer(batch.key_offsets, np.int32), np.frombuffer(batch.value_offsets, np.int32)
+        return keys.astype(np.int64) + values
+
+    def columns(self, number: int, start: int, end: int) -> Columns:
+        """Rows [start, end) of a batch, range deletes included; keys and values are not copied from a mapping."""
+        batch = self._batch(number)
+        key_offsets = np.frombuffer(batch.key_offsets, np.int32)[start : end + 1]
+        value_offsets = np.frombuffer(batch.value_offsets, np.int32)[start : end + 1]
+        low, high = int(key_offsets[0]), int(key_offsets[-1])
+        keys = self._key_region(batch)[batch.key_base + low : batch.key_base + high]
+        values = self._checked(batch.value_base + int(value_offsets[0]), batch.value_base + int(value_offsets[-1]))
+        return Columns(
+            keys=binary_array(key_offsets - low, keys),
+            lsns=np.asarray(batch.lsns)[start:end],
+            kinds=np.frombuffer(batch.kinds, np.uint8)[start:end],
+            expires=np.frombuffer(batch.expires, np.int64)[start:end],
+            values=binary_array(value_offsets - value_offsets[0], values),
+        )
+
+    def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[Slice]:
+        """Point rows with keys in [start, end), in slices that start small."""
+        first, last = self.rows_between(start, end)
+        size = SLICE_ROWS_FIRST
+        while first < last:
+            if reverse:
+                number = bisect_right(self._firsts, last - 1) - 1
+                base = self._firsts[number]
+                low, high = max(first, base, last - size), last
+                last = low
+            else:
+                number = bisect_right(self._firsts, first) - 1
+                base = self._firsts[number]
+                low, high = first, min(last, self._firsts[number + 1], first + size)
+                first = high
+            piece = self._slice(number, low - base, high - base, reverse)
+            if piece.keys:
+                yield piece
+            size = min(2 * size, SLICE_ROWS_MAX)
+
+    def _slice(self, number: int, start: int, end: int, reverse: bool) -> Slice:
+        batch = self._batch(number)
+        offsets, base = batch.key_offsets, batch.key_base
+        keys = _cut(
+            self._key_region(batch)[base + offsets[start] : base + offsets[end]],
+            offsets[start : end + 1],
+            batch.key_bytes,
+        )
+        offsets, base = batch.value_offsets, batch.value_base
+        data = self._checked(base + offsets[start], base + offsets[end])
+        values = _cut(data, offsets[start : end + 1], batch.value_bytes)
+        lsns = np.asarray(batch.lsns)[start:end]
+        kinds = np.asarray(batch.kinds)[start:end]
+        expires = np.asarray(batch.expires)[start:end]
+        if batch.special and (kinds == RANGE_DELETE).any():
+            kept = np.flatnonzero(kinds != RANGE_DELETE)
+            keys, values = [keys[i] for i in kept], [values[i] for i in kept]
+            lsns, kinds, expires = lsns[kept], kinds[kept], expires[kept]
+        if reverse:
+            keys.reverse()
+            values.reverse()
+            lsns, kinds, expires = lsns[::-1], kinds[::-1], expires[::-1]
+        return Slice(keys, values, kinds, lsns, expires, not batch.special)
+
+    def scan_arrow(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Any]:
+        """Every row of the file with its key in [start, end), as record batches over the mapping.
+
+        These are the rows as stored: kinds are the caller's to judge, range deletes among them.
+        """
+        for number, low, high in self.pieces(*self.rows_between(start, end)):
+            yield self.columns(number, low, high).record_batch(SCHEMA)
+
+
+def _cut(data: memoryview, offsets: memoryview, size: int) -> list[bytes]:
+    """The items of a part of a binary column as a list; `size` is the length of each, or 0 if they differ."""
+    items: list[bytes]
+    if size:
+        items = np.frombuffer(data, f"V{size}").tolist()
+        return items
+    ends = np.frombuffer(offsets, np.int32) - offsets[0]
+    items = bytes_list(binary_array(ends, data))
+    return items

@@ -1,0 +1,419 @@
+"""One log-structured tree: edits in, reads out, and one swap for every change of its state.
+
+Thread: one thread applies edits; any thread reads, takes snapshots and asks for maintenance. Reads take no lock: they
+read one reference. `_lock` guards every change of the version and is never held during I/O.
+Invariants: (1) at every moment each row is in the version: a flush drops its memtables in the swap that brings its
+file. (2) a snapshot lies between two edits. (3) `stored <= lsn` of each version, and both only rise.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.errors import Backpressure, Closed, Invalid
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.lsm.compaction import Compaction, LevelLimits, compact_everything, pick_compaction
+from penstock.lsm.memtable import Edit, Memtable, merged
+from penstock.lsm.ranges import RangeDeletes
+from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, VALUE_BYTES_MAX, Row
+from penstock.lsm.sstable import Sstable
+from penstock.lsm.version import FileMeta, Run, TableFile, Version, arrange
+from penstock.lsm.view import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeSettings:
+    """Sizes of a tree, and when its writers are slowed and stopped."""
+
+    memtable_bytes: int = 64 << 20
+    memtables_slow: int = 3  # so many memtables' worth of rows that are not in files
+    memtables_stop: int = 5
+    level0_slow: int = 12  # so many runs in level 0
+    level0_stop: int = 24
+    limits: LevelLimits = field(default_factory=LevelLimits)
+
+    def __post_init__(self) -> None:
+        if self.memtable_bytes < 1 or not 1 <= self.memtables_slow < self.memtables_stop:
+            raise Invalid("memtable_bytes must be positive and 1 <= memtables_slow < memtables_stop")
+        if not self.limits.level0_runs < self.level0_slow < self.level0_stop:
+            raise Invalid("level0_runs < level0_slow < level0_stop must hold")
+
+
+class Stall(enum.Enum):
+    """What a tree asks of its writers."""
+
+    NONE = 0
+    SLOW = 1
+    STOP = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStatistics:
+    """A tree at one moment."""
+
+    lsn: int
+    stored: int
+    memtable_bytes: int
+    frozen_memtables: int
+    level_files: tuple[int, ...]
+    level_bytes: tuple[int, ...]
+    level0_runs: int
+    snapshots: int
+    stall: Stall
+
+
+class Snapshot(View):
+    """A view of one LSN that stays as it is until it is closed. Files it needs are not collected before."""
+
+    __slots__ = ("__weakref__", "lsn")
+
+    def __init__(self, version: Version, now_us: int) -> None:
+        super().__init__(version, lambda: now_us)
+        self.lsn = version.lsn
+
+    def files(self) -> list[FileMeta]:
+        """Its files, for a reader elsewhere; rows that are in none are those of `memtable_columns`."""
+        return [file.meta for file in self._version.files()]
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self._version = _CLOSED
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _ClosedVersion:
+    def __getattr__(self, name: str) -> Any:
+        raise Closed("the snapshot was closed: take another")
+
+
+_CLOSED: Any = _ClosedVersion()
+
+
+class Tree:
+    """A tree of one partition. `wake` is called with a task's name when there is work for it."""
+
+    def __init__(
+        self,
+        files: Iterable[FileMeta],
+        open_table: Callable[[FileMeta], Sstable],
+        *,
+        clock: Clock,
+        settings: TreeSettings | None = None,
+        stored: int = 0,
+        time_us: int = 0,
+        wake: Callable[[str], None] = lambda task: None,
+    ) -> None:
+        self.settings = settings or TreeSettings()
+        self.doomed: deque[FileMeta] = deque()  # retired files that nobody reads any more
+        self._writing: set[int] = set()  # guarded by _lock: chunk ids of files on their way to a version
+        self._retired: set[int] = set()  # guarded by _lock: chunk ids of files that are listed no more, but not removed
+        self._open_table = open_table
+        self._clock = clock
+        self._wake = wake
+        self._lock = threads.lock("lsm.tree")
+        self._relieved = threads.condition("lsm.relieved")
+        self._flushing: tuple[Memtable, ...] = ()  # guarded by _lock
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # guarded by _lock
+        self._lsn = stored  # guarded by _lock
+        self._time_us = time_us  # guarded by _lock
+        levels = arrange(TableFile(meta, open_table) for meta in files)
+        self._install(Version(Memtable(), (), levels, stored, stored, time_us))
+
+    def _install(self, version: Version) -> None:
+        self._version = version
+        self._view = View(version, self._now_us)
+
+    def _now_us(self) -> int:
+        return max(self._time_us, self._clock.time_us())
+
+    # -- reading
+
+    @property
+    def lsn(self) -> int:
+        """The last LSN applied."""
+        return self._lsn
+
+    @property
+    def stored(self) -> int:
+        """All up to here is in files."""
+        return self._version.stored
+
+    @property
+    def time_us(self) -> int:
+        """The highest record time applied."""
+        return self._time_us
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._view.get(key)
+
+    def get_row(self, key: bytes) -> Row | None:
+        return self._view.get_row(key)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._view.multi_get(keys)
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes = b"",
+        reverse: bool = False,
+        limit: int = -1,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) in order. Rows written meanwhile may be seen or not; `snapshot()` for one moment."""
+        return self._view.scan(start, end, prefix=prefix, reverse=reverse, limit=limit)
+
+    def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
+        return self._view.scan_arrow(start, end, prefix=prefix)
+
+    def snapshot(self) -> Snapshot:
+        """This moment, for as long as one likes."""
+        with self._lock:
+            self._freeze()
+            self._merge_small()
+            snapshot = Snapshot(replace(self._version, active=None), self._now_us())
+            self._snapshots.add(snapshot)
+            return snapshot
+
+    # -- writing
+
+    def apply(self, edit: Edit) -> None:
+        """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in."""
+        for key, row in edit.rows.items():
+            if len(key) > KEY_BYTES_MAX or len(row[1]) > VALUE_BYTES_MAX:
+                raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        edit = self._settled(edit)
+        with self._lock:
+            active = self._version.active
+            assert active is not None
+            if edit.lsn <= self._lsn:
+                raise Invalid(f"an edit of LSN {edit.lsn} comes after {self._lsn}")
+            self._time_us = max(self._time_us, edit.time_us)  # before the rows: a reader must not find them unexpired
+            active.apply(edit)
+            self._lsn = edit.lsn
+            full = active.bytes >= self.settings.memtable_bytes
+            if full:
+                self._freeze()
+        if full:
+            self._wake("flush")
+
+    def _settled(self, edit: Edit) -> Edit:
+        """The edit with its operands folded, if rows of this tree expire.
+
+        Whether an operand meets a row or the gap it left when it expired is decided at the time of the operand's
+        record, which no row remembers. Without expiries it does not matter when operands are folded: then they wait.
+        """
+        version = self._version
+        assert version.active is not None
+        if not (version.expires or version.active.expires) or all(row[0] < MERGE for row in edit.rows.values()):
+            return edit
+        view = View(version, lambda: edit.time_us)
+        deleted = RangeDeletes.of((start, end, edit.lsn) for start, end in edit.ranges)
+        rows = {
+            key: view.fold(key, row, deleted.lsn_over(key)) if row[0] >= MERGE else row
+            for key, row in edit.rows.items()
+        }
+        return replace(edit, rows=rows)
+
+    def freeze(self) -> None:
+        """Put the growing memtable among those to be flushed."""
+        with self._lock:
+            self._freeze()
+
+    def _freeze(self) -> None:
+        version = self._version
+        active = version.active
+        assert active is not None
+        if len(active):
+            self._install(
+                replace(
+                    version,
+                    active=Memtable(),
+                    frozen=(active, *version.frozen),
+                    lsn=self._lsn,
+                    time_us=self._time_us,
+                )
+            )
+        elif version.lsn < self._lsn:
+            self._install(replace(version, lsn=self._lsn, time_us=self._time_us))
+
+    def _merge_small(self) -> None:
+        """Keep snapshots from leaving a trail of tiny memtables; like meets like, so a row is copied a few times only."""
+        frozen = list(self._version.frozen)
+        while len(frozen) > 1:
+            newer, older = frozen[0], frozen[1]
+            small = newer.bytes + older.bytes <= self.settings.memtable_bytes and 2 * newer.bytes >= older.bytes
+            if not small or older in self._flushing or newer in self._flushing:
+                break
+            frozen[:2] = [merged(older, newer, self._time_us)]
+        if len(frozen) < len(self._version.frozen):
+            self._install(replace(self._version, frozen=tuple(frozen)))
+
+    # -- load
+
+    def stall(self) -> tuple[Stall, str]:
+        """What writers should do, and why."""
+        version, settings = self._version, self.settings
+        waiting = sum(memtable.bytes for memtable in version.memtables()) / settings.memtable_bytes
+        runs = len(version.levels[0])
+        if waiting >= settings.memtables_stop or runs >= settings.level0_stop:
+            level = Stall.STOP
+        elif waiting >= settings.memtables_slow or runs >= settings.level0_slow:
+            level = Stall.SLOW
+        else:
+            return Stall.NONE, ""
+        return level, f"{waiting:.1f} memtables wait for a flush and level 0 has {runs} runs"
+
+    def admit(self, timeout_s: float = 5.0) -> None:
+        """Ask before writing: at once, after a short pause, or `Backpressure` if maintenance does not catch up."""
+        level, why = self.stall()
+        if level is Stall.NONE:
+            return
+        self._wake("flush")
+        self._wake("compaction")
+        with self._relieved:
+            if level is Stall.SLOW:
+                self._relieved.wait(min(0.001, timeout_s))
+            elif not self._relieved.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s):
+                raise Backpressure(f"{why}: maintenance is behind, retry later")
+
+    def _relieve(self) -> None:
+        with self._relieved:
+            self._relieved.notify_all()
+
+    # -- maintenance: what the jobs of `maintenance` call
+
+    def wants_flush(self) -> bool:
+        """Whether a memtable's worth of rows, or many small ones, are frozen."""
+        frozen = self._version.frozen
+        return sum(memtable.bytes for memtable in frozen) >= self.settings.memtable_bytes or len(frozen) > 8
+
+    def begin_flush(self) -> tuple[Memtable, tuple[Memtable, ...]] | None:
+        """The frozen memtables as one, and themselves; None if there is nothing to flush or a flush is on its way."""
+        with self._lock:
+            if self._flushing or not self._version.frozen:
+                return None
+            self._flushing = frozen = self._version.frozen
+        rows = frozen[-1]
+        for newer in reversed(frozen[:-1]):
+            rows = merged(rows, newer, self._time_us)
+        return rows, frozen
+
+    def end_flush(self, frozen: tuple[Memtable, ...], outputs: Sequence[FileMeta]) -> None:
+        """Swap: the files in, their memtables out."""
+        stored = frozen[0].lsn_last
+        with self._lock:
+            version = self._version
+            kept = tuple(memtable for memtable in version.frozen if memtable not in frozen)
+            assert len(kept) == len(version.frozen) - len(frozen)
+            self._install(
+                replace(version, frozen=kept, levels=self._with_run(outputs), stored=max(version.stored, stored))
+            )
+            self._flushing = ()
+        self._relieve()
+        if self.pick() is not None:
+            self._wake("compaction")
+
+    def abandon_flush(self) -> None:
+        """The flush failed; its memtables stay where they are."""
+        with self._lock:
+            self._flushing = ()
+
+    def _with_run(self, outputs: Sequence[FileMeta]) -> tuple[tuple[Run, ...], ...]:
+        levels = self._version.levels
+        if not outputs:
+            return levels
+        run = Run(TableFile(meta, self._open_table) for meta in outputs)
+        return ((run, *levels[0]), *levels[1:])
+
+    def install_adopted(self, outputs: Sequence[FileMeta], lsn: int, time_us: int) -> None:
+        """Add files built elsewhere as the newest run. Requires: every memtable is flushed."""
+        with self._lock:
+            version = self._version
+            assert not version.frozen
+            self._time_us = max(self._time_us, time_us)
+            self._lsn = lsn
+            self._install(replace(version, levels=self._with_run(outputs), lsn=lsn, stored=lsn, time_us=self._time_us))
+        self._relieve()
+        self._wake("compaction")
+
+    def pick(self, *, everything: bool = False) -> Compaction | None:
+        """What to compact next."""
+        levels = self._version.levels
+        return compact_everything(levels) if everything else pick_compaction(levels, self.settings.limits)
+
+    def end_compaction(self, compaction: Compaction, outputs: Sequence[FileMeta]) -> None:
+        """Swap: outputs in, inputs out; inputs are collected when nobody reads them any more."""
+        gone = set(compaction.inputs)
+        with self._lock:
+            version = self._version
+            kept = [file for file in version.files() if file not in gone]
+            assert len(kept) == sum(1 for _ in version.files()) - len(gone)
+            files = [*kept, *(TableFile(meta, self._open_table) for meta in outputs)]
+            self._install(replace(version, levels=arrange(files)))
+            self._retired.update(file.meta.chunk_id for file in gone)
+        for file in gone:
+            file.retire(self.doomed)
+        self._relieve()
+
+    def is_current(self, compaction: Compaction) -> bool:
+        """Whether the inputs of a compaction are still what the tree holds."""
+        held = set(self._version.files())
+        return all(file in held for file in compaction.inputs)
+
+    def announce(self, chunk_ids: Iterable[int]) -> None:
+        """Files of these ids are about to be written: they are not for collection, listed or not."""
+        with self._lock:
+            self._writing.update(chunk_ids)
+
+    def withdraw(self, chunk_ids: Iterable[int]) -> None:
+        """These ids are listed now, or never will be."""
+        with self._lock:
+            self._writing.difference_update(chunk_ids)
+
+    def take_doomed(self) -> FileMeta | None:
+        """A file that is listed no more and that nobody reads, for removal."""
+        if not self.doomed:
+            return None
+        meta = self.doomed.popleft()
+        with self._lock:
+            self._retired.discard(meta.chunk_id)
+        return meta
+
+    def in_use(self) -> set[int]:
+        """Chunk ids of files that may be unlisted and yet are needed."""
+        with self._lock:
+            return self._writing | self._retired
+
+    def oldest_snapshot(self) -> int:
+        """Deletes at or above this LSN are kept."""
+        with self._lock:
+            return min([snapshot.lsn for snapshot in self._snapshots] + [self._version.stored]) + 1
+
+    def statistics(self) -> TreeStatistics:
+        version = self._version
+        with self._lock:
+            snapshots = len(self._snapshots)
+        return TreeStatistics(
+            lsn=self._lsn,
+            stored=version.stored,
+            memtable_bytes=sum(memtable.bytes for memtable in version.memtables()),
+            frozen_memtables=len(version.frozen),
+            level_files=tuple(sum(len(run.files) for run in level) for level in version.levels),
+            level_bytes=tuple(sum(run.size_bytes for run in level) for level in version.levels),
+            level0_runs=len(version.levels[0]),
+            snapshots=snapshots,
+            stall=self.stall()[0],
+        )

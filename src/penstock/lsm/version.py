@@ -1,0 +1,162 @@
+"""A version: the immutable state of a tree, swapped whole. Whoever holds one sees one state.
+
+A tree is a list of *runs*, newest first: memtables, then the runs of level 0, then one run for each lower level. The
+files of a run are disjoint by key.
+
+Thread: any; nothing here changes but the lazy opening of a file, under its lock.
+Invariant: a file that was retired is doomed exactly when no version that lists it is held any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import Invalid
+from penstock.host import threads
+from penstock.lsm.memtable import Memtable
+from penstock.lsm.ranges import NO_RANGES, RangeDeletes
+from penstock.lsm.rows import Row
+from penstock.lsm.sstable import Sstable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileMeta:
+    """What the catalogue knows of an sstable."""
+
+    chunk_id: int
+    file_name: str  # relative to the store
+    level: int
+    run: int  # files of level 0 with one number were adopted together and are one run
+    start: bytes
+    end: bytes
+    rows: int
+    size_bytes: int
+    deletes: int
+    lsn_min: int
+    lsn_max: int
+    has_ranges: bool
+    expires: bool  # some of its rows do
+    lsn: int | None = None  # stands for the LSN of all rows, in an adopted file
+
+    def overlaps(self, start: bytes, end: bytes) -> bool:
+        return self.start < end and start < self.end
+
+
+def check_disjoint(files: Iterable[FileMeta]) -> None:
+    """`Invalid` if two files could hold the same key."""
+    for one, other in itertools.pairwise(sorted(files, key=lambda meta: meta.start)):
+        if other.start < one.end:
+            raise Invalid(f"the files of a run must be disjoint by key: {one.file_name} reaches into {other.file_name}")
+
+
+class TableFile:
+    """A listed sstable; opened when it is first read."""
+
+    __slots__ = ("__weakref__", "_lock", "_open", "_table", "meta")
+
+    def __init__(self, meta: FileMeta, open_table: Callable[[FileMeta], Sstable]) -> None:
+        self.meta = meta
+        self._open = open_table
+        self._table: Sstable | None = None  # guarded by _lock while it is None
+        self._lock = threads.lock("lsm.file")
+
+    def table(self) -> Sstable:
+        table = self._table
+        if table is None:
+            with self._lock:
+                table = self._table
+                if table is None:
+                    table = self._table = self._open(self.meta)
+        return table
+
+    def retire(self, doomed: deque[FileMeta]) -> None:
+        """It is listed no more: when the last version lets go of it, its files are doomed."""
+        weakref.finalize(self, doomed.append, self.meta).atexit = False
+
+
+class Run:
+    """Files that are disjoint by key, as one sorted table."""
+
+    __slots__ = ("_ends", "_starts", "files")
+
+    def __init__(self, files: Iterable[TableFile]) -> None:
+        self.files = tuple(sorted(files, key=lambda file: file.meta.start))
+        self._starts = [file.meta.start for file in self.files]
+        self._ends = [file.meta.end for file in self.files]
+        check_disjoint([file.meta for file in self.files])
+
+    @property
+    def lsn_max(self) -> int:
+        return max(file.meta.lsn_max for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.meta.size_bytes for file in self.files)
+
+    def get(self, key: bytes) -> Row | None:
+        place = bisect_right(self._starts, key) - 1
+        if place < 0 or key >= self._ends[place]:
+            return None
+        return self.files[place].table().get(key)
+
+    def overlapping(self, start: bytes, end: bytes | None) -> tuple[TableFile, ...]:
+        """The files with keys in [start, end)."""
+        first = max(0, bisect_right(self._starts, start) - 1)
+        last = len(self.files) if end is None else bisect_right(self._starts, end)
+        inside = self.files[first:last]
+        return tuple(f for f in inside if f.meta.end > start and (end is None or f.meta.start < end))
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a tree holds at one moment."""
+
+    active: Memtable | None  # the one that grows; None in a snapshot
+    frozen: tuple[Memtable, ...]  # newest first
+    levels: tuple[tuple[Run, ...], ...]  # levels[0]: any number of runs, newest first; below: at most one each
+    lsn: int  # all up to here is in it, but for what `active` takes in
+    stored: int  # all up to here is in files
+    time_us: int  # the highest record time in it
+    runs: tuple[Run, ...] = field(init=False)  # of all levels, newest first
+    ranges: RangeDeletes = field(init=False)  # of everything but `active`
+    expires: bool = field(init=False)  # some row of it does, `active` left out
+
+    def __post_init__(self) -> None:
+        runs = tuple(run for level in self.levels for run in level)
+        object.__setattr__(self, "runs", runs)
+        deletes = [piece for memtable in self.frozen for piece in memtable.ranges]
+        for file in self.files():
+            if file.meta.has_ranges:
+                deletes.extend(file.table().range_deletes)
+        object.__setattr__(self, "ranges", RangeDeletes.of(deletes) if deletes else NO_RANGES)
+        expires = any(memtable.expires for memtable in self.frozen) or any(file.meta.expires for file in self.files())
+        object.__setattr__(self, "expires", expires)
+        if any(len(level) > 1 for level in self.levels[1:]):
+            raise Invalid("a level below 0 is one run")
+
+    def files(self) -> Iterator[TableFile]:
+        for run in self.runs:
+            yield from run.files
+
+    def memtables(self) -> tuple[Memtable, ...]:
+        """Newest first."""
+        return self.frozen if self.active is None else (self.active, *self.frozen)
+
+
+def arrange(files: Iterable[TableFile]) -> tuple[tuple[Run, ...], ...]:
+    """Files as the catalogue lists them, put in order."""
+    by_run: dict[tuple[int, int], list[TableFile]] = {}
+    for file in files:
+        meta = file.meta
+        by_run.setdefault((meta.level, meta.run if meta.level == 0 else 0), []).append(file)
+    depth = 1 + max((level for level, _ in by_run), default=0)
+    levels: list[list[Run]] = [[] for _ in range(depth)]
+    for (level, _), members in by_run.items():
+        levels[level].append(Run(members))
+    levels[0].sort(key=lambda run: run.lsn_max, reverse=True)
+    return tuple(tuple(level) for level in levels)

@@ -1,0 +1,339 @@
+"""Reading a version: points, scans as rows, scans as Arrow batches.
+
+A scan merges its sources window by window: all rows up to the smallest of the last keys in hand, laid over each other
+from the oldest to the newest in a dict, then sorted. No step works row by row unless a window holds deletes, operands
+or expiries.
+
+Thread: any; a view belongs to whoever made it.
+Invariant: all answers of a view come from one version and one judgement of what has expired.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+from penstock.errors import Invalid
+from penstock.lsm.memtable import Memtable
+from penstock.lsm.merge import merge_columns, slices
+from penstock.lsm.operators import Operand, fold
+from penstock.lsm.ranges import NO_RANGES, RangeDeletes
+from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
+from penstock.lsm.sstable import Slice
+from penstock.lsm.version import Run, Version
+
+PART_ROWS = 1_024
+PART_ROWS_FIRST = 128
+EVERY_LSN = 1 << 63
+
+
+class Part(NamedTuple):
+    """Some rows of one source, in scan order."""
+
+    keys: list[bytes]
+    values: list[bytes] | None  # where every row is a put that never expires ...
+    rows: Callable[[], list[Row]]  # ... or the rows in full
+
+
+class View:
+    """What a version answers."""
+
+    __slots__ = ("_now_us", "_version")
+
+    def __init__(self, version: Version, now_us: Callable[[], int]) -> None:
+        self._version = version
+        self._now_us = now_us
+
+    # -- points
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None."""
+        version = self._version
+        active = version.active
+        row = active.rows.get(key) if active is not None else None
+        if row is None:
+            row = self._stored_row(key)
+            if row is None:
+                return None
+        if row[0] == PUT and row[3] == NEVER and not version.ranges and (active is None or not active.ranges):
+            return row[1]
+        found = self.get_row(key)
+        return None if found is None else found[1]
+
+    def _stored_row(self, key: bytes) -> Row | None:
+        for memtable in self._version.frozen:
+            row = memtable.rows.get(key)
+            if row is not None:
+                return row
+        for run in self._version.runs:
+            row = run.get(key)
+            if row is not None:
+                return row
+        return None
+
+    def get_row(self, key: bytes) -> Row | None:
+        """The live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
+        return resolve(self._rows_of(key), self._deleted_below(key), self._now_us())
+
+    def fold(self, key: bytes, operand: Row, deleted_below: int) -> Row:
+        """A newer operand folded onto the live row of a key: a put."""
+        deleted_below = max(deleted_below, self._deleted_below(key))
+        row = resolve(chain([operand], self._rows_of(key)), deleted_below, self._now_us())
+        assert row is not None
+        return row
+
+    def _rows_of(self, key: bytes) -> Iterator[Row]:
+        for memtable in self._version.memtables():
+            row = memtable.rows.get(key)
+            if row is not None:
+                yield row
+        for run in self._version.runs:
+            row = run.get(key)
+            if row is not None:
+                yield row
+
+    def _deleted_below(self, key: bytes) -> int:
+        active = self._version.active
+        here = active.ranges.lsn_over(key) if active is not None else 0
+        return max(here, self._version.ranges.lsn_over(key))
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key."""
+        return list(map(self.get, keys))
+
+    # -- scans
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes = b"",
+        reverse: bool = False,
+        limit: int = -1,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) of [start, end) within `prefix`, in order."""
+        start, end = narrowed(start, end, prefix)
+        pairs = chain.from_iterable(self._windows(start, end, reverse))
+        if limit < 0:
+            return pairs
+        return (pair for pair, _ in zip(pairs, range(limit), strict=False))
+
+    def _windows(self, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Iterable[tuple[bytes, bytes]]]:
+        if end is not None and end <= start:
+            return
+        version = self._version
+        sources = [
+            _memtable_parts(memtable, keys, start, end, reverse)
+            for memtable in version.memtables()
+            for keys in memtable.orders()
+            if keys
+        ]
+        sources += [_run_parts(run, start, end, reverse) for run in version.runs]
+        ranges = self._ranges()
+        now_us = self._now_us()
+        for window in merge_parts(sources, reverse):
+            if not ranges and all(part.values is not None for part in window):
+                yield _overlay(window, reverse)
+            else:
+                yield _resolve_window(window, ranges, now_us, reverse)
+
+    def _ranges(self) -> RangeDeletes:
+        active = self._version.active
+        if active is None or not active.ranges:
+            return self._version.ranges
+        return RangeDeletes.of([*active.ranges, *self._version.ranges])
+
+    def scan_columns(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Columns]:
+        """The live rows of [start, end) as columns: one run is read in place, several are merged by numpy."""
+        start, end = narrowed(start, end, prefix)
+        if end is not None and end <= start:
+            return
+        version = self._version
+        memtables = [memtable for memtable in version.memtables() if len(memtable.rows)]
+        runs = [[file.table() for file in run.overlapping(start, end)] for run in version.runs]
+        runs = [tables for tables in runs if tables]
+        ranges, now_us = self._ranges(), self._now_us()
+        rows = [memtable.columns(start, end) for memtable in memtables]
+        for low, high in slices([table for tables in runs for table in tables], start, end):
+            parts = [_cut(columns, low, high) for columns in rows]
+            for tables in runs:
+                for table in tables:
+                    parts += [table.columns(*piece) for piece in table.pieces(*table.rows_between(low, high))]
+            parts = [part for part in parts if len(part)]
+            covering = ranges.clip(low, high) if ranges else NO_RANGES
+            if parts:
+                live = merge_columns(parts, covering, now_us=now_us, bottom=True, lsn_floor=EVERY_LSN)
+                if len(live):
+                    yield live
+
+    def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
+        """The live rows of [start, end) as record batches of the sstable's schema."""
+        return (columns.record_batch() for columns in self.scan_columns(start, end, prefix=prefix))
+
+
+def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
+    """The live row that rows of one key, newest first, come to."""
+    operands: list[Row] = []
+    base: Row | None = None
+    for row in rows:
+        if row[0] == DELETE or row[2] < deleted_below or row[3] <= now_us:
+            break
+        if row[0] < MERGE:
+            base = row
+            break
+        operands.append(row)
+    if not operands:
+        return base
+    folded: Operand | None = None if base is None else (PUT, base[1])
+    expires = NEVER if base is None else base[3]
+    for kind, value, _, operand_expires in reversed(operands):
+        folded = fold(folded, (kind, value))
+        expires = operand_expires if operand_expires != NEVER else expires
+    assert folded is not None
+    return PUT, folded[1], operands[0][2], expires
+
+
+def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:
+    """The part of [start, end) whose keys begin with `prefix`."""
+    if not all(isinstance(border, bytes) for border in (start, prefix, b"" if end is None else end)):
+        raise Invalid("start, end and prefix of a scan are bytes")
+    if not prefix:
+        return start, end
+    after = prefix_end(prefix)
+    return max(start, prefix), after if end is None else end if after is None else min(end, after)
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first key after all that begin with `prefix`; None if there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+# -- sources
+
+
+def _memtable_parts(
+    memtable: Memtable, keys: list[bytes], start: bytes, end: bytes | None, reverse: bool
+) -> Iterator[Part]:
+    low = bisect_left(keys, start)
+    high = len(keys) if end is None else bisect_left(keys, end)
+    size = PART_ROWS_FIRST
+    while low < high:
+        if reverse:
+            some = keys[max(low, high - size) : high][::-1]
+            high -= len(some)
+        else:
+            some = keys[low : min(high, low + size)]
+            low += len(some)
+        rows = [memtable.rows[key] for key in some]
+        # Asked after the rows were read: they were all plain then, whatever the writer does now.
+        values = [row[1] for row in rows] if memtable.plain else None
+        yield Part(some, values, lambda rows=rows: rows)  # type: ignore[misc]
+        size = min(2 * size, PART_ROWS)
+
+
+def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Part]:
+    files = run.overlapping(start, end)
+    for file in reversed(files) if reverse else files:
+        for piece in file.table().scan(start, end, reverse=reverse):
+            yield Part(piece.keys, piece.values if piece.plain else None, lambda piece=piece: _rows(piece))  # type: ignore[misc]
+
+
+def _rows(piece: Slice) -> list[Row]:
+    lsns = piece.lsns.tolist()
+    if piece.plain:
+        return list(zip(repeat(PUT), piece.values, lsns, repeat(NEVER)))
+    return list(zip(piece.kinds.tolist(), piece.values, lsns, piece.expires.tolist(), strict=True))
+
+
+# -- windows
+
+
+def merge_parts(sources: list[Iterator[Part]], reverse: bool) -> Iterator[list[Part]]:
+    """Windows that follow each other: each the parts, newest source first, of all rows between two keys."""
+    heads: list[tuple[Iterator[Part], Part]] = []
+    for source in sources:
+        part = next(source, None)
+        if part is not None:
+            heads.append((source, part))
+    while heads:
+        if len(heads) == 1:
+            source, part = heads[0]
+            yield [part]
+            yield from ([part] for part in source)
+            return
+        lasts = [part.keys[-1] for _, part in heads]
+        bound = max(lasts) if reverse else min(lasts)
+        window: list[Part] = []
+        kept: list[tuple[Iterator[Part], Part]] = []
+        for source, part in heads:
+            cut = _count_up_to(part.keys, bound, reverse)
+            if cut:
+                window.append(_head(part, cut))
+            rest = _tail(part, cut) if cut < len(part.keys) else next(source, None)
+            if rest is not None:
+                kept.append((source, rest))
+        heads = kept
+        yield window
+
+
+def _count_up_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
+    """How many of the keys, which are in scan order, come no later than `bound`."""
+    if not reverse:
+        return bisect_right(keys, bound)
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < bound:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _head(part: Part, cut: int) -> Part:
+    if cut == len(part.keys):
+        return part
+    values = None if part.values is None else part.values[:cut]
+    return Part(part.keys[:cut], values, lambda: part.rows()[:cut])
+
+
+def _tail(part: Part, cut: int) -> Part:
+    if cut == 0:
+        return part
+    values = None if part.values is None else part.values[cut:]
+    return Part(part.keys[cut:], values, lambda: part.rows()[cut:])
+
+
+def _overlay(window: list[Part], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
+    if len(window) == 1:
+        assert window[0].values is not None
+        return zip(window[0].keys, window[0].values, strict=True)
+    newest: dict[bytes, bytes] = {}
+    for part in reversed(window):
+        assert part.values is not None
+        newest.update(zip(part.keys, part.values, strict=True))
+    return sorted(newest.items(), reverse=reverse)
+
+
+def _resolve_window(
+    window: list[Part], ranges: RangeDeletes, now_us: int, reverse: bool
+) -> Iterable[tuple[bytes, bytes]]:
+    stacks: dict[bytes, list[Row]] = {}
+    for part in window:
+        for key, row in zip(part.keys, part.rows(), strict=True):
+            stacks.setdefault(key, []).append(row)
+    found: list[tuple[bytes, bytes]] = []
+    for key in sorted(stacks, reverse=reverse):
+        live = resolve(stacks[key], ranges.lsn_over(key) if ranges else 0, now_us)
+        if live is not None:
+            found.append((key, live[1]))
+    return found
+
+
+def _cut(columns: Columns, start: bytes, end: bytes | None) -> Columns:
+    keys = columns.list_keys()
+    return columns.slice(bisect_left(keys, start), len(keys) if end is None else bisect_left(keys, end))

@@ -1,0 +1,282 @@
+"""Writes an sstable and its index from sorted columns, chunk by chunk.
+
+Thread: one. No call works on more than its own chunk and one batch, so a flush that gives small chunks never holds the
+interpreter for long.
+Invariants: (1) keys ascend strictly, and a range delete stands before the point row of its start. (2) both files are
+synced under their names when `finish` returns; before that neither name exists, or nobody lists it.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.archive.container import PLAIN, ChunkIdentity, Sealing, create_chunk
+from penstock.errors import Invalid
+from penstock.host.files import FileSystem
+from penstock.lsm.index import ALL_PUTS, BATCH, ROWS_MAX, SOME_EXPIRE, PageSums, Summary, hash64, write_index
+from penstock.lsm.ranges import RangeDelete, RangeDeletes
+from penstock.lsm.rows import (
+    DELETE,
+    I64,
+    KEY_BYTES_MAX,
+    MERGE,
+    NEVER,
+    PUT,
+    RANGE_DELETE,
+    SCHEMA,
+    U64,
+    Columns,
+    offsets_of,
+)  # fmt: skip
+
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 1 << 25  # a batch is cut here; one row alone may make a larger one, up to ROW_BYTES_MAX
+ROW_BYTES_MAX = 1 << 27
+
+_HASH_ROWS = 1 << 13  # keys hashed in one call: it holds the interpreter
+
+
+def index_path(path: str) -> str:
+    """The index that belongs to an sstable."""
+    if not path.endswith(".sst"):
+        raise Invalid(f"{path} is no name of an sstable: it must end in .sst")
+    return path[: -len(".sst")] + ".idx"
+
+
+class _Sink:
+    """What Arrow writes into; the writer takes it out after each batch."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Arrow calls it; there is nothing to do."""
+
+    def take(self) -> bytes:
+        data, self._parts = b"".join(self._parts), []
+        return data
+
+
+class SstableWriter:
+    """An sstable being written."""
+
+    def __init__(self, fs: FileSystem, path: str, identity: ChunkIdentity, *, sealing: Sealing = PLAIN) -> None:
+        if hash64 is None:
+            raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")
+        self._fs = fs
+        self._path = path
+        self._identity = identity
+        self._sealing = sealing
+        self._index_path = index_path(path)
+        metadata = {"penstock.store": identity.store.hex(), "penstock.chunk": str(identity.chunk_id)}
+        self._schema = SCHEMA.with_metadata(metadata)
+        self._out = create_chunk(fs, path, identity, sealing)
+        self._index_out: Any = None
+        self._sink = _Sink()
+        self._ipc = pa.ipc.new_file(self._sink, self._schema)
+        self._sums = PageSums()
+        self._at = 0
+        self._ranges: deque[RangeDelete] = deque()
+        self._waiting: deque[Columns] = deque()
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._hashes: list[U64] = []
+        self._range_rows: list[int] = []
+        self._batches: list[tuple[int, ...]] = []
+        self._first_keys: list[bytes] = []
+        self._last_key: bytes | None = None
+        self._start = b""
+        self._end = b""
+        self._lsns = (1 << 64) - 1, 0
+        self._deletes = self._merges = self._expiring = 0
+        self.rows = 0
+        self.content_bytes = 0
+
+    def delete_ranges(self, ranges: RangeDeletes) -> None:
+        """Add range deletes; they follow those given before and no row past their start was appended yet."""
+        self._ranges.extend(ranges)
+
+    def append(self, columns: Columns) -> None:
+        """Add rows that follow those appended before."""
+        if not len(columns):
+            return
+        keys = columns.list_keys()
+        self._check(keys, columns)
+        while self._ranges and self._ranges[0][0] <= keys[-1]:
+            cut = bisect_left(keys, self._ranges[0][0])
+            self._add_points(columns.slice(0, cut), keys[:cut])
+            self._add_range(*self._ranges.popleft())
+            columns, keys = columns.slice(cut, len(columns)), keys[cut:]
+        self._add_points(columns, keys)
+        self._last_key = keys[-1]
+        self._drain(BATCH_ROWS)
+
+    def _check(self, keys: list[bytes], columns: Columns) -> None:
+        if (self._last_key is not None and keys[0] <= self._last_key) or not all(
+            map(operator.lt, keys, islice(keys, 1, None))
+        ):
+            raise Invalid(f"{self._path}: rows were appended out of key order")
+        if int(np.diff(offsets_of(columns.keys)).max()) > KEY_BYTES_MAX:
+            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
+        if int(np.diff(offsets_of(columns.values)).max()) > ROW_BYTES_MAX - KEY_BYTES_MAX:
+            raise Invalid(f"a value in an sstable has at most {ROW_BYTES_MAX - KEY_BYTES_MAX} bytes")
+        if (columns.kinds == RANGE_DELETE).any():
+            raise Invalid("range deletes are given to delete_ranges, not as rows")
+
+    def _add_points(self, columns: Columns, keys: list[bytes]) -> None:
+        if not keys:
+            return
+        assert hash64 is not None
+        for at in range(0, len(keys), _HASH_ROWS):
+            some = keys[at : at + _HASH_ROWS]
+            self._hashes.append(np.fromiter(map(hash64, some), np.uint64, len(some)))
+        self._deletes += int(np.count_nonzero(columns.kinds == DELETE))
+        self._merges += int(np.count_nonzero(columns.kinds >= MERGE))
+        self._expiring += int(np.count_nonzero(columns.expires != NEVER))
+        self._add(columns, keys[0], keys[-1] + b"\0")
+
+    def _add_range(self, start: bytes, end: bytes, lsn: int) -> None:
+        self._range_rows.append(self.rows)
+        kinds = np.array([RANGE_DELETE], np.uint8)
+        self._add(Columns.of([start], [end], [lsn], kinds), start, end)
+
+    def _add(self, columns: Columns, first: bytes, end: bytes) -> None:
+        if self.rows + len(columns) > ROWS_MAX:
+            raise Invalid(f"an sstable holds at most {ROWS_MAX} rows: finish it and start another")
+        if not self.rows:
+            self._start = first
+        self._end = max(self._end, end)
+        self._lsns = min(self._lsns[0], int(columns.lsns.min())), max(self._lsns[1], int(columns.lsns.max()))
+        size = int(_row_ends(columns)[-1])
+        self._waiting.append(columns)
+        self._waiting_rows += len(columns)
+        self._waiting_bytes += size
+        self.rows += len(columns)
+        self.content_bytes += size
+
+    def _drain(self, least_rows: int) -> None:
+        while self._waiting_rows >= least_rows or self._waiting_bytes >= BATCH_BYTES:
+            self._write_batch(_joined(list(self._take_batch())))
+
+    def _take_batch(self) -> Iterator[Columns]:
+        rows, room = BATCH_ROWS, BATCH_BYTES
+        while self._waiting and rows:
+            columns = self._waiting[0]
+            ends = _row_ends(columns)
+            fitting = min(rows, len(columns), int(np.searchsorted(ends, room, "right")))
+            if fitting == 0:
+                if room < BATCH_BYTES:
+                    return
+                fitting = 1  # a row larger than a batch: it gets one to itself
+            size = int(ends[fitting - 1])
+            if fitting == len(columns):
+                yield self._waiting.popleft()
+            else:
+                yield columns.slice(0, fitting)
+                self._waiting[0] = columns.slice(fitting, len(columns))
+            self._waiting_rows -= fitting
+            self._waiting_bytes -= size
+            rows, room = rows - fitting, room - size
+
+    def _write_batch(self, columns: Columns) -> None:
+        batch = columns.record_batch(self._schema)
+        self._ipc.write_batch(batch)
+        data = self._sink.take()
+        message_at = 0
+        if not self._batches:  # Arrow writes its magic and the schema with the first batch
+            message_at = 16 + struct.unpack_from("<I", data, 12)[0]
+        buffer = pa.py_buffer(data)
+        message = pa.ipc.read_message(pa.BufferReader(buffer.slice(message_at)))
+        stored = pa.ipc.read_record_batch(message, self._schema)
+        base = buffer.address - self._at
+        keys, lsns, kinds, expires, values = (
+            [part.address - base if part else 0 for part in column.buffers()] for column in stored.columns
+        )
+        flags = (ALL_PUTS if columns.kinds.max() == PUT else 0) | (SOME_EXPIRE if columns.expires.min() != NEVER else 0)
+        end = self._at + len(data)
+        # An empty buffer has no place of its own: the end of the batch will do.
+        self._batches.append(
+            (
+                len(columns), self._at + message_at, keys[1], keys[2] or end, lsns[1], kinds[1], expires[1], values[1],
+                values[2] or end, end, flags,
+            )
+        )  # fmt: skip
+        self._first_keys.append(columns.keys[0].as_py())
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._sums.feed(data)
+        self._out.write(data)
+        self._at += len(data)
+
+    def finish(self) -> Summary:
+        """Write what is left, sync both files, give them their names."""
+        while self._ranges:
+            self._add_range(*self._ranges.popleft())
+        if not self.rows:
+            raise Invalid(f"{self._path}: an sstable holds at least one row")
+        self._drain(1)
+        self._ipc.close()
+        self._write(self._sink.take())
+        summary = Summary(
+            store=self._identity.store, chunk_id=self._identity.chunk_id, file_bytes=self._at, rows=self.rows,
+            start=self._start, end=self._end, lsn_min=self._lsns[0], lsn_max=self._lsns[1], deletes=self._deletes,
+            merges=self._merges, expiring=self._expiring, range_deletes=len(self._range_rows),
+        )  # fmt: skip
+        self._out.finish()
+        self._index_out = create_chunk(self._fs, self._index_path, self._identity, self._sealing)
+        rows = np.arange(self.rows, dtype=np.uint64)
+        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes])
+        self._hashes.clear()
+        write_index(
+            self._index_out,
+            summary,
+            hashes=hashes,
+            point_rows=np.delete(rows, self._range_rows) if self._range_rows else rows,
+            range_rows=self._range_rows,
+            batches=np.array(self._batches, BATCH),
+            first_keys=self._first_keys,
+            page_sums=self._sums.finish(),
+        )
+        self._index_out.finish()
+        return summary
+
+    def abort(self) -> None:
+        """Remove what has no name yet."""
+        self._out.abort()
+        if self._index_out is not None:
+            self._index_out.abort()
+
+
+def _row_ends(columns: Columns) -> I64:
+    """For each row, the bytes of keys and values up to and with it."""
+    keys, values = offsets_of(columns.keys), offsets_of(columns.values)
+    ends: I64 = (keys[1:] - keys[0]).astype(np.int64) + (values[1:] - values[0])
+    return ends
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return Columns(
+        keys=pa.concat_arrays([part.keys for part in parts]),
+        lsns=np.concatenate([part.lsns for part in parts]),
+        kinds=np.concatenate([part.kinds for part in parts]),
+        expires=np.concatenate([part.expires for part in parts]),
+        values=pa.concat_arrays([part.values for part in parts]),
+    )

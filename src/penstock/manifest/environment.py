@@ -1,0 +1,312 @@
+"""The LMDB engine: one file, default durability.
+
+A new file is made under another name, with its tables, and renamed: a file under the manifest's name is always whole.
+While it is owned, `<path>.owner` is locked and holds the id of this boot; a clean close empties it. Damage in an LMDB
+file can abort the process, so a doubtful file is looked at in a child process first (see `examine.py`).
+
+Thread: any. The map may move only while no transaction is open in this process, so `_lock` counts readers and growing
+waits for them (and holds new ones back, but never a reader inside another's `read`, which would deadlock).
+Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose or corrupt commits at a crash.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import lmdb
+
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    CommitFailed,
+    CorruptionError,
+    DiskFull,
+    Invalid,
+    ManifestFull,
+    OutcomeUnknown,
+)
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem, parent
+from penstock.manifest.engine import TABLES
+from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
+from penstock.manifest.fork import ForkGuard
+from penstock.manifest.settings import ManifestSettings
+
+DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
+READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
+HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
+
+
+class LmdbReadView:
+    """A read transaction."""
+
+    def __init__(self, transaction: Any, tables: dict[str, Any]) -> None:
+        self._transaction = transaction
+        self._tables = tables
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        value: bytes | None = self._transaction.get(key, db=self._tables[table])
+        return value
+
+    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            if not cursor.set_range(start):
+                return
+            for key, value in cursor:
+                if stop is not None and key >= stop:
+                    return
+                yield key, value
+
+
+class LmdbWriteView(LmdbReadView):
+    """A write transaction."""
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        self._transaction.put(key, value, db=self._tables[table])
+
+    def delete(self, table: str, key: bytes) -> bool:
+        return bool(self._transaction.delete(key, db=self._tables[table]))
+
+
+class LmdbEngine:
+    """The manifest's engine on a real disk."""
+
+    def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
+        self._path = path
+        self._settings = settings
+        self._fs = fs
+        self._clock = clock
+        self._guard = ForkGuard(path)
+        self._lock = threading.Condition()
+        self._readers = 0  # guarded by _lock
+        self._moving = False  # guarded by _lock: the map is being moved, new readers wait
+        self._reading = threading.local()
+        self._map_bytes = settings.map_bytes
+        self._panicked = False
+        self._env: Any = None  # changed under _lock
+        self._owner = fs.lock(path + ".owner")
+        try:
+            self._prepare()
+            self._open_env()
+            self.tend()
+        except BaseException:
+            if self._env is not None:
+                self._env.close()
+            self._owner.release()
+            raise
+
+    # -- transactions
+
+    @contextmanager
+    def read(self) -> Iterator[LmdbReadView]:
+        self._guard.check()
+        nested = getattr(self._reading, "depth", 0)
+        with self._lock:
+            if not nested and not self._lock.wait_for(lambda: not self._moving, 2 * READERS_DRAIN_S):
+                raise Backpressure(f"{self._path} is being resized for too long: try again")
+            self._check_open()
+            env, tables = self._env, self._tables
+            self._readers += 1
+        self._reading.depth = nested + 1
+        try:
+            with env.begin() as transaction:
+                yield LmdbReadView(transaction, tables)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        finally:
+            self._reading.depth = nested
+            with self._lock:
+                self._readers -= 1
+                if self._moving or self._env is None:
+                    self._lock.notify_all()
+
+    @contextmanager
+    def write(self) -> Iterator[LmdbWriteView]:
+        self._guard.check()
+        self._check_open()
+        if self._panicked:
+            self._reopen()
+        transaction = None
+        try:
+            transaction = self._env.begin(write=True)
+            yield LmdbWriteView(transaction, self._tables)
+            transaction.commit()
+        except BaseException as error:
+            if transaction is not None:
+                transaction.abort()
+            if isinstance(error, lmdb.Error) and not isinstance(error, lmdb.MapFullError) and self._has_panicked():
+                with suppress(CommitFailed):  # readers are in the way: the next write tries again
+                    self._reopen()
+                raise OutcomeUnknown(f"{self._path}: a commit failed in its last step; look if it is there") from error
+            if isinstance(error, lmdb.Error):
+                raise self._translated(error) from error
+            raise
+        with suppress(lmdb.Error):  # the commit is done: growing early is a courtesy
+            self._keep_headroom()
+
+    def _has_panicked(self) -> bool:
+        """Whether LMDB gave up: it says so only at the next transaction, not at the commit whose last write failed."""
+        try:
+            self._env.begin(write=True).abort()
+        except lmdb.PanicError:
+            self._panicked = True
+        except lmdb.Error:
+            pass  # something else is wrong, which the next commit will meet
+        return self._panicked
+
+    def _translated(self, error: Exception) -> Exception:
+        if isinstance(error, lmdb.MapFullError):
+            return ManifestFull(
+                f"{self._path} is at its limit of {self._map_bytes} bytes: delete something or raise map_bytes_max"
+            )
+        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
+            return CorruptionError(self._path, 0, str(error))
+        if isinstance(error, lmdb.ReadersFullError):
+            return Backpressure(f"{self._path} has {self._settings.readers_max} readers (readers_max): retry later")
+        if isinstance(error, lmdb.BadValsizeError):
+            return Invalid(f"{self._path}: a key has 1 to {self._env.max_key_size()} bytes")
+        if isinstance(error, lmdb.DiskError):
+            return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
+        return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
+
+    # -- the map
+
+    def grow(self, *, for_deletes: bool) -> bool:
+        limit = self._settings.map_bytes_max
+        if self._map_bytes < limit:
+            return self._move_map(min(self._map_bytes * 2, limit), READERS_DRAIN_S)
+        over = max(limit, self._used_bytes()) + DELETE_RESERVE_BYTES
+        return for_deletes and self._map_bytes < over and self._move_map(over, READERS_DRAIN_S)
+
+    def _used_bytes(self) -> int:
+        return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
+
+    def _keep_headroom(self) -> None:
+        """Grow early, so that a commit seldom meets a full map; and come back from the reserve of deletes."""
+        limit, used = self._settings.map_bytes_max, self._used_bytes()
+        if self._map_bytes > max(limit, used):
+            self._move_map(max(limit, used), HEADROOM_DRAIN_S)
+        elif self._map_bytes < limit and used > self._map_bytes * (1.0 - self._settings.headroom_ratio):
+            self._move_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
+
+    def _move_map(self, size: int, drain_s: float) -> bool:
+        if getattr(self._reading, "depth", 0):
+            return False  # this thread commits inside its own read: it would wait for itself
+        with self._lock:
+            self._moving = True
+            try:
+                if not self._lock.wait_for(lambda: self._readers == 0, drain_s):
+                    return False  # a long reader: the caller may meet ManifestFull and try again
+                self._env.set_mapsize(size)
+                self._map_bytes = size
+                return True
+            finally:
+                self._moving = False
+                self._lock.notify_all()
+
+    # -- care
+
+    def tend(self) -> None:
+        with self._lock:
+            self._check_open()
+            if not self._panicked:  # the next write reopens it
+                self._env.reader_check()
+
+    def copy(self, target: str) -> None:
+        with self.read():  # holds the map in its place meanwhile
+            self._env.copy(target, compact=True)
+
+    def close(self) -> None:
+        if self._guard.is_child():
+            return  # the file and its lock are the parent's
+        with self._lock:
+            env, self._env = self._env, None
+            if env is None:
+                return
+            self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
+        env.close()
+        note = self._fs.open(self._path + ".owner", write=True)
+        note.truncate(0)
+        note.fsync()
+        note.close()
+        self._owner.release()
+
+    def _check_open(self) -> None:
+        if self._env is None:
+            raise Closed(f"{self._path} is closed: open it again")
+
+    # -- opening
+
+    def _prepare(self) -> None:
+        """Make the file, or decide whether it can be trusted enough to be mapped."""
+        note = self._fs.open(self._path + ".owner", write=True)
+        last_boot = note.pread(64, 0)
+        boot = boot_id(self._fs)
+        exists = self._fs.exists(self._path)
+        if not exists and self._fs.exists(backup_path(self._path, 1)):
+            raise CorruptionError(self._path, 0, "the file is gone and a backup of it is there")
+        died_in_another_boot = bool(last_boot) and (last_boot != boot or boot == UNKNOWN_BOOT)
+        if exists and (died_in_another_boot or not is_plausible(self._fs, self._path)):
+            examine(self._path)
+        if not exists:
+            self._create()
+        if last_boot != boot:
+            note.truncate(0)
+            note.pwrite(boot, 0)
+            note.fsync()
+            self._fs.fsync_dir(parent(self._path))
+        note.close()
+
+    def _create(self) -> None:
+        fresh = self._path + ".new"
+        self._remove(fresh)
+        env = lmdb.open(fresh, subdir=False, map_size=self._map_bytes, max_dbs=len(TABLES))
+        for name in TABLES:
+            env.open_db(name.encode())
+        env.close()
+        self._fs.rename(fresh, self._path)  # LMDB has synced it
+        self._fs.fsync_dir(parent(self._path))
+        self._remove(fresh)
+
+    def _remove(self, path: str) -> None:
+        for name in (path, path + "-lock"):
+            if self._fs.exists(name):
+                self._fs.unlink(name)
+
+    def _open_env(self) -> None:
+        try:
+            self._env = lmdb.open(
+                self._path,
+                subdir=False,
+                map_size=self._map_bytes,
+                max_dbs=len(TABLES),
+                max_readers=self._settings.readers_max,
+                max_spare_txns=16,
+            )
+            self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
+        except lmdb.Error as error:
+            raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
+        self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs
+        self._page_bytes = int(self._env.stat()["psize"])
+        self._panicked = False
+
+    def _reopen(self) -> None:
+        """After a panic LMDB refuses everything; what is on the disk is a whole commit, the last or the one before."""
+        with self._lock:
+            self._moving = True
+            try:
+                if not self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S):
+                    raise CommitFailed(f"{self._path} must be reopened and readers do not end: try again")
+                self._env.close()
+                self._open_env()
+            finally:
+                self._moving = False
+                self._lock.notify_all()
+
+
+def backup_path(path: str, age: int) -> str:
+    """The name of a backup: 1 is the newest."""
+    return f"{path}.backup-{age}"

@@ -1,0 +1,27 @@
+"""A guard for objects that do not survive a fork: locks may be held for ever there, and LMDB's file must not be shared.
+
+Thread: any. It looks before any lock is taken, because the thread that held the lock does not exist in the child.
+"""
+
+from __future__ import annotations
+
+from os import getpid
+
+from penstock.errors import Closed
+
+
+class ForkGuard:
+    """Remembers the process that made it."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = getpid()
+
+    def is_child(self) -> bool:
+        """Whether this is a forked child of the maker."""
+        return getpid() != self._pid
+
+    def check(self) -> None:
+        """Raise `Closed` in a forked child."""
+        if self.is_child():
+            raise Closed(f"{self._what} was opened before a fork: open it, or connect to its owner, in this process")

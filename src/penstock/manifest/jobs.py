@@ -1,0 +1,335 @@
+"""Durable jobs: enqueue, lease, complete, retry, compensate.
+
+A worker leases a job, works, and completes it with the token of its lease. The token is durable and checked in the
+completing commit, so a worker that slept through the end of its lease changes nothing. How long a lease lasts is
+known in memory only and judged on monotonic time: after a restart every lease counts as expired, and a jump of the
+wall clock means nothing.
+
+A job whose worker vanished, in this process or with an earlier one, is given up and replaced by a *repair*: a job
+with the same payload that holds the gate of the kind it repairs until it succeeds.
+
+Thread: any. `_lock` guards the leases and backoffs and is never held during a commit.
+Invariants: at most one job of a table and kind waits, at most one is in flight; see `operations.py` for how.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
+from penstock.host.chance import Random
+from penstock.manifest.engine import ReadView
+from penstock.manifest.keys import WHOLE_STORE, JobId, PendingJobKey, WalStateKey
+from penstock.manifest.manifest import Manifest, ManifestTxn
+from penstock.manifest.operations import CommitReceipt, ManifestOp
+from penstock.manifest.records import (
+    Completed,
+    FailedPermanent,
+    FlushGateState,
+    InFlight,
+    JobErrorSnapshot,
+    JobKind,
+    JobRecord,
+    Pending,
+    WalStateRecord,
+)
+from penstock.manifest.tables import JOBS, PENDING, WAL_STATE
+
+PAYLOAD_BYTES_MAX = 1 << 20
+MESSAGE_CHARS_MAX = 2_000
+PRUNE_BATCH = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """Times and limits of jobs."""
+
+    lease_s: float = 30.0
+    attempts_max: int = 5
+    backoff_s: float = 1.0  # before the second attempt; doubled for each further one
+    backoff_s_max: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.lease_s <= 0 or not 0 <= self.backoff_s <= self.backoff_s_max or self.attempts_max < 1:
+            raise Invalid("a lease must last, attempts start at 1, and 0 <= backoff_s <= backoff_s_max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """The right to work on a job, until it expires and is taken over."""
+
+    job: JobRecord
+    worker_id: str
+    token: int
+
+
+@dataclass
+class _Held:
+    token: int
+    expires_s: float
+
+
+class JobQueue:
+    """The jobs of a manifest."""
+
+    def __init__(self, manifest: Manifest, *, random: Random, settings: JobSettings | None = None) -> None:
+        self._manifest = manifest
+        self._clock = manifest.clock
+        self._random = random
+        self._settings = settings or JobSettings()
+        self._lock = threading.Lock()
+        self._held: dict[int, _Held] = {}  # guarded by _lock: leases of this process, by job id
+        self._not_before_s: dict[int, float] = {}  # guarded by _lock: backoff, by job id
+
+    # -- for those who want work done
+
+    def enqueue(
+        self, kind: int, *, db_id: int | None = None, payload: bytes = b"", attempts_max: int | None = None
+    ) -> JobId:
+        """Add a job durably; `UniqueJobAlreadyPending` if one of this table and kind waits."""
+        if kind == JobKind.REPAIR:
+            raise Invalid("repairs are made for jobs that vanished: call repair(db_id, kind)")
+        self.gate(db_id, kind).check_free_to_enqueue()  # spares everyone in the same window a second run
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise Invalid(f"a job's payload has at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
+        txn = self._manifest.begin_write()
+        job_id = txn.enqueue_job(
+            JobRecord(
+                job_id=0,
+                created_at_epoch_ms=self._now_ms(),
+                db_id=db_id,
+                kind=int(kind),
+                payload=payload,
+                attempts_max=self._settings.attempts_max if attempts_max is None else attempts_max,
+            )
+        )
+        txn.commit()
+        return job_id
+
+    def gate(self, db_id: int | None, kind: int) -> UniqueJobGate:
+        """The gate of a table and kind."""
+        return UniqueJobGate(self._manifest, db_id or WHOLE_STORE, kind)
+
+    def repair(self, db_id: int | None, kind: int) -> JobId:
+        """Try again to repair a gate whose last repair failed for good."""
+        holder = self.gate(db_id, kind).state().active_job_id
+        job = None if holder is None else self._manifest.get_job(holder)
+        if job is None or not isinstance(job.state, FailedPermanent):
+            raise NotFound(f"table {db_id or 0} has no failed repair of kind {kind}")
+        txn = self._manifest.begin_write()
+        job_id = self._add_repair(txn, job)
+        txn.commit()
+        return job_id
+
+    def prune(self, keep: int) -> int:
+        """Forget the oldest finished jobs but `keep`; how many went."""
+        finished = self._manifest.read(_finished)
+        surplus = finished[: max(0, len(finished) - keep)]
+        for start in range(0, len(surplus), PRUNE_BATCH):
+            txn = self._manifest.begin_write()
+            for job_id in surplus[start : start + PRUNE_BATCH]:
+                txn.remove_job(job_id)
+            txn.commit()
+        return len(surplus)
+
+    # -- for workers
+
+    def acquire(self, worker_id: str, kinds: Container[int] | None = None) -> Lease | None:
+        """Lease the oldest job that may run now, or None. A repair counts as the kind that it repairs."""
+        for job in self._manifest.read(_runnable):
+            if kinds is not None and job.gate_kind not in kinds:
+                continue
+            lease = Lease(job=job, worker_id=worker_id, token=job.attempts + 1)
+            if self._hold(lease) and self._begin(lease):
+                return lease
+        return None
+
+    def renew(self, lease: Lease) -> None:
+        """Make a lease last `lease_s` from now; `LeaseLost` if it was taken over."""
+        with self._lock:
+            self._held_locked(lease).expires_s = self._clock.monotonic_s() + self._settings.lease_s
+
+    def complete(self, lease: Lease, also: Sequence[ManifestOp] = ()) -> CommitReceipt:
+        """End a job well, and commit what it made (`also`) with it; `LeaseLost` changes nothing."""
+        txn = self._manifest.begin_write()
+        txn.extend(also)
+        txn.update_job_state(lease.job.job_id, Completed(self._now_ms()), token=lease.token)
+        receipt = txn.commit()
+        self._let_go(lease)
+        return receipt
+
+    def fail(self, lease: Lease, error: BaseException, *, retry: bool = True) -> None:
+        """End an attempt badly: the job waits for its next one, or is given up after the last."""
+        snapshot = JobErrorSnapshot(self._now_ms(), type(error).__name__, str(error)[:MESSAGE_CHARS_MAX])
+        job_id, again = lease.job.job_id, retry and lease.token < lease.job.attempts_max
+        if again:
+            with self._lock:  # before the commit: it must not be taken again at once
+                self._not_before_s[job_id] = self._clock.monotonic_s() + self._backoff_s(lease.token)
+        try:
+            self._end_attempt(lease.job, lease.token, snapshot, again=again)
+        except UniqueJobAlreadyPending:
+            # A newer job of the same table and kind waits already and stands for this one.
+            self._end_attempt(lease.job, lease.token, snapshot, again=False)
+        self._let_go(lease)
+
+    # -- for the scheduler and recovery
+
+    def expire_leases(self) -> list[JobId]:
+        """Give up jobs whose lease has run out; the repairs that take their places."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:  # taken away first: from here on a renewal is refused
+            expired = {job_id: held for job_id, held in self._held.items() if held.expires_s <= now_s}
+            for job_id in expired:
+                del self._held[job_id]
+        repairs: list[JobId] = []
+        try:
+            for job_id in list(expired):
+                repairs += self._compensate(job_id, expired[job_id].token, "its lease expired")
+                del expired[job_id]
+        finally:
+            with self._lock:
+                self._held.update(expired)  # not done because of an error: the next call tries again
+        return repairs
+
+    def compensate_orphans(self) -> list[JobId]:
+        """Give up jobs that are in flight under no lease of this process: their workers ended with an earlier one."""
+        repairs: list[JobId] = []
+        for job in self._manifest.read(_in_flight):
+            with self._lock:
+                mine = job.job_id in self._held
+            if not mine:
+                repairs += self._compensate(job.job_id, job.attempts, "the process that ran it ended")
+        return repairs
+
+    # -- inside
+
+    def _add_repair(self, txn: ManifestTxn, job: JobRecord) -> JobId:
+        repair = JobRecord(
+            job_id=0,
+            created_at_epoch_ms=self._now_ms(),
+            db_id=job.db_id,
+            kind=int(JobKind.REPAIR),
+            payload=job.payload,
+            attempts_max=job.attempts_max,
+            repairs_job_id=job.job_id,
+            repairs_kind=job.gate_kind,
+        )
+        return txn.enqueue_job(repair)
+
+    def _hold(self, lease: Lease) -> bool:
+        now_s, job_id = self._clock.monotonic_s(), lease.job.job_id
+        with self._lock:
+            if job_id in self._held or self._not_before_s.get(job_id, now_s) > now_s:
+                return False
+            self._held[job_id] = _Held(lease.token, now_s + self._settings.lease_s)
+            self._not_before_s.pop(job_id, None)
+            return True
+
+    def _begin(self, lease: Lease) -> bool:
+        txn = self._manifest.begin_write()
+        txn.update_job_state(lease.job.job_id, InFlight(lease.worker_id, self._now_ms(), lease.token))
+        try:
+            txn.commit()
+        except (GateShut, FixTheCall):  # someone was faster; after other errors the lease stays and expires
+            self._let_go(lease)
+            return False
+        return True
+
+    def _held_locked(self, lease: Lease) -> _Held:
+        held = self._held.get(lease.job.job_id)
+        if held is None or held.token != lease.token:
+            raise LeaseLost(f"job {lease.job.job_id}: the lease under token {lease.token} is over; drop the work")
+        return held
+
+    def _let_go(self, lease: Lease) -> None:
+        with self._lock:
+            held = self._held.get(lease.job.job_id)
+            if held is not None and held.token == lease.token:
+                del self._held[lease.job.job_id]
+
+    def _end_attempt(self, job: JobRecord, token: int, error: JobErrorSnapshot, *, again: bool) -> None:
+        txn = self._manifest.begin_write()
+        if again:
+            txn.update_job_state(job.job_id, Pending(), token=token, error=error)
+            txn.upsert_pending_index(job.pending_key, job.job_id)
+        else:
+            txn.update_job_state(job.job_id, FailedPermanent(self._now_ms()), token=token, error=error)
+        txn.commit()
+
+    def _compensate(self, job_id: int, token: int, why: str) -> list[JobId]:
+        job = self._manifest.get_job(job_id)
+        if job is None or not isinstance(job.state, InFlight) or job.state.token != token:
+            return []  # it ended meanwhile
+        error = JobErrorSnapshot(self._now_ms(), "WorkerVanished", f"worker {job.state.worker_id}: {why}")
+        if job.kind == JobKind.REPAIR:  # it is its own compensation, as long as it has attempts
+            again = token < job.attempts_max
+            self._end_attempt(job, token, error, again=again)
+            return [JobId(job_id)] if again else []
+        txn = self._manifest.begin_write()
+        txn.update_job_state(job_id, FailedPermanent(self._now_ms()), token=token, error=error)
+        repair = self._add_repair(txn, job)
+        txn.commit()
+        return [repair]
+
+    def _backoff_s(self, attempt: int) -> float:
+        full = min(self._settings.backoff_s_max, self._settings.backoff_s * 2.0 ** min(attempt - 1, 60))
+        return full * (0.5 + self._random.random() / 2)  # spread, so that retries do not march in step
+
+    def _now_ms(self) -> int:
+        return self._clock.time_us() // 1_000
+
+
+class UniqueJobGate:
+    """What may run for one table and kind: at most one job, and none while a repair is due."""
+
+    def __init__(self, manifest: Manifest, db_id: int, kind: int) -> None:
+        self._manifest = manifest
+        self._db_id = db_id
+        self._kind = kind
+
+    def state(self) -> FlushGateState:
+        """Who holds the gate, and how its jobs ended lately."""
+        state = self._manifest.get_wal_state(WalStateKey(self._db_id, 0)) or WalStateRecord()
+        return state.gate(self._kind)
+
+    def is_shut(self) -> bool:
+        """Whether a job holds it."""
+        return self.state().active_job_id is not None
+
+    def pending_job_id(self) -> JobId | None:
+        """The job that waits, if any."""
+        row = self._manifest.read(lambda view: PENDING.get(view, PendingJobKey(self._db_id, self._kind)))
+        return None if row is None else JobId(row.job_id)
+
+    def check_free_to_enqueue(self) -> None:
+        """Raise `UniqueJobAlreadyPending` if a job waits; a commit decides this again for good."""
+        waiting = self.pending_job_id()
+        if waiting is not None:
+            raise UniqueJobAlreadyPending(f"table {self._db_id}: job {waiting} of kind {self._kind} waits already")
+
+
+def _runnable(view: ReadView) -> list[JobRecord]:
+    jobs = [job for _, row in PENDING.scan(view) if (job := JOBS.get(view, row.job_id)) is not None]
+    return sorted((job for job in jobs if _gate_holder(view, job) in (None, job.job_id)), key=lambda job: job.job_id)
+
+
+def _gate_holder(view: ReadView, job: JobRecord) -> int | None:
+    state = WAL_STATE.get(view, WalStateKey(job.table, 0))
+    return None if state is None else state.gate(job.gate_kind).active_job_id
+
+
+def _in_flight(view: ReadView) -> list[JobRecord]:
+    """Found by their gates: the finished jobs need not be walked."""
+    held = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
+    jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in held if job_id is not None)]
+    return [job for job in jobs if job is not None and isinstance(job.state, InFlight)]
+
+
+def _finished(view: ReadView) -> list[int]:
+    return [
+        job_id
+        for job_id, job in JOBS.scan(view)
+        if isinstance(job.state, Completed | FailedPermanent) and _gate_holder(view, job) != job_id
+    ]

@@ -1,0 +1,397 @@
+"""The values of the manifest's tables.
+
+A value is `record_version` (u16, big-endian) and the MessagePack of an array: the record's fields in their order.
+Equal records give equal bytes. A record checks itself when it is made; bytes that do not decode to one are corrupt.
+
+Thread: any; all records are frozen.
+Invariants: watermarks are ordered (`stored <= applied <= durable <= highest`); paths are relative to the store.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from itertools import zip_longest
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.errors import Invalid
+from penstock.manifest.keys import U64_MAX, PendingJobKey
+
+FILE_NAME_BYTES_MAX = 120
+BUCKETS_MAX = 64
+REPAIR_OF = 0x8000  # a repair waits in the pending index under this bit and the kind that it repairs
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of every struct that is stored."""
+
+
+# -- db
+
+
+class Codec(IntEnum):
+    """How the bytes of a file are compressed."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+class CompressionConfig(Record, frozen=True):
+    """How new files of a table are compressed."""
+
+    codec: Codec = Codec.NONE
+    level: int = 0
+
+
+class EncryptionConfig(Record, frozen=True):
+    """Which master key wraps the data keys of a table's files."""
+
+    key_id: str
+    key_version: int = 1
+
+
+class RetentionPolicy(Record, frozen=True):
+    """What may be dropped; None keeps everything."""
+
+    age_ms_max: int | None = None
+    bytes_max: int | None = None
+
+
+class ManifestDbOptions(Record, frozen=True):
+    """Where a table keeps its files, and how."""
+
+    wal_dir: str
+    chunk_dir: str
+    compression: CompressionConfig = CompressionConfig()
+    encryption: EncryptionConfig | None = None
+    retention: RetentionPolicy = RetentionPolicy()
+    detail: bytes = b""  # options of the table's kind; the manifest does not read them
+
+    def __post_init__(self) -> None:
+        check_relative(self.wal_dir)
+        check_relative(self.chunk_dir)
+
+
+class Active(Record, frozen=True, tag=1):
+    """In service."""
+
+
+class Draining(Record, frozen=True, tag=2):
+    """No new writes; what is there is being finished."""
+
+
+class Tombstoned(Record, frozen=True, tag=3):
+    """Dropped; its files are being collected."""
+
+    tombstoned_at_epoch_ms: int
+
+
+DbLifecycle: TypeAlias = Active | Draining | Tombstoned
+
+
+class DbDescriptorRecord(Record, frozen=True):
+    """A table."""
+
+    created_at_epoch_ms: int
+    name: str
+    config_hash: bytes
+    wal_shards: int
+    options: ManifestDbOptions
+    status: DbLifecycle = Active()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise Invalid("a table needs a name")
+        if len(self.config_hash) != 32:
+            raise Invalid(f"config_hash of table {self.name} has {len(self.config_hash)} bytes: it must have 32")
+        if not 1 <= self.wal_shards <= 0xFFFF:
+            raise Invalid(f"table {self.name} has {self.wal_shards} shards: between 1 and 65535 are possible")
+
+
+# -- wal_state
+
+
+class FlushGateState(Record, frozen=True):
+    """A gate: which job holds it, and how its jobs ended lately. Changed by job operations only."""
+
+    active_job_id: int | None = None
+    last_success_at_epoch_ms: int | None = None
+    errored_since_epoch_ms: int | None = None
+
+
+class WalStateRecord(Record, frozen=True):
+    """The progress of one partition, and (in shard 0) the gates of its table."""
+
+    stored_lsn: int = 0
+    last_applied_lsn: int = 0
+    durable_lsn: int = 0
+    highest_lsn: int = 0
+    last_sealed_segment: int = 0
+    last_checkpoint_generation: int = 0
+    restart_epoch: int = 0
+    flush_gate_state: FlushGateState = FlushGateState()
+    other_gates: tuple[tuple[int, FlushGateState], ...] = ()  # by kind, ascending
+    detail: bytes = b""  # state of the partition's own; the manifest does not read it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stored_lsn <= self.last_applied_lsn <= self.durable_lsn <= self.highest_lsn <= U64_MAX:
+            raise Invalid(
+                "watermarks must be ordered stored <= applied <= durable <= highest, not "
+                f"{self.stored_lsn}, {self.last_applied_lsn}, {self.durable_lsn}, {self.highest_lsn}"
+            )
+
+    def gate(self, kind: int) -> FlushGateState:
+        """The gate of a kind of job."""
+        if kind == JobKind.FLUSH:
+            return self.flush_gate_state
+        return dict(self.other_gates).get(kind, FlushGateState())
+
+    def gates(self) -> list[tuple[int, FlushGateState]]:
+        """Every gate that was ever used, with its kind."""
+        return [(int(JobKind.FLUSH), self.flush_gate_state), *self.other_gates]
+
+    def with_gate(self, kind: int, gate: FlushGateState) -> WalStateRecord:
+        """This record with one gate changed."""
+        if kind == JobKind.FLUSH:
+            return msgspec.structs.replace(self, flush_gate_state=gate)
+        others = {**dict(self.other_gates), kind: gate}
+        return msgspec.structs.replace(self, other_gates=tuple(sorted(others.items(), key=lambda item: item[0])))
+
+
+# -- chunk_catalog
+
+
+class Local(Record, frozen=True, tag=1):
+    """The file is in the store's folder and nowhere else."""
+
+
+class RemoteArchived(Record, frozen=True, tag=2):
+    """The file is here and in the object store; `verified` once its bytes were read back."""
+
+    object: str
+    verified: bool = False
+
+
+class Evicted(Record, frozen=True, tag=3):
+    """The file is in the object store only."""
+
+    object: str
+
+
+ChunkResidency: TypeAlias = Local | RemoteArchived | Evicted
+
+
+class ChunkEntryRecord(Record, frozen=True):
+    """An immutable file. A `staged` one belongs to no version yet and may be purged when it lapses."""
+
+    file_name: str  # relative to the store
+    generation: int
+    size_bytes: int
+    compression: Codec = Codec.NONE
+    encrypted: bool = False
+    residency: ChunkResidency = Local()
+    wal_range: tuple[int, int] = (0, 0)  # LSNs, half-open
+    uploaded_at_epoch_ms: int | None = None
+    purge_after_epoch_ms: int | None = None
+    staged: bool = False
+    detail: bytes = b""  # what the file's owner knows of it (level, key range); the manifest does not read it
+
+    def __post_init__(self) -> None:
+        check_relative(self.file_name)
+        if len(self.file_name.encode()) > FILE_NAME_BYTES_MAX:
+            raise Invalid(f"file name {self.file_name!r} is longer than {FILE_NAME_BYTES_MAX} bytes")
+        if self.wal_range[0] > self.wal_range[1]:
+            raise Invalid(f"chunk {self.file_name} has the range {self.wal_range}: its start must not exceed its end")
+        if self.staged and self.purge_after_epoch_ms is None:
+            raise Invalid(f"chunk {self.file_name} is staged and needs purge_after_epoch_ms")
+
+
+# -- job_queue
+
+
+class JobKind(IntEnum):
+    """Penstock's own kinds of job; kinds from 64 up to 32767 are the user's."""
+
+    FLUSH = 1
+    CHECKPOINT = 2
+    COMPACTION = 3
+    ARCHIVE = 4
+    VERIFY = 5
+    REHYDRATE = 6
+    PURGE = 7
+    ROLLUP = 8
+    TRAIN = 9
+    REPAIR = 10
+
+
+USER_KINDS = range(64, REPAIR_OF)
+_OWN_KINDS = frozenset(int(kind) for kind in JobKind)
+
+
+class Pending(Record, frozen=True, tag=1):
+    """Waiting for a worker; it has a row in the pending index."""
+
+
+class InFlight(Record, frozen=True, tag=2):
+    """Leased to a worker; only the holder of the token may end it."""
+
+    worker_id: str
+    leased_at_ms: int
+    token: int
+
+
+class Completed(Record, frozen=True, tag=3):
+    """Done."""
+
+    finished_at_ms: int
+
+
+class FailedPermanent(Record, frozen=True, tag=4):
+    """Given up; `last_error` says why."""
+
+    finished_at_ms: int
+
+
+JobDurableState: TypeAlias = Pending | InFlight | Completed | FailedPermanent
+
+
+class JobErrorSnapshot(Record, frozen=True):
+    """How an attempt ended."""
+
+    at_epoch_ms: int
+    kind: str
+    message: str
+
+
+class JobRecord(Record, frozen=True):
+    """A piece of durable work. `attempts` counts its acquisitions, and so is the token of the latest one."""
+
+    job_id: int
+    created_at_epoch_ms: int
+    db_id: int | None
+    kind: int
+    state: JobDurableState = Pending()
+    payload: bytes = b""
+    last_error: JobErrorSnapshot | None = None
+    attempts: int = 0
+    attempts_max: int = 5
+    repairs_job_id: int | None = None  # only of a repair
+    repairs_kind: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in USER_KINDS and self.kind not in _OWN_KINDS:
+            raise Invalid(f"job kind {self.kind} is unknown: use a JobKind, or 64 to 32767 for your own")
+        is_repair = self.kind == JobKind.REPAIR
+        if is_repair != (self.repairs_kind is not None) or is_repair != (self.repairs_job_id is not None):
+            raise Invalid(f"job {self.job_id}: a repair, and only a repair, says which job and kind it repairs")
+        if self.attempts_max < 1:
+            raise Invalid(f"job {self.job_id}: attempts_max must be at least 1")
+
+    @property
+    def table(self) -> int:
+        """The table the job works on, 0 for the store."""
+        return self.db_id or 0
+
+    @property
+    def gate_kind(self) -> int:
+        """The kind whose gate this job needs: a repair holds the gate of what it repairs."""
+        return self.kind if self.repairs_kind is None else self.repairs_kind
+
+    @property
+    def pending_key(self) -> PendingJobKey:
+        """Its row in the pending index while it waits."""
+        kind = self.kind if self.repairs_kind is None else REPAIR_OF | self.repairs_kind
+        return PendingJobKey(self.table, kind)
+
+
+class PendingJobRecord(Record, frozen=True):
+    """The job that waits for a table and kind."""
+
+    job_id: int
+
+
+# -- metrics
+
+
+class MetricDelta(Record, frozen=True):
+    """New observations of a metric."""
+
+    sum: float
+    count: int
+    min: float
+    max: float
+    bucket_counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+class MetricRecord(Record, frozen=True):
+    """All observations of a metric so far."""
+
+    sum: float
+    count: int
+    min: float
+    max: float
+    bucket_counts: tuple[int, ...]
+    updated_at_epoch_ms: int
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+    def merged(self, delta: MetricDelta, at_epoch_ms: int) -> MetricRecord:
+        """These observations and those."""
+        if delta.count == 0:
+            return self
+        return MetricRecord(
+            self.sum + delta.sum,
+            self.count + delta.count,
+            min(self.min, delta.min),
+            max(self.max, delta.max),
+            tuple(map(sum, zip_longest(self.bucket_counts, delta.bucket_counts, fillvalue=0))),
+            max(at_epoch_ms, self.updated_at_epoch_ms),
+        )
+
+
+# -- generation_watermarks
+
+
+class GenerationWaiterSnapshot(Record, frozen=True):
+    """Someone who waited for a generation when the row was written."""
+
+    waiter_id: int
+    target_generation: int
+    deadline_epoch_ms: int
+
+
+class GenerationRecord(Record, frozen=True):
+    """A counter that never goes back."""
+
+    current_generation: int
+    last_committed_at_epoch_ms: int
+    blocked_waiters: tuple[GenerationWaiterSnapshot, ...] = ()
+
+
+class ChunkFileRecord(Record, frozen=True):
+    """The row of `chunk_catalog` that owns a file."""
+
+    db_id: int
+    chunk_id: int
+
+
+def check_relative(path: str) -> None:
+    """Refuse a path that leaves the store's folder."""
+    if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise Invalid(f"path {path!r} must be relative to the store and stay inside it")
+
+
+def _check_moments(moments: MetricDelta | MetricRecord) -> None:
+    buckets = moments.bucket_counts
+    if moments.count < 0 or (buckets and (len(buckets) > BUCKETS_MAX or min(buckets) < 0)):
+        raise Invalid(f"a metric needs counts from 0 and at most {BUCKETS_MAX} buckets")
+    # A comparison with NaN is false, so this refuses it too.
+    if moments.count and not (moments.min <= moments.max and abs(moments.sum) < math.inf):
+        raise Invalid(f"a metric's sum must be finite and min <= max, not {moments.sum}, {moments.min}, {moments.max}")

@@ -1,0 +1,34 @@
+"""The settings of a manifest, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import Invalid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestSettings:
+    """Limits and times of a manifest."""
+
+    map_bytes: int = 64 << 20  # at first; a limit, not an allocation
+    map_bytes_max: int = 16 << 30
+    headroom_ratio: float = 0.2  # the map grows when less than this is left
+    channel_batches_max: int = 1024  # waiting commits; more raise Backpressure
+    window_batches_max: int = 256  # commits that share one transaction
+    commit_latency_budget_s: float = 0.001  # how long a window waits for the others that are on their way
+    waiters_max: int = 4096
+    readers_max: int = 1022
+    reader_check_interval_s: float = 30.0
+    backups_kept: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 << 20 <= self.map_bytes <= self.map_bytes_max:
+            raise Invalid("map_bytes must be at least 1 MiB and at most map_bytes_max")
+        if not 0.0 < self.headroom_ratio < 1.0:
+            raise Invalid("headroom_ratio must be between 0 and 1")
+        counts = (self.channel_batches_max, self.window_batches_max, self.waiters_max, self.readers_max)
+        if min(*counts, self.backups_kept) < 1:
+            raise Invalid("limits of a manifest must be at least 1")
+        if self.commit_latency_budget_s < 0 or self.reader_check_interval_s <= 0:
+            raise Invalid("times of a manifest must not be negative")

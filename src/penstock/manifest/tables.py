@@ -1,0 +1,99 @@
+"""The tables: which key and which record each one holds.
+
+Thread: any; a table keeps no state, the view that is passed in does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from penstock.manifest.codec import RecordCodec
+from penstock.manifest.engine import ReadView, WriteView
+from penstock.manifest.keys import (
+    ChunkKey,
+    MetricKey,
+    PendingJobKey,
+    WalStateKey,
+    pack_component,
+    pack_file_name,
+    pack_id,
+    unpack_component,
+    unpack_id,
+)
+from penstock.manifest.records import (
+    ChunkEntryRecord,
+    ChunkFileRecord,
+    DbDescriptorRecord,
+    GenerationRecord,
+    JobRecord,
+    MetricRecord,
+    PendingJobRecord,
+    Record,
+    WalStateRecord,
+)
+
+K = TypeVar("K")
+R = TypeVar("R", bound=Record)
+
+
+class Table(Generic[K, R]):
+    """A named table with typed keys and records."""
+
+    def __init__(
+        self, name: str, record: type[R], pack: Callable[[K], bytes], unpack: Callable[[bytes], K], version: int = 1
+    ) -> None:
+        self.name = name
+        self.codec = RecordCodec(record, version)
+        self._pack = pack
+        self._unpack = unpack
+
+    def get(self, view: ReadView, key: K) -> R | None:
+        """A record, or None."""
+        packed = self._pack(key)
+        value = view.get(self.name, packed)
+        return None if value is None else self._decode(packed, value)
+
+    def put(self, view: WriteView, key: K, record: R) -> None:
+        """Write a record in place of any other."""
+        view.put(self.name, self._pack(key), self.codec.encode(record))
+
+    def delete(self, view: WriteView, key: K) -> bool:
+        """Remove a record; whether it was there."""
+        return view.delete(self.name, self._pack(key))
+
+    def scan(self, view: ReadView, start: K | None = None, stop: K | None = None) -> Iterator[tuple[K, R]]:
+        """Records with `start <= key < stop` in the order of keys."""
+        first = b"" if start is None else self._pack(start)
+        last = None if stop is None else self._pack(stop)
+        for key, value in view.scan(self.name, first, last):
+            yield self._unpack(key), self._decode(key, value)
+
+    def _decode(self, key: bytes, value: bytes) -> R:
+        return self.codec.decode(value, f"manifest table {self.name} key {key.hex()}")
+
+
+DB: Table[int, DbDescriptorRecord] = Table("db", DbDescriptorRecord, pack_id, unpack_id)
+WAL_STATE: Table[WalStateKey, WalStateRecord] = Table("wal_state", WalStateRecord, WalStateKey.pack, WalStateKey.unpack)
+CHUNKS: Table[ChunkKey, ChunkEntryRecord] = Table("chunk_catalog", ChunkEntryRecord, ChunkKey.pack, ChunkKey.unpack)
+CHUNK_FILES: Table[str, ChunkFileRecord] = Table("chunk_files", ChunkFileRecord, pack_file_name, bytes.decode)
+JOBS: Table[int, JobRecord] = Table("job_queue", JobRecord, pack_id, unpack_id)
+PENDING: Table[PendingJobKey, PendingJobRecord] = Table(
+    "job_pending_index", PendingJobRecord, PendingJobKey.pack, PendingJobKey.unpack
+)
+METRICS: Table[MetricKey, MetricRecord] = Table("metrics", MetricRecord, MetricKey.pack, MetricKey.unpack)
+GENERATIONS: Table[int, GenerationRecord] = Table(
+    "generation_watermarks", GenerationRecord, pack_component, unpack_component
+)
+
+ALL = (DB, WAL_STATE, CHUNKS, CHUNK_FILES, JOBS, PENDING, METRICS, GENERATIONS)
+
+
+def partitions(view: ReadView, db_id: int) -> Iterator[tuple[WalStateKey, WalStateRecord]]:
+    """The `wal_state` rows of a table, by shard."""
+    return WAL_STATE.scan(view, WalStateKey(db_id, 0), WalStateKey(db_id + 1, 0))
+
+
+def chunks(view: ReadView, db_id: int, from_chunk_id: int = 0) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
+    """The chunks of a table, by id."""
+    return CHUNKS.scan(view, ChunkKey(db_id, from_chunk_id), ChunkKey(db_id + 1, 0))

@@ -1,0 +1,321 @@
+"""The one writer of the manifest: a bounded channel, and windows of batches that share a transaction.
+
+Exactly one thread at a time has the *turn* to commit. A caller who finds it free takes it and commits by itself, with
+no hand-off. Whoever ends a window and finds that others came meanwhile gives the turn to the writer thread, which
+goes on until the channel is empty. That thread also expires waiters and tends the engine.
+
+A window that is refused is undone and run again batch by batch: a bad batch fails alone. A window whose commit fails
+is not run again: after a failed sync nothing is retried behind the caller's back.
+
+Thread: any for the public methods. `_lock` guards the channel, the turn and the waiters; it is never held during a
+transaction.
+Invariants: (1) a channel that is not empty has someone with the turn. (2) generations are published after the commit
+and before anyone is woken. (3) every request and every waiter is answered, also at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, PenstockError, Poisoned
+from penstock.host.clock import Clock
+from penstock.manifest.engine import Engine, ReadView
+from penstock.manifest.fork import ForkGuard
+from penstock.manifest.keys import ComponentId
+from penstock.manifest.operations import CommitReceipt, Edit, ManifestOp
+from penstock.manifest.records import GenerationWaiterSnapshot
+from penstock.manifest.settings import ManifestSettings
+from penstock.manifest.tables import GENERATIONS
+from penstock.manifest.waiters import Waiters, WaitHandle
+
+IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
+CLOSE_S = 30.0
+
+
+class _Request:
+    """An `Apply` (with operations) or a `Sync` (without) in the channel."""
+
+    __slots__ = ("answered", "error", "hint", "operations", "receipt")
+
+    def __init__(self, operations: Sequence[ManifestOp] | None, hint: int | None) -> None:
+        self.operations = operations  # None: a sync
+        self.hint = hint
+        self.receipt: CommitReceipt | None = None
+        self.error: Exception | None = None
+        self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
+
+    def answer(self) -> None:
+        if self.answered is not None:
+            self.answered.release()
+
+
+class ManifestWriter:
+    """Commits batches for everyone."""
+
+    def __init__(
+        self, engine: Engine, *, generations: Mapping[int, int], clock: Clock, settings: ManifestSettings
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._settings = settings
+        self._guard = ForkGuard("the manifest")
+        self._lock = threading.Lock()
+        self._wakeup = threading.Condition(self._lock)  # for the writer thread
+        self._idle = threading.Condition(self._lock)  # for close
+        self._channel: deque[_Request] = deque()  # guarded by _lock
+        self._busy = False  # guarded by _lock: someone has the turn
+        self._turn_given = False  # guarded by _lock: it is the writer thread's
+        self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
+        self._closing = False  # guarded by _lock
+        self._ended = False  # guarded by _lock
+        self._waiters = Waiters(settings.waiters_max)  # guarded by _lock
+        self._waiter_ids = count(1)
+        self._generations = dict(generations)  # written with the turn and under _lock
+        self._doubtful = False  # with the turn: a commit did not end well, so the rows know better than _generations
+        self._next_tend_s = clock.monotonic_s() + settings.reader_check_interval_s
+        self._thread = threading.Thread(target=self._run, name="penstock-manifest", daemon=True)
+        self._thread.start()
+
+    # -- requests
+
+    def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
+        """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
+        return self._submit(_Request(operations, hint), timeout_s)
+
+    def sync(self, *, timeout_s: float) -> int:
+        """Wait until all that was submitted before is committed; the generation of the manifest by then."""
+        return self._submit(_Request(None, None), timeout_s).generation
+
+    def register(self, component: int, target: int, *, timeout_s: float) -> WaitHandle:
+        """Begin to wait for a generation."""
+        self._guard.check()
+        deadline_ms = self._clock.time_us() // 1_000 + round(timeout_s * 1_000)
+        with self._lock:
+            self._check_open_locked()
+            deadline_s = self._clock.monotonic_s() + timeout_s
+            handle = WaitHandle(next(self._waiter_ids), component, target, deadline_s, deadline_ms)
+            generation = self._generations.get(component, 0)
+            if generation >= target:
+                handle.resolve(generation)
+            else:
+                self._waiters.add(handle)
+                self._wakeup.notify()  # its deadline may be the next
+        return handle
+
+    def generation(self, component: int) -> int:
+        """The last committed generation of a component."""
+        return self._generations.get(component, 0)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Commit what is in the channel, answer every waiter, end the thread."""
+        if self._guard.is_child():
+            return
+        with self._lock:
+            self._closing = True
+            self._wakeup.notify()
+            drained = self._idle.wait_for(lambda: not self._busy or self._ended, timeout_s)
+            self._end_locked(Closed("the manifest was closed: open it again"))
+        self._thread.join(timeout_s)
+        if not drained:
+            raise OutcomeUnknown(f"a commit of the manifest did not end within {timeout_s} s of closing")
+
+    def _submit(self, request: _Request, timeout_s: float) -> CommitReceipt:
+        self._guard.check()
+        with self._lock:
+            self._check_open_locked()
+            if self._busy:
+                self._enqueue_locked(request)
+            else:
+                self._busy = True
+        if request.answered is None:
+            try:
+                self._run_window([request])
+            finally:
+                self._pass_the_turn()
+        elif not request.answered.acquire(timeout=timeout_s):
+            self._give_up(request, timeout_s)
+        if request.error is not None:
+            raise request.error
+        assert request.receipt is not None
+        return request.receipt
+
+    def _enqueue_locked(self, request: _Request) -> None:
+        limit = self._settings.channel_batches_max
+        if len(self._channel) >= limit:
+            raise Backpressure(f"{limit} commits of the manifest are waiting (limit {limit}): retry later")
+        request.answered = threading.Lock()
+        request.answered.acquire()
+        self._channel.append(request)
+        if self._gather and len(self._channel) >= self._gather:
+            self._wakeup.notify()
+
+    def _give_up(self, request: _Request, timeout_s: float) -> None:
+        with self._lock:
+            if request in self._channel:
+                self._channel.remove(request)
+                raise Backpressure(f"the manifest did not begin this commit within {timeout_s} s: retry later")
+        assert request.answered is not None
+        if not request.answered.acquire(blocking=False):
+            raise OutcomeUnknown(f"this commit of the manifest did not end within {timeout_s} s: look if it is there")
+
+    def _check_open_locked(self) -> None:
+        if self._closing or self._ended:
+            raise Closed("the manifest is closed: open it again")
+
+    # -- the turn
+
+    def _pass_the_turn(self) -> None:
+        with self._lock:
+            if self._channel:
+                self._turn_given = True
+                self._wakeup.notify()
+            else:
+                self._busy = False
+                if self._closing:
+                    self._idle.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._await_turn():
+                self._drain()
+        except BaseException as error:  # a mistake of ours: no one may wait for ever because of it
+            poisoned = Poisoned("the writer of the manifest failed: reopen the store")
+            poisoned.__cause__ = error
+            with self._lock:
+                self._end_locked(poisoned)
+            raise
+
+    def _await_turn(self) -> bool:
+        """Wait for the turn, doing periodic work meanwhile; False at the end."""
+        while True:
+            with self._lock:
+                if self._turn_given:
+                    self._turn_given = False
+                    return True
+                if self._ended:
+                    return False
+                self._wakeup.wait(self._pause_locked())
+                now_s = self._clock.monotonic_s()
+                self._waiters.expire(now_s)
+                tend = now_s >= self._next_tend_s and not self._closing
+            if tend:
+                self._next_tend_s = now_s + self._settings.reader_check_interval_s
+                self._engine.tend()
+
+    def _pause_locked(self) -> float:
+        deadline_s = self._waiters.next_deadline_s()
+        if deadline_s is None:
+            return self._settings.reader_check_interval_s
+        return min(IDLE_TICK_S, max(0.0, deadline_s - self._clock.monotonic_s()))
+
+    def _drain(self) -> None:
+        """Run windows until the channel is empty, then give the turn back."""
+        size = 0
+        while window := self._next_window(size):
+            self._run_window(window)
+            size = len(window)
+
+    def _next_window(self, last_size: int) -> list[_Request]:
+        with self._lock:
+            # Those who were answered just now are about to come back: a short wait lets them share one sync, where
+            # going on at once would commit the first alone and let the rest wait for it.
+            if last_size > 1 and len(self._channel) < last_size and not self._closing:
+                self._gather = last_size
+                self._wakeup.wait(self._settings.commit_latency_budget_s)
+                self._gather = 0
+            size = min(len(self._channel), self._settings.window_batches_max)
+            window = [self._channel.popleft() for _ in range(size)]
+            if not window:
+                self._busy = False
+                self._idle.notify_all()
+            self._waiters.expire(self._clock.monotonic_s())
+        return window
+
+    # -- a window
+
+    def _run_window(self, window: list[_Request]) -> None:
+        try:
+            self._commit(window)
+        except Exception as error:
+            for request in window:
+                if request.receipt is None and request.error is None:
+                    request.error = error
+        for request in window:
+            request.answer()
+
+    def _commit(self, window: list[_Request]) -> None:
+        """Commit a window as one transaction, or else each of its batches as its own."""
+        while True:
+            refused = True
+            try:
+                with self._engine.write() as view:
+                    if self._doubtful:
+                        self._move_generations(load_generations(view))
+                    self._doubtful = True
+                    edit = Edit(view, self._generations, self._clock.time_us() // 1_000)
+                    receipts = [
+                        None if request.operations is None else edit.apply(request.operations, request.hint)
+                        for request in window
+                    ]
+                    edit.finish(self._snapshot_waiters)
+                    refused = False
+            except ManifestFull:
+                if not self._engine.grow(for_deletes=_frees(window)):
+                    if len(window) == 1:
+                        raise
+                    return self._commit_each(window)
+            except Exception:
+                if not refused or len(window) == 1:
+                    raise
+                return self._commit_each(window)
+            else:
+                return self._publish(window, receipts, edit.generations)
+
+    def _commit_each(self, window: list[_Request]) -> None:
+        for request in window:
+            try:
+                self._commit([request])
+            except Exception as error:
+                request.error = error
+
+    def _snapshot_waiters(self, component: int, generation: int) -> tuple[GenerationWaiterSnapshot, ...]:
+        with self._lock:
+            return self._waiters.snapshot(component, generation)
+
+    def _publish(
+        self, window: list[_Request], receipts: Sequence[CommitReceipt | None], moved: Mapping[int, int]
+    ) -> None:
+        self._move_generations(moved)
+        self._doubtful = False
+        manifest = int(ComponentId.MANIFEST)
+        for request, receipt in zip(window, receipts, strict=True):
+            if receipt is None:
+                generation = self._generations.get(manifest, 0)
+                receipt = CommitReceipt(generation, {manifest: generation})
+            request.receipt = receipt
+
+    def _move_generations(self, moved: Mapping[int, int]) -> None:
+        with self._lock:
+            self._generations.update(moved)  # before anyone wakes: a waiter must find what it waited for
+            self._waiters.reached(moved)
+
+    def _end_locked(self, error: PenstockError) -> None:
+        self._ended = True
+        self._waiters.end(error)
+        while self._channel:
+            request = self._channel.popleft()
+            request.error = error
+            request.answer()
+        self._wakeup.notify_all()
+
+
+def load_generations(view: ReadView) -> dict[int, int]:
+    """Every component's generation as committed."""
+    return {component: record.current_generation for component, record in GENERATIONS.scan(view)}
+
+
+def _frees(window: Sequence[_Request]) -> bool:
+    return all(operation.frees for request in window for operation in request.operations or ())

@@ -1,0 +1,196 @@
+"""Flush and compaction against every crash, crashes in recovery, and faults; with seeded bugs that must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tree_place import Place
+from tree_scenario import TreeScenario
+
+import penstock.lsm.catalog as catalog_module
+import penstock.testing.disk as disk_module
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.memtable import Memtable
+from penstock.lsm.tree import Tree
+from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+
+
+def crashes() -> None:
+    report = explore(TreeScenario(), modes=("strict", "torn", "kept"), depth=1)
+    assert {"commit", "rename", "fsync", "fsync_dir", "unlink"} <= report.labels
+    assert report.crashes > 300
+
+
+def test_every_crash_of_flush_and_compaction() -> None:
+    crashes()
+
+
+def test_crashes_in_recovery() -> None:
+    explore(Short(), modes=("strict",), recovery_modes=("strict",))
+
+
+def test_faults_crossed_with_crashes() -> None:
+    faults = Faults(kinds=("eio", "enospc", "short"), every=11, images_every=23)
+    explore(TreeScenario(), modes=("strict",), depth=1, faults=faults)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_every_fault_and_every_crash_in_recovery() -> None:
+    explore(TreeScenario(), modes=("strict", "torn", "kept"))
+    explore(TreeScenario(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=5))
+
+
+class Short(TreeScenario):
+    """A flush and a compaction, for what is tried many times over."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        place = Place(disk, grace_s=0)
+        for number in (1, 2, 3):
+            self._write(place, history, number)
+            place.maintenance.flush(place.tree)
+            history.note("stored", place.tree.stored)
+        place.maintenance.compact(place.tree)
+        place.close()
+
+
+# -- a reader at every yield point
+
+
+class Watched(TreeScenario):
+    """Reads everything before every file operation and every commit: each key is there, old or new."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        place = Place(disk, grace_s=0)
+        watching = [False]
+
+        def look() -> int:
+            if watching[0]:
+                watching[0] = False
+                self._check(place, history)
+                watching[0] = True
+                reads.append(1)
+            return 0
+
+        reads: list[int] = []
+        disk.on_image = look
+        for number in range(1, 10):
+            self._write(place, history, number)
+            watching[0] = True
+            self._maintain(place, history, number)
+            watching[0] = False
+            disk.images.clear()
+        place.close()
+        assert len(reads) > 100
+
+
+def watch() -> None:
+    Watched().run(SimulatedDisk(), History())
+
+
+def test_a_reader_at_every_yield_point_misses_nothing() -> None:
+    watch()
+
+
+# -- seeded bugs
+
+
+def table_not_synced(patch: pytest.MonkeyPatch) -> None:
+    fsync = disk_module.SimulatedFile.fsync
+    patch.setattr(disk_module.SimulatedFile, "fsync", lambda f: None if ".sst" in f.path else fsync(f))
+
+
+def folder_not_synced(patch: pytest.MonkeyPatch) -> None:
+    fsync_dir = SimulatedDisk.fsync_dir
+    patch.setattr(SimulatedDisk, "fsync_dir", lambda disk, p: None if p.endswith("tables/1") else fsync_dir(disk, p))
+
+
+def manifest_before_the_file(patch: pytest.MonkeyPatch) -> None:
+    """The row is committed before the file has its name."""
+    write = Maintenance._write
+
+    def listed_first(self: Maintenance, rows: Memtable, catalog: Any, ids: Sequence[int]) -> list[Any]:
+        summaries = write(self, rows, catalog, ids)
+        files = [catalog.describe(s, level=0, run=ids[0]) for s in summaries]
+        for meta in files:
+            self._fs.unlink(f"{self._root}/{meta.file_name}")
+        self._fs.fsync_dir(f"{self._root}/{catalog.folder}")
+        self._manifest.apply(catalog.publish(files, sealing=self._sealing))
+        for meta in files:
+            self._fs.unlink(f"{self._root}/{meta.file_name.replace('.sst', '.idx')}")
+        return write(self, rows, catalog, ids)
+
+    patch.setattr(Maintenance, "_write", listed_first)
+
+
+def watermark_without_the_rows(patch: pytest.MonkeyPatch) -> None:
+    """`stored` is committed apart from, and before, the file it speaks of."""
+    publish = catalog_module.Catalog.publish
+
+    def apart(self: catalog_module.Catalog, added: Any, removed: Any = (), *, stored: Any = None, sealing: Any) -> Any:
+        if stored is not None:
+            self._manifest.apply(publish(self, (), stored=stored, sealing=sealing))
+        return publish(self, added, removed, stored=stored, sealing=sealing)
+
+    patch.setattr(catalog_module.Catalog, "publish", apart)
+
+
+def memtable_dropped_first(patch: pytest.MonkeyPatch) -> None:
+    """The flush takes its memtables out of the version before the file is in."""
+    begin = Tree.begin_flush
+
+    def dropping(self: Tree) -> Any:
+        work = begin(self)
+        if work is not None:
+            self._install(replace(self._version, frozen=()))
+        return work
+
+    patch.setattr(Tree, "begin_flush", dropping)
+    end = Tree.end_flush
+
+    def ending(self: Tree, frozen: Any, outputs: Any) -> None:
+        self._install(replace(self._version, frozen=frozen))
+        end(self, frozen, outputs)
+
+    patch.setattr(Tree, "end_flush", ending)
+
+
+def inputs_removed_first(patch: pytest.MonkeyPatch) -> None:
+    """A compaction removes its inputs before the manifest lists the outputs."""
+    merge = Maintenance._merge_here
+
+    def removing(self: Maintenance, plan: Any) -> Any:
+        summaries = merge(self, plan)
+        for source in plan.inputs:
+            self._fs.unlink(source.path)
+        self._fs.fsync_dir(plan.folder)
+        return summaries
+
+    patch.setattr(Maintenance, "_merge_here", removing)
+
+
+def repair_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Maintenance, "_remove_leftovers", lambda self, db_id, ids: None)
+    patch.setattr(Maintenance, "_collect_unlisted", lambda self, tree, catalog: 0)
+
+
+@pytest.mark.parametrize(
+    ("seed_bug", "suite"),
+    [
+        (table_not_synced, crashes),
+        (folder_not_synced, crashes),
+        (manifest_before_the_file, crashes),
+        (watermark_without_the_rows, crashes),
+        (memtable_dropped_first, watch),
+        (inputs_removed_first, crashes),
+        (repair_forgotten, crashes),
+    ],
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None], suite: Callable[[], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises(Violation):
+            suite()

@@ -1,0 +1,134 @@
+"""A tree with everything real: threads beside flush and compaction, and processes that are killed in the middle."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tree_real
+from tree_real import RealPlace, rows_of
+
+from penstock.lsm.memtable import Edit
+from penstock.manifest.records import JobKind
+from penstock.testing.locks import LockOrderChecker
+
+SCRIPT = Path(tree_real.__file__)
+
+
+def stress(root: Path, seconds: float) -> None:
+    """One writer, readers, snapshots; flush and compaction in the background on the process engine."""
+    place = RealPlace(str(root / "store"))
+    tree, stop = place.tree, threading.Event()
+    errors: list[BaseException] = []
+    floor: dict[bytes, int] = {}  # key: the least LSN a reader may find; raised after each apply
+
+    def read() -> None:
+        chance = random.Random(threading.get_ident())
+        try:
+            while not stop.is_set():
+                keys = chance.sample(list(floor), min(50, len(floor))) if floor else []
+                for key, least in [(key, floor[key]) for key in keys]:
+                    value = tree.get(key)
+                    if value is None or int(value[:10]) < least:
+                        raise AssertionError(f"{key!r} must be at least of record {least}, found {value!r}")
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    def snapshots() -> None:
+        try:
+            while not stop.is_set():
+                with tree.snapshot() as snapshot:
+                    first, second = dict(snapshot.scan()), dict(snapshot.scan())
+                    newest = max((int(value[:10]) for value in first.values()), default=0)
+                    assert first == second
+                    assert newest <= snapshot.lsn
+                    if newest:
+                        assert set(rows_of(newest)) <= set(first)
+                time.sleep(0.01)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=target) for target in (read, read, snapshots)]
+    for thread in threads:
+        thread.start()
+    lsn, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end and not stop.is_set():
+        lsn += 1
+        tree.admit(30)
+        rows = rows_of(lsn)
+        tree.apply(Edit(lsn=lsn, time_us=lsn, rows=rows))
+        floor.update(dict.fromkeys(rows, lsn))
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    statistics = tree.statistics()
+    place.close()
+    if errors:
+        raise errors[0]
+    assert statistics.stored > 0
+    assert sum(statistics.level_files[1:]) > 0, "no compaction happened"
+
+
+def test_threads_beside_flush_and_compaction(tmp_path: Path) -> None:
+    with LockOrderChecker().installed() as checker:
+        stress(tmp_path, 4.0)
+    assert checker.violations == []
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+def test_threads_for_thirty_seconds(tmp_path: Path) -> None:
+    stress(tmp_path, 30.0)
+
+
+def kill_rounds(root: str, rounds: int) -> None:
+    chance = random.Random(1)
+    told = 0
+    for _ in range(rounds):
+        with subprocess.Popen([sys.executable, str(SCRIPT), root], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline().startswith("stored")
+            time.sleep(chance.uniform(0.3, 1.5))
+            child.send_signal(signal.SIGKILL)
+            lines = child.stdout.read().split("\n")
+        told = max([told, *(int(line.split()[1]) for line in lines[:-1] if line)])
+        check(root, told)
+
+
+def check(root: str, told: int) -> None:
+    """Nothing that was stored is lost, nothing of a killed job is left, and the tree works."""
+    place = RealPlace(root, background=False)
+    try:
+        stored = place.tree.stored
+        assert stored >= told
+        expected: dict[bytes, int] = {}
+        for lsn in range(1, stored + 1):
+            expected.update(dict.fromkeys(rows_of(lsn), lsn))
+        assert {key: int(value[:10]) for key, value in place.tree.scan()} == expected
+        place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
+        place.maintenance.collect()
+        place.maintenance.collect()
+        listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in place.tree._version.files()}
+        files = {name.name for name in Path(root, "tables/1").iterdir()}
+        assert files == listed | {name.replace(".sst", ".idx") for name in listed}
+        assert not place.jobs.gate(1, JobKind.COMPACTION).is_shut()
+    finally:
+        place.close()
+
+
+def test_killed_in_the_middle(tmp_path: Path) -> None:
+    kill_rounds(str(tmp_path / "store"), 3)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_killed_fifty_times(tmp_path: Path) -> None:
+    kill_rounds(str(tmp_path / "store"), 50)

@@ -1,0 +1,87 @@
+"""A tree on a real disk with LMDB, scheduler and worker processes; run as a program it compacts until it is killed."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from penstock.host.clock import SystemClock
+from penstock.host.files import OsFileSystem, make_dirs
+from penstock.lsm.compaction import LevelLimits
+from penstock.lsm.maintenance import Maintenance, MaintenanceSettings
+from penstock.lsm.memtable import Edit
+from penstock.lsm.rows import NEVER, PUT, Row
+from penstock.lsm.tasks import job_handlers, merge_on, tree_tasks
+from penstock.lsm.tree import TreeSettings
+from penstock.manifest.jobs import JobQueue
+from penstock.manifest.manifest import Manifest
+from penstock.scheduler.engines import Engines
+from penstock.scheduler.runner import JobRunner, JobRunnerSettings
+from penstock.scheduler.scheduler import Scheduler
+
+SETTINGS = TreeSettings(memtable_bytes=400_000, limits=LevelLimits(level0_runs=3, level1_bytes=4_000_000))
+
+
+class RealPlace:
+    """Everything a tree needs, as a store will wire it."""
+
+    def __init__(self, root: str, *, background: bool = True, grace_s: float = 0.0) -> None:
+        fs, clock = OsFileSystem(), SystemClock()
+        make_dirs(fs, root)
+        self.manifest = Manifest.open(f"{root}/manifest", fs=fs, clock=clock)
+        self.jobs = JobQueue(self.manifest, random=random.Random(1))
+        self.engines = Engines()
+        self.scheduler = Scheduler()
+        self.maintenance = Maintenance(
+            self.manifest,
+            self.jobs,
+            fs=fs,
+            root=root,
+            store=bytes(16),
+            clock=clock,
+            merge_files=merge_on(self.engines),
+            settings=MaintenanceSettings(grace_s=grace_s),
+            wake=self._wake,
+        )
+        self.tree = self.maintenance.open_tree(1, 0, "tables/1", SETTINGS)
+        self.repairs = self.jobs.compensate_orphans()
+        if background:
+            for task in tree_tasks(self.maintenance):
+                self.scheduler.register(task)
+            settings = JobRunnerSettings(interval_s=0.05)
+            self.scheduler.register(
+                JobRunner("jobs", self.jobs, job_handlers(self.maintenance), self.engines, settings=settings)
+            )
+            self.scheduler.start()
+
+    def _wake(self, task: str) -> None:
+        self.scheduler.wake(task)
+        self.scheduler.wake("jobs")
+
+    def close(self) -> None:
+        self.scheduler.shutdown(60)
+        self.engines.shutdown(10)
+        self.manifest.close()
+
+
+def rows_of(lsn: int) -> dict[bytes, Row]:
+    """What record `lsn` writes: any reader can tell from a value which record it came from."""
+    return {
+        b"key%05d" % (n * 7919 % 20_000): (PUT, b"%010d" % lsn * 8, lsn, NEVER) for n in range(lsn * 50, lsn * 50 + 50)
+    }
+
+
+def main(root: str) -> None:
+    place = RealPlace(root)
+    lsn = place.tree.stored
+    print("stored", lsn, flush=True)
+    while True:
+        lsn += 1
+        place.tree.admit()
+        place.tree.apply(Edit(lsn=lsn, time_us=lsn, rows=rows_of(lsn)))
+        if lsn % 20 == 0:
+            print("stored", place.tree.stored, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,152 @@
+"""A tree against a dict: any operations in any order, with flush, compaction, snapshots, time and reopening between."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tree_place import Model, Place, Write
+
+from penstock.lsm.operators import union_of
+from penstock.lsm.rows import NEVER
+from penstock.lsm.tree import Snapshot
+
+LONG = b"shared/prefix/of/some/length/" * 2
+keys = st.one_of(
+    st.sampled_from([b"a", b"a\0", b"a\0\0", b"b", b"\xff", b"\xff\xff", b""]),
+    st.binary(max_size=3),
+    st.integers(0, 40).map(lambda n: LONG + b"%02d" % n),
+)
+numbers = st.integers(-(2**63), 2**63 - 1).map(lambda n: n.to_bytes(8, "little", signed=True))
+values = st.one_of(st.binary(max_size=20), numbers)
+ttl = st.sampled_from([0, 0, 0, 1_000_000, 60_000_000])
+
+
+@st.composite
+def writes(draw: st.DrawFn) -> list[Write]:
+    found: list[Write] = []
+    for _ in range(draw(st.integers(1, 12))):
+        kind = draw(
+            st.sampled_from(["put"] * 5 + ["delete"] * 2 + ["delete_range", "add_i64", "max_i64", "append", "union"])
+        )
+        key = draw(keys)
+        if kind == "delete_range":
+            low, high = sorted((key, draw(keys)))
+            found.append(Write(kind, low, high))
+        elif kind == "delete":
+            found.append(Write(kind, key))
+        else:
+            if kind == "union":
+                value = union_of(draw(st.frozensets(st.binary(max_size=3), max_size=3)))
+            else:
+                value = draw(numbers if kind.endswith("i64") else values)
+            found.append(Write(kind, key, value, draw(ttl)))
+    return found
+
+
+class TreeMachine(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.place = Place()
+        self.model = Model()
+        self.snapshots: list[tuple[Snapshot, dict[bytes, bytes]]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "place"):
+            self.place.close()
+
+    @property
+    def now_us(self) -> int:
+        return max(self.place.clock.time_us(), self.place.tree.time_us)
+
+    @rule(batch=writes())
+    def write(self, batch: list[Write]) -> None:
+        now_us = self.place.clock.time_us()
+        timed = [
+            w._replace(expires_us=now_us + w.expires_us if w.expires_us not in (0, NEVER) else NEVER) for w in batch
+        ]
+        self.place.write(timed)
+        self.model.write(timed, now_us)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.place.clock.advance(seconds)
+
+    @rule()
+    def flush(self) -> None:
+        self.place.maintenance.flush(self.place.tree)
+
+    @rule(everything=st.booleans())
+    def compact(self, everything: bool) -> None:
+        self.place.maintenance.compact(self.place.tree, everything=everything)
+
+    @rule()
+    def freeze(self) -> None:
+        self.place.tree.freeze()
+
+    @rule()
+    def collect(self) -> None:
+        self.place.maintenance.collect()
+
+    @precondition(lambda self: len(self.snapshots) < 4)
+    @rule()
+    def snapshot(self) -> None:
+        self.snapshots.append((self.place.tree.snapshot(), self.model.live(self.now_us)))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data(), close=st.booleans())
+    def read_snapshot(self, data: st.DataObject, close: bool) -> None:
+        place = data.draw(st.integers(0, len(self.snapshots) - 1))
+        snapshot, expected = self.snapshots[place]
+        assert dict(snapshot.scan()) == expected
+        assert list(snapshot.scan(reverse=True)) == list(reversed(expected.items()))
+        assert arrow(snapshot.scan_arrow()) == list(expected.items())
+        if close:
+            snapshot.close()
+            del self.snapshots[place]
+
+    @precondition(lambda self: not self.snapshots)
+    @rule()
+    def reopen(self) -> None:
+        self.place.reopen()
+
+    @rule(
+        start=keys,
+        end=st.one_of(st.none(), keys),
+        prefix=st.sampled_from([b"", b"a", LONG, b"\xff"]),
+        limit=st.integers(-1, 5),
+    )
+    def scan(self, start: bytes, end: bytes | None, prefix: bytes, limit: int) -> None:
+        live = [
+            (k, v)
+            for k, v in self.model.live(self.now_us).items()
+            if start <= k and (end is None or k < end) and k.startswith(prefix)
+        ]
+        cut = slice(None) if limit < 0 else slice(limit)
+        tree = self.place.tree
+        assert list(tree.scan(start, end, prefix=prefix, limit=limit)) == live[cut]
+        assert list(tree.scan(start, end, prefix=prefix, limit=limit, reverse=True)) == live[::-1][cut]
+        assert arrow(tree.scan_arrow(start, end, prefix=prefix)) == live
+
+    @rule(some=st.lists(keys, max_size=5))
+    def get(self, some: list[bytes]) -> None:
+        live = self.model.live(self.now_us)
+        assert self.place.tree.multi_get(some) == [live.get(key) for key in some]
+
+    @invariant()
+    def all_is_there(self) -> None:
+        if hasattr(self, "place"):
+            live = self.model.live(self.now_us)
+            assert dict(self.place.tree.scan()) == live
+            assert {key: self.place.tree.get(key) for key in live} == live
+
+
+def arrow(batches: object) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    for batch in batches:  # type: ignore[attr-defined]
+        found += zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    return found
+
+
+TestTree = TreeMachine.TestCase
+TestTree.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

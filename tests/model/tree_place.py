@@ -1,0 +1,150 @@
+"""A tree on a simulated disk, with a manifest in memory, and a model of what it must answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.lsm.compaction import LevelLimits
+from penstock.lsm.maintenance import Maintenance, MaintenanceSettings
+from penstock.lsm.memtable import Edit
+from penstock.lsm.operators import check_operand, union_items, union_of
+from penstock.lsm.rows import DELETE, NEVER, PUT, Row
+from penstock.lsm.tree import TreeSettings
+from penstock.manifest.jobs import JobQueue
+from penstock.manifest.manifest import Manifest
+from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.manifest import MemoryEngine
+
+SETTINGS = TreeSettings(
+    memtable_bytes=20_000,
+    limits=LevelLimits(level0_runs=2, level1_bytes=3_000, fanout=2),
+    level0_slow=50,
+    level0_stop=60,
+)
+STORE = bytes(range(16))
+
+
+class Write(NamedTuple):
+    """One operation of a record."""
+
+    kind: str  # put, delete, delete_range, or a merge operator
+    key: bytes
+    value: bytes = b""  # for delete_range: the end
+    expires_us: int = NEVER
+
+
+class Place:
+    """Where a tree lives; edits are kept so that a reopened tree can be brought up to date."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, *, grace_s: float = 60.0) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = FakeClock()
+        self.edits: list[Edit] = []
+        self._grace_s = grace_s
+        self.open()
+
+    def open(self) -> None:
+        self.disk.mkdir("/store")
+        self.disk.fsync_dir("/")
+        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
+        self.jobs = JobQueue(self.manifest, random=random.Random(1))
+        self.maintenance = Maintenance(
+            self.manifest,
+            self.jobs,
+            fs=self.disk,
+            root="/store",
+            store=STORE,
+            clock=self.clock,
+            settings=MaintenanceSettings(grace_s=self._grace_s),
+        )
+        self.tree = self.maintenance.open_tree(1, 0, "tables/1", SETTINGS)
+        self.jobs.compensate_orphans()
+        for edit in self.edits:
+            if edit.lsn > self.tree.stored:
+                self.tree.apply(edit)
+
+    def close(self) -> None:
+        self.manifest.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def write(self, writes: Sequence[Write]) -> Edit:
+        return self.write_at(writes, 1 + self.tree.lsn, self.clock.time_us())
+
+    def write_at(self, writes: Sequence[Write], lsn: int, time_us: int) -> Edit:
+        edit = to_edit(writes, lsn, time_us)
+        self.edits.append(edit)
+        self.tree.apply(edit)
+        return edit
+
+    def files(self) -> list[str]:
+        return sorted(self.disk.listdir("/store/tables/1"))
+
+
+def to_edit(writes: Sequence[Write], lsn: int, time_us: int) -> Edit:
+    """Distinct keys, ranges first: the folding within a record is the table kind's business."""
+    rows: dict[bytes, Row] = {}
+    ranges: list[tuple[bytes, bytes]] = []
+    for kind, key, value, expires_us in writes:
+        if kind == "delete_range":
+            ranges.append((key, value))
+        elif kind == "put":
+            rows[key] = (PUT, value, lsn, expires_us)
+        elif kind == "delete":
+            rows[key] = (DELETE, b"", lsn, NEVER)
+        else:
+            rows[key] = (check_operand(kind, value), value, lsn, expires_us)
+    return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
+
+
+class Model:
+    """A dict that does the same, one record after the other."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, tuple[bytes, int]] = {}
+
+    def copy(self) -> Model:
+        copy = Model()
+        copy.rows = dict(self.rows)
+        return copy
+
+    def write(self, writes: Sequence[Write], time_us: int) -> None:
+        ranges = [(w.key, w.value) for w in writes if w.kind == "delete_range"]
+        self.rows = {k: r for k, r in self.rows.items() if not any(a <= k < b for a, b in ranges)}
+        last = {w.key: w for w in writes if w.kind != "delete_range"}
+        for kind, key, value, expires_us in last.values():
+            older = self.rows.get(key)
+            if older is not None and older[1] <= time_us:
+                older = None
+            if kind == "delete":
+                self.rows.pop(key, None)
+            elif kind == "put" or older is None:
+                self.rows[key] = (value, expires_us)
+            else:
+                self.rows[key] = (_merge(kind, older[0], value), older[1] if expires_us == NEVER else expires_us)
+
+    def live(self, now_us: int) -> dict[bytes, bytes]:
+        return {key: value for key, (value, expires) in sorted(self.rows.items()) if expires > now_us}
+
+
+def _merge(kind: str, older: bytes, newer: bytes) -> bytes:
+    if kind == "append":
+        return older + newer
+    if kind == "union":
+        return union_of({*_set(older), *_set(newer)})
+    if len(older) != 8:
+        return newer
+    a, b = (int.from_bytes(number, "little", signed=True) for number in (older, newer))
+    result = {"add_i64": a + b, "min_i64": min(a, b), "max_i64": max(a, b)}[kind]
+    return ((result + (1 << 63)) % (1 << 64) - (1 << 63)).to_bytes(8, "little", signed=True)
+
+
+def _set(value: bytes) -> set[bytes]:
+    try:
+        return set(union_items(value))
+    except ValueError:
+        return set()

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from lsm_files import puts, write
+from tree_place import Place, Write
+
+from penstock.errors import Backpressure, Closed, Invalid
+from penstock.lsm.compaction import LevelLimits, compact_everything, pick_compaction
+from penstock.lsm.memtable import Edit, Memtable, sort_keys
+from penstock.lsm.rows import NEVER, PUT
+from penstock.lsm.tree import Stall, Tree, TreeSettings
+from penstock.lsm.version import FileMeta, Run, TableFile
+from penstock.lsm.view import prefix_end
+from penstock.testing import FakeClock
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place(grace_s=30)
+    yield place
+    place.close()
+
+
+def put(place: Place, *keys: bytes, value: bytes = b"v") -> None:
+    place.write([Write("put", key, value) for key in keys])
+
+
+def test_a_snapshot_keeps_its_files_until_it_is_closed(place: Place) -> None:
+    put(place, b"a", b"b")
+    place.maintenance.flush(place.tree)
+    old = place.files()
+    snapshot = place.tree.snapshot()
+    put(place, b"a", value=b"new")
+    place.maintenance.flush(place.tree)
+    assert place.maintenance.compact(place.tree, everything=True)
+    place.clock.advance(1000)
+    place.maintenance.collect()
+    place.clock.advance(1000)
+    place.maintenance.collect()
+    assert set(old) <= set(place.files())  # listed no more, and yet needed
+    assert dict(snapshot.scan()) == {b"a": b"v", b"b": b"v"}
+    assert {meta.file_name.split("/")[-1] for meta in snapshot.files()} <= set(old)
+    snapshot.close()
+    del snapshot
+    gc.collect()
+    assert place.maintenance.collect() == 1
+    assert not set(old) & set(place.files())
+    assert place.tree.get(b"a") == b"new"
+
+
+def test_a_closed_snapshot_says_so(place: Place) -> None:
+    snapshot = place.tree.snapshot()
+    snapshot.close()
+    with pytest.raises(Closed, match="take another"):
+        snapshot.get(b"a")
+
+
+def test_a_hundred_snapshots_leave_few_memtables(place: Place) -> None:
+    held = []
+    for number in range(100):
+        put(place, b"%03d" % number)
+        held.append(place.tree.snapshot())
+    assert len(place.tree._version.frozen) <= 8
+    assert [len(list(snapshot.scan())) for snapshot in held] == list(range(1, 101))
+
+
+def test_unlisted_files_go_after_their_grace(place: Place) -> None:
+    put(place, b"a")
+    place.maintenance.flush(place.tree)
+    listed = place.files()
+    place.disk.create("/store/tables/1/00000000000000000999.sst")
+    place.disk.create("/store/tables/1/00000000000000000999.idx.tmp")
+    place.disk.create("/store/tables/1/notes.txt")
+    assert place.maintenance.collect() == 0
+    place.clock.advance(29)
+    assert place.maintenance.collect() == 0
+    place.clock.advance(2)
+    assert place.maintenance.collect() == 2
+    assert place.files() == sorted([*listed, "notes.txt"])
+
+
+def test_a_file_being_published_is_not_collected(place: Place) -> None:
+    place.tree.announce([77])
+    place.disk.create("/store/tables/1/00000000000000000077.sst")
+    place.maintenance.collect()
+    place.clock.advance(100)
+    assert place.maintenance.collect() == 0
+    place.tree.withdraw([77])
+    place.maintenance.collect()
+    place.clock.advance(100)
+    assert place.maintenance.collect() == 1
+
+
+def test_adopted_files_are_the_newest_run(place: Place) -> None:
+    put(place, b"a", b"m", b"z", value=b"old")
+    ids = [int(place.manifest.reserve_chunk_id()) for _ in range(2)]
+    write(place.disk, f"/store/tables/1/{ids[0]:020d}.sst", puts({b"a": b"adopted"}, lsn=999), chunk_id=ids[0])
+    write(place.disk, f"/store/tables/1/{ids[1]:020d}.sst", puts({b"m": b"adopted"}, lsn=999), chunk_id=ids[1])
+    place.maintenance.adopt(place.tree, ids, lsn=10, time_us=place.clock.time_us())
+    assert place.tree.lsn == place.tree.stored == 10
+    put(place, b"m", value=b"newer")
+    expected = {b"a": b"adopted", b"m": b"newer", b"z": b"old"}
+    assert dict(place.tree.scan()) == expected
+    row = place.tree.get_row(b"a")
+    assert row is not None
+    assert row[2] == 10  # the record's LSN stands for the column's
+    place.maintenance.flush(place.tree)
+    place.reopen()
+    assert dict(place.tree.scan()) == expected
+    place.maintenance.compact(place.tree, everything=True)
+    place.reopen()
+    assert dict(place.tree.scan()) == expected
+    with pytest.raises(Invalid, match="applied already"):
+        place.maintenance.adopt(place.tree, ids, lsn=5, time_us=0)
+
+
+def test_adopted_files_must_be_ours_and_disjoint(place: Place) -> None:
+    ids = [int(place.manifest.reserve_chunk_id()) for _ in range(2)]
+    for chunk_id in ids:
+        write(place.disk, f"/store/tables/1/{chunk_id:020d}.sst", puts({b"a": b"1", b"b": b"2"}), chunk_id=chunk_id)
+    with pytest.raises(Invalid, match="disjoint"):
+        place.maintenance.adopt(place.tree, ids, lsn=10, time_us=0)
+    write(place.disk, "/store/tables/1/00000000000000000500.sst", puts({b"a": b"1"}), chunk_id=501)
+    with pytest.raises(Invalid, match="another id"):
+        place.maintenance.adopt(place.tree, [500], lsn=10, time_us=0)
+    assert place.tree.lsn == 0
+
+
+def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> None:
+    put(place, b"a")
+    place.tree.freeze()
+    place.maintenance.request_flush(place.tree)
+    lease = place.jobs.acquire("doomed")
+    assert lease is not None
+    writer = place.maintenance._writer(place.maintenance.trees()[0][1], 1)
+    writer.append(place.tree._version.frozen[0].columns())
+    writer.finish()  # ... and the process dies before it could commit
+    place.reopen()
+    assert place.files() == ["00000000000000000001.idx", "00000000000000000001.sst"]
+    assert place.jobs.gate(1, 1).is_shut()
+    place.maintenance.flush(place.tree)
+    assert "00000000000000000001.sst" not in place.files()
+    assert not place.jobs.gate(1, 1).is_shut()
+    assert place.tree.stored == 1
+
+
+def test_writers_are_slowed_then_stopped() -> None:
+    settings = TreeSettings(memtable_bytes=1_000, memtables_slow=2, memtables_stop=4)
+    woken: list[str] = []
+    tree = Tree([], lambda meta: None, clock=FakeClock(), settings=settings, wake=woken.append)  # type: ignore[arg-type, return-value]
+
+    def fill(lsn: int) -> None:
+        tree.apply(Edit(lsn=lsn, time_us=0, rows={b"%d" % lsn: (PUT, b"x" * 900, lsn, NEVER)}))
+
+    fill(1)
+    tree.admit()
+    assert tree.stall()[0] is Stall.NONE
+    fill(2)
+    assert tree.stall()[0] is Stall.SLOW
+    tree.admit(timeout_s=0.01)
+    fill(3)
+    fill(4)
+    with pytest.raises(Backpressure, match="memtables wait for a flush"):
+        tree.admit(timeout_s=0.01)
+    assert {"flush", "compaction"} <= set(woken)
+    work = tree.begin_flush()
+    assert work is not None
+    tree.end_flush(work[1], [])
+    tree.admit(timeout_s=0.01)
+
+
+def test_limits() -> None:
+    tree = Tree([], lambda meta: None, clock=FakeClock())  # type: ignore[arg-type, return-value]
+    for rows in ({b"k" * 65_537: (PUT, b"", 1, NEVER)}, {b"k": (PUT, b"v" * ((1 << 26) + 1), 1, NEVER)}):
+        with pytest.raises(Invalid, match="at most"):
+            tree.apply(Edit(lsn=1, time_us=0, rows=rows))
+    tree.apply(Edit(lsn=1, time_us=0))
+    with pytest.raises(Invalid, match="comes after"):
+        tree.apply(Edit(lsn=1, time_us=0))
+    with pytest.raises(Invalid, match="positive"):
+        Edit(lsn=0, time_us=0)
+    with pytest.raises(Invalid, match="are bytes"):
+        tree.scan("text")  # type: ignore[arg-type]
+    with pytest.raises(Invalid):
+        TreeSettings(memtables_slow=3, memtables_stop=3)
+    with pytest.raises(Invalid):
+        TreeSettings(level0_slow=1)
+    with pytest.raises(Invalid):
+        LevelLimits(fanout=1)
+
+
+# -- the picker
+
+
+def file(start: str, end: str, level: int, size: int = 100, *, deletes: int = 0) -> TableFile:
+    meta = FileMeta(
+        chunk_id=1, file_name=f"{level}/{start}", level=level, run=0, start=start.encode(), end=end.encode(), rows=1,
+        size_bytes=size, deletes=deletes, lsn_min=1, lsn_max=1, has_ranges=False, expires=False,
+    )  # fmt: skip
+    return TableFile(meta, lambda meta: None)  # type: ignore[arg-type, return-value]
+
+
+def names(files: tuple[TableFile, ...]) -> list[str]:
+    return [f.meta.file_name for f in files]
+
+
+LIMITS = LevelLimits(level0_runs=2, level1_bytes=1_000, fanout=10)
+
+
+def test_nothing_is_picked_while_levels_are_within_their_limits() -> None:
+    assert pick_compaction(((),), LIMITS) is None
+    level0 = tuple(Run([file("a", "z", 0)]) for _ in range(2))
+    assert pick_compaction((level0, (Run([file("a", "m", 1, 1_000)]),)), LIMITS) is None
+
+
+def test_level_0_goes_whole_with_what_it_overlaps() -> None:
+    level0 = tuple(Run([file("d", "f", 0)]) for _ in range(3))
+    level1 = Run([file("a", "b", 1), file("c", "e", 1), file("e", "k", 1), file("k", "z", 1)])
+    picked = pick_compaction((level0, (level1,)), LIMITS)
+    assert picked is not None
+    assert names(picked.inputs) == ["0/d", "0/d", "0/d", "1/c", "1/e"]
+    assert (picked.target, picked.bottom) == (1, True)
+    deeper = Run([file("j", "k", 2)])  # overlaps an input of level 1, though none of level 0
+    picked = pick_compaction((level0, (level1,), (deeper,)), LIMITS)
+    assert picked is not None
+    assert not picked.bottom
+
+
+def test_a_full_level_gives_the_file_that_costs_least() -> None:
+    level1 = Run([file("a", "c", 1, 600), file("c", "e", 1, 600)])
+    level2 = Run([file("a", "b", 2, 5_000), file("d", "e", 2, 100)])
+    picked = pick_compaction(((), (level1,), (level2,)), LIMITS)
+    assert picked is not None
+    assert names(picked.inputs) == ["1/c", "2/d"]
+    assert (picked.target, picked.bottom) == (2, True)
+
+
+def test_compacting_everything() -> None:
+    assert compact_everything(((),)) is None
+    one = Run([file("a", "b", 1)])
+    assert compact_everything(((), (one,))) is None
+    with_delete = Run([file("a", "b", 1, deletes=1)])
+    assert compact_everything(((), (with_delete,))) is not None
+    both = compact_everything(((Run([file("a", "b", 0)]),), (one,)))
+    assert both is not None
+    assert (len(both.inputs), both.target, both.bottom) == (2, 1, True)
+
+
+# -- memtables
+
+
+def test_orders_while_the_memtable_grows() -> None:
+    memtable = Memtable()
+    for lsn in range(1, 40_000):
+        key = b"%d" % (lsn * 7919 % 40_000)
+        memtable.apply(Edit(lsn=lsn, time_us=0, rows={key: (PUT, b"", lsn, NEVER)}))
+        if lsn % 9_000 == 0:
+            base, tail = memtable.orders()
+            assert base == sorted(base)
+            assert tail == sorted(tail)
+            assert sorted(base + tail) == sorted(memtable.rows)
+    assert memtable.sorted_keys() == sorted(memtable.rows)
+    assert memtable.sorted_keys() is memtable.sorted_keys()
+
+
+def test_many_keys_are_sorted_as_few_are() -> None:
+    keys = [b"k%d" % (n * 7919 % 100_003) for n in range(70_000)]
+    assert sort_keys(keys) == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"", None), (b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", None), (b"a\xff\xfe", b"a\xff\xff")]
+)
+def test_prefix_end(prefix: bytes, end: bytes | None) -> None:
+    assert prefix_end(prefix) == end
