@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import plyvel
@@ -23,7 +24,7 @@ KEYS = [i.to_bytes(16, "big") for i in range(WRITES)]
 VALUE = b"v" * 100
 SIZE = 16 + 100 + 64
 WINDOW = 64
-ROOM = 64 << 20
+ROOM = 16 << 20  # of the file, zero-filled ahead
 
 
 class Puts:
@@ -97,7 +98,7 @@ def make(flusher: MemoryFlusher) -> WriteCoordinator[Puts, int, int]:
 
 
 @contextmanager
-def on_disk():  # type: ignore[no-untyped-def]
+def on_disk() -> Iterator[WriteCoordinator[Puts, int, int]]:
     with folder() as path:
         flusher = FileFlusher(path)
         try:
@@ -214,9 +215,9 @@ def main() -> bool:
     for threads, count, wanted in ((1, 2_000, 0.9), (16, 8_000, 0.8), (64, 12_800, 0.6)):
         name = f"durable write, {threads} threads"
         cases += [
-            Case(name=name, run=lambda t=threads, c=count: durable(t, c)),
-            Case(name=f"LevelDB, {threads} threads", run=lambda t=threads, c=count: durable_leveldb(t, c), peer_of=name),
-            Case(name=f"a mutex, {threads} threads", run=lambda t=threads, c=count // 4: durable_mutex(t, c), peer_of=name),
+            Case(name=name, run=partial(durable, threads, count)),
+            Case(name=f"LevelDB, {threads} threads", run=partial(durable_leveldb, threads, count), peer_of=name),
+            Case(name=f"a mutex, {threads} threads", run=partial(durable_mutex, threads, count // 4), peer_of=name),
         ]
         goals.append(Goal(ours=name, ratio=wanted))
     name = f"durable, awaited once per {WINDOW}"
@@ -226,7 +227,7 @@ def main() -> bool:
         Case(name=f"durable, awaited once per {WINDOW}, 16 threads", run=lambda: durable(16, 256_000, WINDOW)),
     ]
     goals.append(Goal(ours=name, ratio=8))
-    return run("coordinator", cases, goals)
+    return run("coordinator", cases, goals, rounds=5)
 
 
 if __name__ == "__main__":

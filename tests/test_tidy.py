@@ -22,6 +22,14 @@ LAYERS = [
     {"scheduler"},
     {"archive"},
     {"lsm"},
+    {"journal"},
+    {"partition"},
+    {"coordinator"},
+    {"kinds"},
+    {"queue", "kv"},
+    {"flusher"},
+    {"local"},
+    {"store"},
 ]
 
 PURE_OS = {"os.path", "os.getpid"}  # they touch no file

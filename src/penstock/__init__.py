@@ -2,13 +2,22 @@
 
 The way of a write, and the packages it goes through (each may import only those below it):
 
-    journal     one log for the whole store, one fsync        (to come)
-    lsm         memtable, sstable, levels                     (to come)
-    manifest    what is durable about files, progress, work
-    log         append-only files of records
-    host        files, time, chance: the operating system
+    store, kv      the API; tables of a kind
+    coordinator    pending delta, epochs, group commit, backpressure
+    partition      ledger (verdicts), dispatcher, spills, checkpoints
+    journal        one log for the whole store, one fsync
+    lsm            memtable, sstable, levels
+    archive        the container that holds the bytes of a file
+    scheduler      background tasks, engines, the runner of durable jobs
+    manifest       what is durable about files, progress, work (LMDB)
+    log            append-only files of records
+    host           files, time, chance: the operating system
 """
+
+from penstock import errors
+from penstock.store import Store, StoreSettings
+from penstock.store import open_store as open  # noqa: A004 - penstock.open reads well
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Store", "StoreSettings", "__version__", "errors", "open"]

@@ -13,15 +13,21 @@
     ├── FixTheCall            the call can never succeed as it is
     │   ├── Invalid           an argument is out of its range or of the wrong type
     │   ├── NotFound          what was named is not there (any more)
+    │   ├── KindMismatch      the table is of another kind or shape
+    │   ├── TokenTooOld       the token is below the window that is remembered: nobody knows if it was used
     │   └── LeaseLost         the lease ended and someone else has the work
     ├── Reopen                this object is finished; open a new one
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
     │   ├── Lost              the epoch is of an earlier opening: nobody knows what became of it
     │   └── StoreLocked       another process owns the folder
+    ├── PartitionPaused       applying to one table failed: remove the cause, then resume it
     └── Restore               bytes on disk are not what was written
         ├── CorruptionError   says path and offset
+        │   └── ManifestCorrupted  a queue's manifest does not read; there is no fall-back
+        ├── ManifestNotFound  a queue has data files, but no manifest that says which count
         └── UnsupportedVersion  written by a newer Penstock
+            └── UnsupportedManifestVersion  the same, of a queue's manifest
 
 A message is one line that says what happened, where, and what to do.
 """
@@ -86,6 +92,14 @@ class NotFound(FixTheCall, LookupError):
     """What was named is not there, or not there any more."""
 
 
+class KindMismatch(FixTheCall):
+    """The table exists, but is of another kind or shape."""
+
+
+class TokenTooOld(FixTheCall):
+    """The token is older than what is remembered of its producer; it may or may not have been used."""
+
+
 class LeaseLost(FixTheCall):
     """The lease is not held any more, so its work may not be completed."""
 
@@ -110,6 +124,10 @@ class StoreLocked(Reopen):
     """Another process owns the folder."""
 
 
+class PartitionPaused(PenstockError):
+    """One table's writes and snapshots are refused until it is resumed; the others go on."""
+
+
 class Restore(PenstockError):
     """Bytes on disk are not what was written; restore them from a copy."""
 
@@ -127,5 +145,24 @@ class CorruptionError(Restore):
         return (type(self), (self.path, self.offset, self.reason))
 
 
+class ManifestCorrupted(CorruptionError):
+    """The manifest of a queue is not what was written."""
+
+
+class ManifestNotFound(Restore):
+    """The manifest of a queue is missing although its data files are there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"no manifest at {path}, although the queue has data: restore this file from a copy")
+        self.path = path
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return (type(self), (self.path,))
+
+
 class UnsupportedVersion(Restore):
     """The file was written by a newer version of its format."""
+
+
+class UnsupportedManifestVersion(UnsupportedVersion):
+    """The manifest of a queue has a version that this Penstock does not read."""

@@ -19,7 +19,7 @@ from penstock.scheduler.engines import Engines
 from penstock.scheduler.runner import JobRunner, JobRunnerSettings
 from penstock.scheduler.scheduler import Scheduler
 
-SETTINGS = TreeSettings(memtable_bytes=400_000, limits=LevelLimits(level0_runs=3, level1_bytes=4_000_000))
+SETTINGS = TreeSettings(memtable_bytes=200_000, limits=LevelLimits(level0_runs=3, level1_bytes=4_000_000))
 
 
 class RealPlace:

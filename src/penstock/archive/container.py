@@ -177,20 +177,26 @@ class PlainWriter:
         self._at = 0
 
     def write(self, data: Buffer) -> None:
+        if len(data) >= WRITE_BYTES:  # large enough to go by itself, without a copy
+            self._drain()
+            self._parts = [data]
+            self._drain()
+            return
         self._parts.append(data)
         self._pending += len(data)
         if self._pending >= WRITE_BYTES:
             self._drain()
 
     def _drain(self) -> None:
+        if not self._parts:
+            return
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts, self._pending = [], 0
         self._out.file.pwrite(data, self._at)
         self._at += len(data)
 
     def finish(self) -> int:
-        if self._pending:
-            self._drain()
+        self._drain()
         self._out.publish()
         return self._at
 

@@ -58,6 +58,7 @@ class Background(Generic[D, F, V]):
     def start_timer(self) -> None:
         """The first write came into an empty delta."""
         self._since_s = self._clock.monotonic_s()
+        self._asked = False  # what was asked for has been flushed by someone else
 
     def ask(self) -> None:
         """Flush soon."""
@@ -100,7 +101,7 @@ class Background(Generic[D, F, V]):
     def _trigger(self) -> Trigger | None:
         """Why to flush now, if the turn is free and there is something."""
         executor = self._executor
-        if executor.leading or executor.failure is not None or not executor.has_writes():
+        if not executor.can_lead() or executor.failure is not None or not executor.has_writes():
             return None
         return choose_trigger(
             asked=self._asked,
@@ -117,9 +118,9 @@ class Background(Generic[D, F, V]):
         executor = self._executor
         if executor.failure is not None:
             return None
-        if executor.has_writes() and not executor.leading:
+        if executor.has_writes() and executor.can_lead():
             return max(0.0, self._since_s + self._interval_s - self._clock.monotonic_s())
-        if executor.leading or self._noticed != self._epochs.last:
+        if executor.has_writes() or self._noticed != self._epochs.last:
             self._noticed = self._epochs.last
             return self._interval_s
         return None

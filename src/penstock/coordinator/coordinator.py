@@ -175,8 +175,7 @@ class WriteCoordinator(Generic[D, F, V]):
         epochs, executor = self._epochs, self._executor
         if epoch is not None and epochs.none < epoch <= epochs.durable:
             return Acknowledgement(epochs.durable, self._durability)
-        with self._lock:
-            target = epochs.last if epoch is None else epochs.check(epoch)
+        target = epochs.last if epoch is None else epochs.check(epoch)
         deadline_s = self._clock.monotonic_s() + timeout_s
         while epochs.durable < target:
             with self._lock:

@@ -4,12 +4,13 @@ There are two turns. Who has the *flush turn* makes one batch durable; who has t
 caller who wants durability and finds the flush turn free takes it and flushes for everyone; the others wait for its
 end. Then those whose epoch came are woken, and one of those who came meanwhile gets the turn. So nobody hands work to
 another thread while there is a caller to do it. A batch is applied by the thread that flushed it if the apply turn is
-free; otherwise by whoever has that turn, so that a slow apply does not hold back the next fsync.
+free; otherwise by whoever has that turn, so that a slow apply does not hold back the next fsync. When many batches wait
+to be applied, flushes wait too: the next gets larger instead, and readers never look through many layers.
 
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
 Invariants: (1) the order is: durable, durable watermark, its waiters; view, applied watermark, its waiters. (2) a batch
-waits to be applied only while someone has the apply turn, or the state is FAILED. (3) when the flush turn ends,
-everyone who still waits for durability has either passed to the next holder of the turn or been woken.
+waits to be applied only while someone has the apply turn, or the state is FAILED. (3) who
+waits for durability has someone with a turn before it, who will hand on the turn or wake it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
+
+UNAPPLIED_MAX = 16  # batches that are durable and not applied; more wait with their flush
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -93,9 +96,13 @@ class FlushExecutor(Generic[D, F, V]):
             self._buffer.seal()
             self._sealed = self._epochs.last
 
+    def can_lead(self) -> bool:
+        """Whether the flush turn may be taken."""
+        return not self.leading and len(self._to_apply) < UNAPPLIED_MAX
+
     def wait_or_lead(self, epoch: Epoch) -> Waiter | None:
         """Wait for `epoch` to be durable; None gives the caller the flush turn, to `lead`."""
-        if not self.leading:
+        if self.can_lead():
             self.leading = True
             return None
         waiter = Waiter(epoch)
@@ -104,15 +111,21 @@ class FlushExecutor(Generic[D, F, V]):
 
     def end_turn(self) -> None:
         """Give the flush turn to one who waits for it, or leave it free."""
+        self.leading = False
         self.settle()
-        follower = self.durable_waiters.pop() if self.failure is None else None
-        if follower is not None:
-            follower.leads = True
-            follower.wake()
+        if self.failure is None:
+            self._hand_on()
         else:
-            self.leading = False
             self._answer()
         self._changed()
+
+    def _hand_on(self) -> None:
+        follower = self.durable_waiters.pop() if self.can_lead() else None
+        if follower is not None:
+            self.leading = follower.leads = True
+            follower.wake()
+        else:
+            self._turns_free.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:  # the first is the cause of the others
@@ -120,9 +133,8 @@ class FlushExecutor(Generic[D, F, V]):
 
     def _answer(self) -> None:
         """After a failure: wake everyone whose epoch will not come by itself. Requires: the flush turn is free."""
-        if self.failure is not None:
-            self.durable_waiters.wake_above(self._epochs.durable)
-            self.applied_waiters.wake_above(self._epochs.applied if self.apply_failed else self._epochs.durable)
+        self.durable_waiters.wake_above(self._epochs.durable)
+        self.applied_waiters.wake_above(self._epochs.applied if self.apply_failed else self._epochs.durable)
         self._turns_free.notify_all()
 
     # -- with the flush turn
@@ -130,9 +142,10 @@ class FlushExecutor(Generic[D, F, V]):
     def lead(self, trigger: Trigger) -> None:
         """Flush what there is, once, and apply it. Gives the turn away; a failure is left in `failure`."""
         with self._lock:
-            if self.failure is not None or not self.has_writes():
+            if self.failure is not None:
                 self.end_turn()
                 return
+            assert self.has_writes()  # a turn is taken for writes that are in no batch, and only its holder takes them
             batch = self._take()
         begin_s = self._clock.monotonic_s()
         try:
@@ -163,9 +176,7 @@ class FlushExecutor(Generic[D, F, V]):
         first, self._taken = Epoch(self._taken + 1), self._epochs.last
         self._flushing = True
         self.settle()
-        batch = self._buffer.take(first, self._taken)
-        self._changed()
-        return batch
+        return self._buffer.take(first, self._taken)
 
     def _publish_durable(self, batch: Batch[D], flushed: F, trigger: Trigger, begin_s: float) -> list[Waiter]:
         self.flushes[trigger] += 1
@@ -213,6 +224,8 @@ class FlushExecutor(Generic[D, F, V]):
             self._buffer.retire(batch, view)  # before the watermark: a waiter that wakes must find its write
             self._epochs.advance_applied(batch.last)
             reached = self.applied_waiters.take_reached(batch.last)
+            if self.failure is None:
+                self._hand_on()  # to one whom too many unapplied batches kept from flushing
             self._changed()
         for waiter in reached:
             waiter.wake()

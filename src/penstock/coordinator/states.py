@@ -16,6 +16,8 @@ class State(Enum):
     FLUSHING = "flushing"  # a batch is being made durable; writes gather for the next
     FAILED = "failed"  # a flush or an apply failed: writes are refused until recover()
 
+    __hash__ = object.__hash__  # members are single objects; the enum's own hash is a Python call on every flush
+
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.IDLE: frozenset({State.ACCUMULATING, State.FAILED}),
@@ -32,6 +34,8 @@ class Trigger(Enum):
     TIMER = "timer"
     SIZE = "size"
     RECOVERY = "recovery"
+
+    __hash__ = object.__hash__
 
 
 def choose_trigger(*, asked: bool, timer_due: bool, size_due: bool) -> Trigger | None:

@@ -102,3 +102,8 @@ def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
     reference = weakref.ref(owner, forget)
     atexit.register(run)
     return forget
+
+
+def process_id() -> int:
+    """The process this runs in: another one after a fork."""
+    return os.getpid()

@@ -136,6 +136,10 @@ class Log:
             self.first, self._last, self._synced, self._incarnation, len(self._chain), self._failure is not None
         )
 
+    def segment_starts(self) -> list[int]:
+        """The first index of each segment: truncation from the front goes by whole ones."""
+        return list(self._chain.firsts)
+
     def cursor(self, start: int | None = None) -> Cursor:
         """A cursor that stands before the record `start` (the oldest if None)."""
         return Cursor(self, self.first if start is None else start)

@@ -1,10 +1,10 @@
 """The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
 
-A hash slot is 32 bits: the low bits are a row number plus one, the high bits a fingerprint from the key's xxh3. Slots
-are filled to one half; a key stands at or after its home slot with no empty slot between. docs/format/sstable.md gives
-the bytes.
+A hash slot is 32 bits: the low bits are a place (batch and row) plus one, the high bits a fingerprint from the key's
+hash. Slots are filled to one half; a key stands at or after its home slot with no empty slot between. The hashes of all
+rows follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
 
-Thread: `IndexBuilder` belongs to its writer; an `Index` is shared.
+Thread: `PageSums` belongs to its writer; an `Index` is shared.
 Invariant: nothing of the index is used before its checksum matched (where google-crc32c is installed).
 """
 
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from penstock.archive.container import Chunk, ChunkIdentity, ChunkWriter, crc32c
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.lsm.rows import U64
+from penstock.host.files import Buffer
+from penstock.lsm.rows import U32
 
 hash64: Callable[[bytes], int] | None
 try:  # A reader shipped to another machine may be without it: it then searches the sorted keys.
@@ -29,6 +30,8 @@ except ImportError:
 
 PAGE_BYTES = 1 << 16
 PAGE_SLOTS = PAGE_BYTES // 4
+BATCH_SHIFT = 16  # a place is batch << BATCH_SHIFT | row
+BATCHES_MAX = 1 << 12  # which leaves a fingerprint of at least 3 bits
 ROWS_MAX = 4_000_000
 
 MAGIC = b"PENSIDX1"
@@ -38,8 +41,6 @@ VERSION = 1
 _HEADER = struct.Struct("<8sHBBI16sQQQIIQQQQQIII")
 _SUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _SUM.size
-
-U32 = npt.NDArray[np.uint32]
 
 # Places of a batch's buffers in the sstable, and what its rows are.
 BATCH = np.dtype(
@@ -55,16 +56,20 @@ ALL_PUTS = 1
 SOME_EXPIRE = 2
 
 
-def build_slots(hashes: U64, rows: U64, row_bits: int) -> tuple[U32, int]:
-    """Slots for `hashes` of `rows`, and the number of homes; one pass over the sorted hashes solves linear probing.
+def hash_keys(keys: list[bytes]) -> U32:
+    """The hash of each key. It holds the interpreter: give some thousands at a time."""
+    if hash64 is None:
+        raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")
+    return (np.fromiter(map(hash64, keys), np.uint64, len(keys)) >> np.uint64(32)).astype(np.uint32)
 
-    `hashes` is used up: with 4 million rows each copy of it is 32 MB.
-    """
+
+def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
+    """Slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes solves linear probing."""
     homes = max(1, 2 * len(hashes))
-    # Hash bits above, row below: one sort of plain numbers, and the low half of each is already its slot, less one.
-    packed = hashes
-    packed &= np.uint64(0xFFFFFFFF_00000000 | fingerprint_mask(row_bits))
-    packed |= rows
+    # Hash above, place below: one sort of plain numbers, and the low half of each is already its slot, less one.
+    packed = hashes.astype(np.uint64)
+    packed <<= np.uint64(32)
+    packed |= (hashes & np.uint32(fingerprint_mask(place_bits))) | places
     packed.sort()
     home = packed >> np.uint64(32)
     home *= np.uint64(homes)
@@ -80,9 +85,9 @@ def build_slots(hashes: U64, rows: U64, row_bits: int) -> tuple[U32, int]:
     return slots, homes
 
 
-def fingerprint_mask(row_bits: int) -> int:
+def fingerprint_mask(place_bits: int) -> int:
     """The bits of a slot (and of a hash) that hold the fingerprint."""
-    return 0xFFFFFFFF & ~((1 << row_bits) - 1)
+    return 0xFFFFFFFF & ~((1 << place_bits) - 1)
 
 
 class PageSums:
@@ -92,18 +97,19 @@ class PageSums:
         self._sums: list[int] = []
         self._rest = b""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Buffer) -> None:
         assert crc32c is not None
+        view = memoryview(data)
         at = 0
         if self._rest:
             at = PAGE_BYTES - len(self._rest)
-            self._rest += data[:at]
+            self._rest += view[:at]
             if len(self._rest) < PAGE_BYTES:
                 return
             self._sums.append(crc32c(self._rest))
-        whole = at + (len(data) - at) // PAGE_BYTES * PAGE_BYTES
-        self._sums.extend([crc32c(data[a : a + PAGE_BYTES]) for a in range(at, whole, PAGE_BYTES)])
-        self._rest = data[whole:]
+        whole = at + (len(view) - at) // PAGE_BYTES * PAGE_BYTES
+        self._sums.extend([crc32c(bytes(view[a : a + PAGE_BYTES])) for a in range(at, whole, PAGE_BYTES)])
+        self._rest = bytes(view[whole:])
 
     def finish(self) -> U32:
         if self._rest:
@@ -134,20 +140,22 @@ def write_index(
     out: ChunkWriter,
     summary: Summary,
     *,
-    hashes: U64,
-    point_rows: U64,
+    hashes: U32,
     range_rows: list[int],
     batches: npt.NDArray[np.void],
     first_keys: list[bytes],
     page_sums: U32,
 ) -> None:
-    """Write an index; the caller finishes its chunk."""
+    """Write an index; `hashes` are of all rows. The caller finishes its chunk."""
     if crc32c is None:
         raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
-    row_bits = summary.rows.bit_length()
-    slots, homes = build_slots(hashes, point_rows, row_bits)
-    slot_bytes = slots.view(np.uint8).data
-    slot_sums = [crc32c(bytes(slot_bytes[at : at + PAGE_BYTES])) for at in range(0, len(slot_bytes), PAGE_BYTES)]
+    counts = enumerate(batches["rows"].tolist())
+    places = np.concatenate([(number << BATCH_SHIFT) + np.arange(rows, dtype=np.uint32) for number, rows in counts])
+    place_bits = (int(places[-1]) + 1).bit_length()
+    points = (np.delete(hashes, range_rows), np.delete(places, range_rows)) if range_rows else (hashes, places)
+    slots, homes = build_slots(*points, place_bits)
+    tail = np.concatenate([slots, hashes]).view(np.uint8).data
+    tail_sums = [crc32c(bytes(tail[at : at + PAGE_BYTES])) for at in range(0, len(tail), PAGE_BYTES)]
     texts = [summary.start, summary.end, *first_keys]
     lengths = np.array([len(text) for text in texts], "<u4")
     body = b"".join(
@@ -155,19 +163,19 @@ def write_index(
             batches.tobytes(),
             np.array(range_rows, "<u4").tobytes(),
             page_sums.astype("<u4").tobytes(),
-            np.array(slot_sums, "<u4").tobytes(),
+            np.array(tail_sums, "<u4").tobytes(),
             lengths.tobytes(),
             *texts,
         ]
     )
     body += bytes(-(HEADER_BYTES + len(body)) % 8)
     header = _HEADER.pack(
-        MAGIC, VERSION, row_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes, summary.rows,
+        MAGIC, VERSION, place_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes, summary.rows,
         homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges, summary.expiring,
         len(range_rows), len(page_sums), len(body),
     )  # fmt: skip
     out.write(header + _SUM.pack(crc32c(header + body)) + body)
-    out.write(slot_bytes)
+    out.write(tail)
 
 
 class Index:
@@ -180,22 +188,22 @@ class Index:
             raise CorruptionError(path, chunk.size, "the index ends inside its header")
         raw = bytes(chunk.read(0, HEADER_BYTES))
         header = raw[: _HEADER.size]
-        (magic, version, row_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min, lsn_max,
+        (magic, version, place_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min, lsn_max,
          deletes, merges, expiring, ranges, pages, body_bytes) = _HEADER.unpack(header)  # fmt: skip
         if magic != MAGIC:
             raise CorruptionError(path, 0, "this is no index of an sstable")
         if version != VERSION:
             raise UnsupportedVersion(f"{path} has index version {version}: open it with a newer Penstock")
         self._slots_at = HEADER_BYTES + body_bytes
-        slot_pages = -(-slots // PAGE_SLOTS)
-        least = batches * BATCH.itemsize + 4 * (ranges + pages + slot_pages + 2 + batches)
-        if chunk.size != self._slots_at + 4 * slots or least > body_bytes or slots <= homes:
+        tail_pages = -(-(slots + rows) // PAGE_SLOTS)
+        least = batches * BATCH.itemsize + 4 * (ranges + pages + tail_pages + 2 + batches)
+        if chunk.size != self._slots_at + 4 * (slots + rows) or least > body_bytes or slots <= homes:
             raise CorruptionError(path, chunk.size, "the index's sections do not fill the file")
         body = bytes(chunk.read(HEADER_BYTES, self._slots_at))
         if crc32c is not None and crc32c(header + body) != _SUM.unpack(raw[_HEADER.size :])[0]:
             raise CorruptionError(path, 0, "the index's head does not match its checksum")
         self.identity = ChunkIdentity(store=store, chunk_id=chunk_id)
-        self.row_bits: int = row_bits
+        self.place_bits: int = place_bits
         self.homes: int = homes
         self.slots: int = slots
         self.batches: npt.NDArray[np.void] = np.frombuffer(body, BATCH, batches)
@@ -204,8 +212,8 @@ class Index:
         at += 4 * ranges
         self.page_sums: list[int] = np.frombuffer(body, "<u4", pages, at).tolist()
         at += 4 * pages
-        self._slot_sums: list[int] = np.frombuffer(body, "<u4", slot_pages, at).tolist()
-        at += 4 * slot_pages
+        self._tail_sums: list[int] = np.frombuffer(body, "<u4", tail_pages, at).tolist()
+        at += 4 * tail_pages
         lengths = np.frombuffer(body, "<u4", 2 + batches, at)
         ends = at + lengths.nbytes + np.cumsum(lengths, dtype=np.int64)
         texts = [body[end - size : end] for end, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
@@ -216,20 +224,28 @@ class Index:
         )  # fmt: skip
         mapped = chunk.view is not None
         # A mapped page stays here once checked; a page opened from blocks is asked for anew, to bound the memory.
-        self.pages: list[memoryview | None] = [None] * slot_pages
+        self.pages: list[memoryview | None] = [None] * tail_pages
         self._keep = mapped
 
     def page(self, number: int) -> memoryview:
-        """The slots of a page, checked."""
+        """The slots (after them, the hashes) of a page, checked."""
         start = self._slots_at + number * PAGE_BYTES
         end = min(start + PAGE_BYTES, self._chunk.size)
         data = self._chunk.read(start, end)
-        if crc32c is not None and crc32c(bytes(data)) != self._slot_sums[number]:
+        if crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
             raise CorruptionError(self._chunk.path, start, "this page of slots does not match its checksum")
         page = data.cast("I")
         if self._keep:
             self.pages[number] = page
         return page
+
+    def hashes(self, first: int, last: int) -> U32:
+        """The hashes of the keys of rows [first, last)."""
+        first, last = self.slots + first, self.slots + last
+        numbers = range(first // PAGE_SLOTS, -(-last // PAGE_SLOTS))
+        parts = [np.frombuffer(self.pages[number] or self.page(number), np.uint32) for number in numbers]
+        base = numbers.start * PAGE_SLOTS
+        return np.concatenate(parts)[first - base : last - base]
 
     def close(self) -> None:
         self.pages = []

@@ -33,7 +33,7 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, check_disjoint
 from penstock.lsm.writer import SstableWriter, index_path
 from penstock.manifest.jobs import JobQueue, Lease
-from penstock.manifest.keys import ChunkKey, MetricKey
+from penstock.manifest.keys import ChunkKey, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
 from penstock.manifest.records import JobKind, MetricDelta
@@ -81,6 +81,7 @@ class Maintenance:
         merge_files: Merge | None = None,
         sealing: Sealing = PLAIN,
         settings: MaintenanceSettings | None = None,
+        tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
     ) -> None:
         self._manifest = manifest
@@ -92,6 +93,7 @@ class Maintenance:
         self._merge: Merge = merge_files or self._merge_here
         self._sealing = sealing
         self._settings = settings or MaintenanceSettings()
+        self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
         self._lock = threads.lock("lsm.maintenance")
         self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _lock
@@ -111,7 +113,7 @@ class Maintenance:
             files,
             self._open_table,
             clock=self._clock,
-            settings=settings,
+            settings=settings or self._tree_settings,
             stored=stored,
             time_us=time_us,
             wake=self._wake,
@@ -124,6 +126,22 @@ class Maintenance:
         """Forget a tree; its files stay."""
         with self._lock:
             self._trees.pop((db_id, shard), None)
+
+    def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
+        """Remove a tree for good: its rows in the manifest, then its files. Doing it again does no harm."""
+        self.close_tree(db_id, shard)
+        catalog = Catalog(self._manifest, db_id, shard, folder)
+        files, _, _ = catalog.load()
+        txn = self._manifest.begin_write()
+        for meta in files:
+            txn.delete_chunk(ChunkKey(db_id, meta.chunk_id))
+        txn.delete_wal_state(WalStateKey(db_id, shard))
+        txn.commit()
+        path = f"{self._root}/{folder}"
+        if self._fs.exists(path):
+            for name in self._fs.listdir(path):
+                self._fs.unlink(f"{path}/{name}")
+            self._fs.rmdir(path)
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
         with self._lock:

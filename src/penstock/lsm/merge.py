@@ -188,7 +188,7 @@ def _samples(table: Sstable, start: bytes, end: bytes | None, every: int) -> Ite
 
 def _gather(tables: list[Sstable], start: bytes, end: bytes | None) -> list[Columns]:
     return [
-        table.columns(number, first, last)
+        table.columns(number, first, last, hashes=True)
         for table in tables
         for number, first, last in table.pieces(*table.rows_between(start, end))
     ]
@@ -239,12 +239,14 @@ def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bo
             kept = ~gone
             winners, value_rows = winners[kept], value_rows[kept]
             new_kinds, new_expires = new_kinds[kept], new_expires[kept]
+    hashes = [part.hashes for part in parts if part.hashes is not None]
     return Columns(
         keys=keys.take(winners),
         lsns=lsns[winners],
         kinds=new_kinds,
         expires=new_expires,
         values=values.take(value_rows),
+        hashes=np.concatenate(hashes)[winners] if len(hashes) == len(parts) else None,
     )
 
 

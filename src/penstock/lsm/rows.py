@@ -27,6 +27,7 @@ VALUE_BYTES_MAX = 1 << 26
 
 Row: TypeAlias = tuple[int, bytes, int, int]  # kind, value, lsn, expires_us
 U8: TypeAlias = npt.NDArray[np.uint8]
+U32: TypeAlias = npt.NDArray[np.uint32]
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -87,6 +88,7 @@ class Columns:
     expires: I64  # NEVER where there is none
     values: Any  # Arrow binary
     key_list: list[bytes] | None = None  # the keys again, where the maker had them as a list
+    hashes: U32 | None = None  # of the keys, where the maker had them
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.lsns) == len(self.kinds) == len(self.expires) == len(self.values):
@@ -124,7 +126,12 @@ class Columns:
             expires=self.expires[start:end],
             values=self.values[start:end],
             key_list=None if self.key_list is None else self.key_list[start:end],
+            hashes=None if self.hashes is None else self.hashes[start:end],
         )
+
+    def key(self, row: int) -> bytes:
+        key: bytes = self.keys[row].as_py()
+        return key
 
     def list_keys(self) -> list[bytes]:
         return bytes_list(self.keys) if self.key_list is None else self.key_list

@@ -23,7 +23,7 @@ import numpy as np
 from penstock.archive.container import Chunk, KeyRing, crc32c, open_chunk
 from penstock.errors import Closed, CorruptionError
 from penstock.host.files import FileSystem, OsFileSystem
-from penstock.lsm.index import ALL_PUTS, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
+from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import (
     I64,
@@ -38,12 +38,11 @@ from penstock.lsm.rows import (
     binary_array,
     bytes_list,
 )
-from penstock.lsm.writer import BATCH_ROWS, index_path
+from penstock.lsm.writer import index_path
 
 _PAGE_SHIFT = 16
-_BATCH_SHIFT = 16
+_BATCH_MASK = (1 << BATCH_SHIFT) - 1
 assert 1 << _PAGE_SHIFT == PAGE_BYTES
-assert 1 << _BATCH_SHIFT == BATCH_ROWS
 
 SLICE_ROWS_FIRST = 128
 SLICE_ROWS_MAX = 1_024
@@ -135,11 +134,10 @@ class Sstable:
         places = index.batches
         self._batches: list[_Batch | None] = [None] * len(places)
         self._firsts: list[int] = [0, *np.cumsum(places["rows"]).tolist()]
-        self._even = all(rows == BATCH_ROWS for rows in places["rows"][:-1].tolist())
         self._pages = index.pages
         self._homes = index.homes
-        self._row_mask = (1 << index.row_bits) - 1
-        self._fingerprint_mask = fingerprint_mask(index.row_bits)
+        self._place_mask = (1 << index.place_bits) - 1
+        self._fingerprint_mask = fingerprint_mask(index.place_bits)
         self._lock = threading.Lock()
         self._open: deque[int] = deque()  # guarded by _lock; of a chunk that is not mapped
         if self._firsts[-1] != self.summary.rows:
@@ -238,8 +236,8 @@ class Sstable:
         """The row of `key`: (kind, value, lsn, expires_us), or None."""
         if hash64 is None:
             return self._get_sorted(key)
-        hashed = hash64(key)
-        at = ((hashed >> 32) * self._homes) >> 32
+        hashed = hash64(key) >> 32
+        at = hashed * self._homes >> 32
         mask = self._fingerprint_mask
         want = hashed & mask
         pages = self._pages
@@ -251,12 +249,11 @@ class Sstable:
             if not slot:
                 return None
             if slot & mask == want:
-                row = (slot & self._row_mask) - 1
-                number = row >> _BATCH_SHIFT if self._even else bisect_right(self._firsts, row) - 1
-                batch = self._batches[number]
+                row = (slot & self._place_mask) - 1
+                batch = self._batches[row >> BATCH_SHIFT]
                 if batch is None:
-                    batch = self._open_batch(number)
-                row -= batch.first
+                    batch = self._open_batch(row >> BATCH_SHIFT)
+                row &= _BATCH_MASK
                 start = batch.key_base
                 size = batch.key_bytes
                 if size:
@@ -340,7 +337,7 @@ class Sstable:
         keys, values = np.frombuffer(batch.key_offsets, np.int32), np.frombuffer(batch.value_offsets, np.int32)
         return keys.astype(np.int64) + values
 
-    def columns(self, number: int, start: int, end: int) -> Columns:
+    def columns(self, number: int, start: int, end: int, *, hashes: bool = False) -> Columns:
         """Rows [start, end) of a batch, range deletes included; keys and values are not copied from a mapping."""
         batch = self._batch(number)
         key_offsets = np.frombuffer(batch.key_offsets, np.int32)[start : end + 1]
@@ -354,6 +351,7 @@ class Sstable:
             kinds=np.frombuffer(batch.kinds, np.uint8)[start:end],
             expires=np.frombuffer(batch.expires, np.int64)[start:end],
             values=binary_array(value_offsets - value_offsets[0], values),
+            hashes=self._index.hashes(batch.first + start, batch.first + end) if hashes else None,
         )
 
     def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[Slice]:

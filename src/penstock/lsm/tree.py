@@ -81,6 +81,10 @@ class Snapshot(View):
         """Its files, for a reader elsewhere; rows that are in none are those of `memtable_columns`."""
         return [file.meta for file in self._version.files()]
 
+    def under(self, rows: Memtable) -> View:
+        """A view of this state with newer rows on top."""
+        return View(replace(self._version, frozen=(rows, *self._version.frozen)), self._now_us)
+
     def close(self) -> None:
         """Let go of its files."""
         self._version = _CLOSED
@@ -266,7 +270,7 @@ class Tree:
     def stall(self) -> tuple[Stall, str]:
         """What writers should do, and why."""
         version, settings = self._version, self.settings
-        waiting = sum(memtable.bytes for memtable in version.memtables()) / settings.memtable_bytes
+        waiting = self.memory_bytes() / settings.memtable_bytes
         runs = len(version.levels[0])
         if waiting >= settings.memtables_stop or runs >= settings.level0_stop:
             level = Stall.STOP
@@ -288,6 +292,18 @@ class Tree:
                 self._relieved.wait(min(0.001, timeout_s))
             elif not self._relieved.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s):
                 raise Backpressure(f"{why}: maintenance is behind, retry later")
+
+    def memory_bytes(self) -> int:
+        """What its rows that are not in files take."""
+        return sum(memtable.bytes for memtable in self._version.memtables())
+
+    def wait_while_stopped(self, timeout_s: float) -> None:
+        """Wait for maintenance if writers are to stop; on a timeout just go on."""
+        if self.stall()[0] is Stall.STOP:
+            self._wake("flush")
+            self._wake("compaction")
+            with self._relieved:
+                self._relieved.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s)
 
     def _relieve(self) -> None:
         with self._relieved:
@@ -409,7 +425,7 @@ class Tree:
         return TreeStatistics(
             lsn=self._lsn,
             stored=version.stored,
-            memtable_bytes=sum(memtable.bytes for memtable in version.memtables()),
+            memtable_bytes=self.memory_bytes(),
             frozen_memtables=len(version.frozen),
             level_files=tuple(sum(len(run.files) for run in level) for level in version.levels),
             level_bytes=tuple(sum(run.size_bytes for run in level) for level in version.levels),

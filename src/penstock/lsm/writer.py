@@ -9,20 +9,31 @@ synced under their names when `finish` returns; before that neither name exists,
 from __future__ import annotations
 
 import operator
-import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.archive.container import PLAIN, ChunkIdentity, Sealing, create_chunk
+from penstock.archive.container import PLAIN, ChunkIdentity, ChunkWriter, Sealing, create_chunk
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem
-from penstock.lsm.index import ALL_PUTS, BATCH, ROWS_MAX, SOME_EXPIRE, PageSums, Summary, hash64, write_index
+from penstock.lsm.index import (
+    ALL_PUTS,
+    BATCH,
+    BATCH_SHIFT,
+    BATCHES_MAX,
+    ROWS_MAX,
+    SOME_EXPIRE,
+    PageSums,
+    Summary,
+    hash_keys,
+    write_index,
+)
 from penstock.lsm.ranges import RangeDelete, RangeDeletes
 from penstock.lsm.rows import (
     DELETE,
@@ -33,12 +44,13 @@ from penstock.lsm.rows import (
     PUT,
     RANGE_DELETE,
     SCHEMA,
-    U64,
+    U32,
     Columns,
     offsets_of,
 )  # fmt: skip
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << BATCH_SHIFT
+BATCH_ROWS_LEAST = BATCH_ROWS // 2  # smaller ones wait for more rows, unless their bytes make a batch
 BATCH_BYTES = 1 << 25  # a batch is cut here; one row alone may make a larger one, up to ROW_BYTES_MAX
 ROW_BYTES_MAX = 1 << 27
 
@@ -53,31 +65,41 @@ def index_path(path: str) -> str:
 
 
 class _Sink:
-    """What Arrow writes into; the writer takes it out after each batch."""
+    """What Arrow writes into: it sums and passes on the bytes, and knows where it stands. Columns are not copied."""
 
     closed = False
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
+    def __init__(self, out: ChunkWriter) -> None:
+        self._out = out
+        self._sums = PageSums()
+        self._buffers: deque[int] = deque()
+        self.at = 0
 
     def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(data)
+        if isinstance(data, pa.Buffer):
+            self._buffers.append(self.at)
+        view = memoryview(data)
+        self._sums.feed(view)
+        self._out.write(view)
+        self.at += len(view)
+        return len(view)
 
     def flush(self) -> None:
         """Arrow calls it; there is nothing to do."""
 
-    def take(self) -> bytes:
-        data, self._parts = b"".join(self._parts), []
-        return data
+    def take_buffers(self) -> deque[int]:
+        """Where the buffers of columns stand that were written since the last call."""
+        buffers, self._buffers = self._buffers, deque()
+        return buffers
+
+    def page_sums(self) -> U32:
+        return self._sums.finish()
 
 
 class SstableWriter:
     """An sstable being written."""
 
     def __init__(self, fs: FileSystem, path: str, identity: ChunkIdentity, *, sealing: Sealing = PLAIN) -> None:
-        if hash64 is None:
-            raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")
         self._fs = fs
         self._path = path
         self._identity = identity
@@ -87,15 +109,13 @@ class SstableWriter:
         self._schema = SCHEMA.with_metadata(metadata)
         self._out = create_chunk(fs, path, identity, sealing)
         self._index_out: Any = None
-        self._sink = _Sink()
+        self._sink = _Sink(self._out)
         self._ipc = pa.ipc.new_file(self._sink, self._schema)
-        self._sums = PageSums()
-        self._at = 0
         self._ranges: deque[RangeDelete] = deque()
         self._waiting: deque[Columns] = deque()
         self._waiting_rows = 0
         self._waiting_bytes = 0
-        self._hashes: list[U64] = []
+        self._hashes: list[U32] = []
         self._range_rows: list[int] = []
         self._batches: list[tuple[int, ...]] = []
         self._first_keys: list[bytes] = []
@@ -115,21 +135,23 @@ class SstableWriter:
         """Add rows that follow those appended before."""
         if not len(columns):
             return
-        keys = columns.list_keys()
-        self._check(keys, columns)
-        while self._ranges and self._ranges[0][0] <= keys[-1]:
-            cut = bisect_left(keys, self._ranges[0][0])
-            self._add_points(columns.slice(0, cut), keys[:cut])
+        self._check(columns)
+        last_key = columns.key(len(columns) - 1)
+        while self._ranges and self._ranges[0][0] <= last_key:
+            cut = bisect_left(range(len(columns)), self._ranges[0][0], key=columns.key)
+            self._add_points(columns.slice(0, cut))
             self._add_range(*self._ranges.popleft())
-            columns, keys = columns.slice(cut, len(columns)), keys[cut:]
-        self._add_points(columns, keys)
-        self._last_key = keys[-1]
-        self._drain(BATCH_ROWS)
+            columns = columns.slice(cut, len(columns))
+        self._add_points(columns)
+        self._last_key = last_key
+        self._drain(BATCH_ROWS_LEAST)
 
-    def _check(self, keys: list[bytes], columns: Columns) -> None:
-        if (self._last_key is not None and keys[0] <= self._last_key) or not all(
-            map(operator.lt, keys, islice(keys, 1, None))
-        ):
+    def _check(self, columns: Columns) -> None:
+        ordered = self._last_key is None or self._last_key < columns.key(0)
+        if columns.hashes is None:  # rows with hashes come from a merge, which has just put them in order
+            keys = columns.list_keys()
+            ordered = ordered and all(map(operator.lt, keys, islice(keys, 1, None)))
+        if not ordered:
             raise Invalid(f"{self._path}: rows were appended out of key order")
         if int(np.diff(offsets_of(columns.keys)).max()) > KEY_BYTES_MAX:
             raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
@@ -138,22 +160,23 @@ class SstableWriter:
         if (columns.kinds == RANGE_DELETE).any():
             raise Invalid("range deletes are given to delete_ranges, not as rows")
 
-    def _add_points(self, columns: Columns, keys: list[bytes]) -> None:
-        if not keys:
+    def _add_points(self, columns: Columns) -> None:
+        if not len(columns):
             return
-        assert hash64 is not None
-        for at in range(0, len(keys), _HASH_ROWS):
-            some = keys[at : at + _HASH_ROWS]
-            self._hashes.append(np.fromiter(map(hash64, some), np.uint64, len(some)))
+        if columns.hashes is None:
+            keys = columns.list_keys()
+            parts = [hash_keys(keys[at : at + _HASH_ROWS]) for at in range(0, len(keys), _HASH_ROWS)]
+            columns = replace(columns, hashes=np.concatenate(parts))
         self._deletes += int(np.count_nonzero(columns.kinds == DELETE))
         self._merges += int(np.count_nonzero(columns.kinds >= MERGE))
         self._expiring += int(np.count_nonzero(columns.expires != NEVER))
-        self._add(columns, keys[0], keys[-1] + b"\0")
+        self._add(columns, columns.key(0), columns.key(len(columns) - 1) + b"\0")
 
     def _add_range(self, start: bytes, end: bytes, lsn: int) -> None:
         self._range_rows.append(self.rows)
         kinds = np.array([RANGE_DELETE], np.uint8)
-        self._add(Columns.of([start], [end], [lsn], kinds), start, end)
+        columns = Columns.of([start], [end], [lsn], kinds)
+        self._add(replace(columns, hashes=np.zeros(1, np.uint32)), start, end)
 
     def _add(self, columns: Columns, first: bytes, end: bytes) -> None:
         if self.rows + len(columns) > ROWS_MAX:
@@ -194,35 +217,27 @@ class SstableWriter:
             rows, room = rows - fitting, room - size
 
     def _write_batch(self, columns: Columns) -> None:
+        if len(self._batches) == BATCHES_MAX:
+            raise Invalid(f"an sstable holds at most {BATCHES_MAX} batches: finish it and start another")
         batch = columns.record_batch(self._schema)
+        start = self._sink.at
         self._ipc.write_batch(batch)
-        data = self._sink.take()
-        message_at = 0
-        if not self._batches:  # Arrow writes its magic and the schema with the first batch
-            message_at = 16 + struct.unpack_from("<I", data, 12)[0]
-        buffer = pa.py_buffer(data)
-        message = pa.ipc.read_message(pa.BufferReader(buffer.slice(message_at)))
-        stored = pa.ipc.read_record_batch(message, self._schema)
-        base = buffer.address - self._at
-        keys, lsns, kinds, expires, values = (
-            [part.address - base if part else 0 for part in column.buffers()] for column in stored.columns
+        end = self._sink.at
+        # Arrow writes buffers in the order of the columns and leaves out empty ones: for them the end will do.
+        key_bytes, value_bytes = (int(offsets_of(column)[-1] - offsets_of(column)[0]) for column in (columns.keys, columns.values))
+        written = (1, key_bytes, 1, 1, batch["expires_us"].null_count, 1, 1, value_bytes)
+        buffers = self._sink.take_buffers()
+        assert len(buffers) == sum(map(bool, written))
+        key_offsets, keys, lsns, kinds, _, expires, value_offsets, values = (
+            buffers.popleft() if size else end for size in written
         )
         flags = (ALL_PUTS if columns.kinds.max() == PUT else 0) | (SOME_EXPIRE if columns.expires.min() != NEVER else 0)
-        end = self._at + len(data)
-        # An empty buffer has no place of its own: the end of the batch will do.
         self._batches.append(
-            (
-                len(columns), self._at + message_at, keys[1], keys[2] or end, lsns[1], kinds[1], expires[1], values[1],
-                values[2] or end, end, flags,
-            )
-        )  # fmt: skip
-        self._first_keys.append(columns.keys[0].as_py())
-        self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        self._sums.feed(data)
-        self._out.write(data)
-        self._at += len(data)
+            (len(columns), start, key_offsets, keys, lsns, kinds, expires, value_offsets, values, end, flags)
+        )
+        self._first_keys.append(columns.key(0))
+        assert columns.hashes is not None
+        self._hashes.append(columns.hashes)
 
     def finish(self) -> Summary:
         """Write what is left, sync both files, give them their names."""
@@ -232,26 +247,21 @@ class SstableWriter:
             raise Invalid(f"{self._path}: an sstable holds at least one row")
         self._drain(1)
         self._ipc.close()
-        self._write(self._sink.take())
         summary = Summary(
-            store=self._identity.store, chunk_id=self._identity.chunk_id, file_bytes=self._at, rows=self.rows,
+            store=self._identity.store, chunk_id=self._identity.chunk_id, file_bytes=self._sink.at, rows=self.rows,
             start=self._start, end=self._end, lsn_min=self._lsns[0], lsn_max=self._lsns[1], deletes=self._deletes,
             merges=self._merges, expiring=self._expiring, range_deletes=len(self._range_rows),
         )  # fmt: skip
         self._out.finish()
         self._index_out = create_chunk(self._fs, self._index_path, self._identity, self._sealing)
-        rows = np.arange(self.rows, dtype=np.uint64)
-        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes])
-        self._hashes.clear()
         write_index(
             self._index_out,
             summary,
-            hashes=hashes,
-            point_rows=np.delete(rows, self._range_rows) if self._range_rows else rows,
+            hashes=np.concatenate(self._hashes),
             range_rows=self._range_rows,
             batches=np.array(self._batches, BATCH),
             first_keys=self._first_keys,
-            page_sums=self._sums.finish(),
+            page_sums=self._sink.page_sums(),
         )
         self._index_out.finish()
         return summary
@@ -279,4 +289,5 @@ def _joined(parts: list[Columns]) -> Columns:
         kinds=np.concatenate([part.kinds for part in parts]),
         expires=np.concatenate([part.expires for part in parts]),
         values=pa.concat_arrays([part.values for part in parts]),
+        hashes=np.concatenate([part.hashes for part in parts if part.hashes is not None]),
     )

@@ -23,7 +23,7 @@ from penstock.coordinator import (
     WriteCoordinator,
 )
 from penstock.coordinator.epochs import COUNT_MAX, EpochTracker
-from penstock.coordinator.executor import FlushExecutor
+from penstock.coordinator.executor import UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
 from penstock.coordinator.waiting import Waiter
 from penstock.errors import Backpressure, Closed, Invalid, Lost, OutcomeUnknown, Poisoned, WaitExpired
@@ -531,6 +531,38 @@ def test_views_of_durable_batches_go_on_after_a_failed_flush(box: Box) -> None:
     box.join()
     assert applied == [None]
     assert box.coordinator.layers.view == {"a": 1}
+
+
+@pytest.mark.parametrize("end", ["apply", "fail", "shutdown"])
+def test_many_unapplied_batches_hold_the_next_flush_back(box: Box, end: str) -> None:
+    box.flusher.apply_gate.shut()
+    box.begin(lambda: box.coordinator.write_durable(Adds(a=1)))
+    box.flusher.apply_gate.await_arrival()
+    for _ in range(UNAPPLIED_MAX - 1):
+        box.coordinator.write_durable(Adds(a=1))
+    held = [box.begin(lambda: box.coordinator.write_durable(Adds(a=1))) for _ in range(3)]
+    box.await_waiters(3)
+    box.clock.advance(1.0)
+    assert box.coordinator.run_pending() == 0
+    assert len(box.coordinator.layers.deltas) == UNAPPLIED_MAX
+    assert total(box.coordinator.layers) == {"a": UNAPPLIED_MAX + 3}
+    if end == "shutdown":
+        with pytest.raises(OutcomeUnknown):
+            box.coordinator.shutdown(timeout_s=0.01)
+        spin_until(lambda: all(held))
+    elif end == "fail":
+        box.flusher.apply_errors.append(ValueError("bad row"))
+    box.flusher.apply_gate.open()
+    box.join()
+    if end == "apply":
+        assert [outcome[0].epoch for outcome in held] == [NONE + UNAPPLIED_MAX + 3] * 3
+        assert box.flusher.calls[-1] == (UNAPPLIED_MAX + 1, UNAPPLIED_MAX + 3, False)
+        box.coordinator.wait_applied(NONE + UNAPPLIED_MAX + 3)
+    else:
+        assert [type(outcome[0]) for outcome in held] == [OutcomeUnknown if end == "fail" else Closed] * 3
+    if end == "fail":
+        box.coordinator.recover()
+    assert total(box.coordinator.layers) == {"a": UNAPPLIED_MAX + 3}
 
 
 # -- triggers

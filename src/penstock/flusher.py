@@ -1,0 +1,100 @@
+"""Between the coordinator and the journal: a batch of deltas becomes records, then edits.
+
+Thread: the coordinator's: `make_durable` by one thread at a time, `apply` by one at a time, one batch behind.
+Invariants: (1) a section is encoded once. (2) record times never go back. (3) groups keep their order; one that refers
+to files has its record to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from penstock.coordinator import Batch, Durability
+from penstock.errors import DiskFull
+from penstock.host.clock import Clock
+from penstock.journal.consensus import Consensus
+from penstock.journal.record import Group, JournalRecord, PartitionId, Section, SegmentedRecordHeader, encode
+from penstock.kinds import Kind
+from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.ledger import LEDGER
+from penstock.partition.pending import PendingDelta, PendingGroup, parts
+
+
+class Flushed(NamedTuple):
+    """A durable record, and what it was made from."""
+
+    lsn: int
+    record: JournalRecord
+    groups: list[PendingGroup]
+    decoded: list[list[Any]]
+
+
+class StoreFlusher:
+    """Makes batches of a store durable and applies them."""
+
+    def __init__(
+        self,
+        consensus: Consensus,
+        dispatcher: Dispatcher,
+        kinds: Mapping[str, Kind],
+        *,
+        clock: Clock,
+        time_us: int,
+        make_room: Callable[[], bool],
+        applied: Callable[[], None],
+    ) -> None:
+        self._consensus = consensus
+        self._dispatcher = dispatcher
+        self._kinds = kinds
+        self._clock = clock
+        self._time_us = time_us
+        self._make_room = make_room  # called when the disk is full; whether it freed some space
+        self._applied = applied
+
+    @property
+    def durability(self) -> Durability:
+        return Durability.DISK if self._consensus.durability == "disk" else Durability.QUORUM
+
+    def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
+        """One record for the batch, synced."""
+        groups = [group for delta in batch.deltas for group in delta.groups]
+        self._time_us = max(self._time_us, self._clock.time_us())
+        encoded: list[Group] = []
+        decoded: list[list[Any]] = []
+        for group in groups:
+            held = [(number, part) for number, sections in group.sections.items() for part in parts(sections)]
+            encoded.append(Group(tuple(self._encode(number, part) for number, part in held), group.condition))
+            decoded.append([part for _, part in held])
+        record = JournalRecord(self._time_us, batch.last, tuple(encoded))
+        lsn = self._propose(encode(record))
+        for group in groups:
+            group.lsn = lsn  # before it is applied: see `pending`
+        return Flushed(lsn, record, groups, decoded)
+
+    def _encode(self, number: PartitionId, part: Any) -> Section:
+        if number == LEDGER:
+            return Section(SegmentedRecordHeader(number), part)
+        info = self._dispatcher.ledger.table_by_id(number >> 16)
+        if info is None:  # dropped since: the section is void, and stays in its place
+            return Section(SegmentedRecordHeader(number), b"")
+        return Section(SegmentedRecordHeader(number), self._kinds[info.kind].encode(part))
+
+    def _propose(self, body: bytes) -> int:
+        try:
+            return self._consensus.propose([body])
+        except DiskFull:  # found before a byte was written: trying again is no retry of a failed write
+            if not self._make_room():
+                raise
+            return self._consensus.propose([body])
+
+    def apply(self, flushed: Flushed) -> int:
+        """Dispatch a record; the LSN up to which everything is applied."""
+        judgement = self._dispatcher.dispatch(flushed.record, flushed.lsn, flushed.decoded)
+        for group, verdict in zip(flushed.groups, judgement.verdicts, strict=True):
+            group.verdict = verdict
+        self._applied()
+        return flushed.lsn
+
+    def recover(self) -> None:
+        self._consensus.recover()

@@ -1,0 +1,131 @@
+"""The body of a journal record: a time, an epoch, and groups of sections.
+
+A *group* is what is accepted or refused as a whole; a *section* is the part of it for one partition, as bytes that are
+made once and carried unchanged, or as a reference to files that hold them. docs/format/journal.md gives the bytes.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NewType
+
+import msgspec
+
+from penstock.errors import CorruptionError, Invalid
+
+Lsn = NewType("Lsn", int)
+PartitionId = NewType("PartitionId", int)  # table << 16 | shard
+
+SHARD_BITS = 16
+INLINE, REFERENCE = 0, 1
+CODEC_NONE = 0
+
+_RECORD = struct.Struct("<QQIHH")  # time, last epoch, groups, version, reserved
+_GROUP = struct.Struct("<II")  # sections, bytes of the condition
+_SECTION = struct.Struct("<QBBHIQ")  # partition, form, codec, reserved, key id, bytes of the payload
+assert (_RECORD.size, _GROUP.size, _SECTION.size) == (24, 8, 24)
+VERSION = 1
+
+
+class SegmentedRecordHeader(msgspec.Struct, frozen=True, gc=False):
+    """Whose a section is, and how its bytes are to be read."""
+
+    partition: PartitionId
+    form: int = INLINE
+    codec: int = CODEC_NONE  # of the payload; room for compression and encryption
+    key_id: int = 0
+
+
+class Section(msgspec.Struct, frozen=True, gc=False):
+    """A partition's part of a group."""
+
+    header: SegmentedRecordHeader
+    payload: bytes
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """What happens together or not at all. A condition is the ledger's to judge; empty: always accepted."""
+
+    sections: tuple[Section, ...]
+    condition: bytes = b""
+
+
+class JournalRecord(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the journal."""
+
+    time_us: int
+    last_epoch: int
+    groups: tuple[Group, ...]
+
+
+def partition_id(table: int, shard: int) -> PartitionId:
+    """The partition of a shard of a table."""
+    if not 0 < table < 1 << 48 or not 0 <= shard < 1 << SHARD_BITS:
+        raise Invalid(f"table {table}, shard {shard}: a table id has 48 bits and a shard 16")
+    return PartitionId(table << SHARD_BITS | shard)
+
+
+def encode(record: JournalRecord) -> bytes:
+    """The bytes of a record."""
+    parts: list[bytes] = [_RECORD.pack(record.time_us, record.last_epoch, len(record.groups), VERSION, 0)]
+    for group in record.groups:
+        parts += (_GROUP.pack(len(group.sections), len(group.condition)), group.condition, _pad(len(group.condition)))
+        for section in group.sections:
+            header, size = section.header, len(section.payload)
+            parts.append(_SECTION.pack(header.partition, header.form, header.codec, 0, header.key_id, size))
+            parts += (section.payload, _pad(size))
+    return b"".join(parts)
+
+
+def decode(body: bytes, *, where: str = "journal", lsn: int = 0) -> JournalRecord:
+    """The record in a body; anything else is a `CorruptionError`."""
+    reader = _Reader(body, where, lsn)
+    time_us, last_epoch, group_count, version, _ = reader.take(_RECORD)
+    if version != VERSION:
+        raise CorruptionError(where, lsn, f"record {lsn} has version {version}, this Penstock reads {VERSION}")
+    groups: list[Group] = []
+    for _ in range(group_count):
+        section_count, condition_bytes = reader.take(_GROUP)
+        condition = reader.bytes(condition_bytes)
+        sections: list[Section] = []
+        for _ in range(section_count):
+            partition, form, codec, _, key_id, size = reader.take(_SECTION)
+            header = SegmentedRecordHeader(PartitionId(partition), form, codec, key_id)
+            sections.append(Section(header, reader.bytes(size)))
+        groups.append(Group(tuple(sections), condition))
+    if reader.at != len(body):
+        raise CorruptionError(where, lsn, f"record {lsn} has {len(body) - reader.at} bytes too many")
+    return JournalRecord(time_us, last_epoch, tuple(groups))
+
+
+def encoded_size(sections: Sequence[int], conditions: int = 0) -> int:
+    """The bytes of a record with one group of such payloads: for limits, before anything is encoded."""
+    return _RECORD.size + _GROUP.size + conditions + sum(_SECTION.size + size + 8 for size in sections)
+
+
+class _Reader:
+    def __init__(self, body: bytes, where: str, lsn: int) -> None:
+        self._body, self._where, self._lsn = body, where, lsn
+        self.at = 0
+
+    def take(self, shape: struct.Struct) -> tuple[int, ...]:
+        if len(self._body) - self.at < shape.size:
+            raise CorruptionError(self._where, self._lsn, f"record {self._lsn} is cut short")
+        values = shape.unpack_from(self._body, self.at)
+        self.at += shape.size
+        return values
+
+    def bytes(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self._body):
+            raise CorruptionError(self._where, self._lsn, f"record {self._lsn} is cut short")
+        data = self._body[self.at : end]
+        self.at = min(len(self._body), end + (-size & 7))
+        return data
+
+
+def _pad(size: int) -> bytes:
+    return bytes(-size & 7)

@@ -1,0 +1,90 @@
+"""Which journal records are still needed, and by which partition: truncation is computed here and nowhere else.
+
+A record is needed until every partition with a section in it has that section stored (in its own files) or spilled (in
+its own log), on as many members as the quorum asks for. An idle partition needs nothing, and so holds nothing back.
+
+Thread: `_lock` guards all.
+Invariant: `needed_from` never passes a record that some partition would have to replay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.errors import Invalid
+from penstock.host import threads
+from penstock.journal.record import Lsn, PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedWatermarks:
+    """How far a partition is, in LSNs."""
+
+    stored: int = 0  # in files of its own
+    applied: int = 0  # in its state
+    durable: int = 0  # safe in the journal
+    highest: int = 0  # given to it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stored <= self.applied <= self.durable <= self.highest:
+            raise Invalid(
+                "watermarks must be ordered stored <= applied <= durable <= highest, not "
+                f"{self.stored}, {self.applied}, {self.durable}, {self.highest}"
+            )
+
+
+@dataclass(slots=True)
+class _Needs:
+    waiting: deque[int]  # LSNs with a section for it that is not safe elsewhere
+    safe: dict[int, int]  # member: the LSN up to which its sections are
+
+
+class SegmentedAckTracker:
+    """The needs of all partitions. `members` acknowledge; a record goes when `quorum` of them are past it."""
+
+    def __init__(self, *, quorum: int = 1) -> None:
+        if quorum < 1:
+            raise Invalid(f"a quorum is at least 1, not {quorum}")
+        self._quorum = quorum
+        self._lock = threads.lock("journal.tracker")
+        self._needs: dict[PartitionId, _Needs] = {}  # guarded by _lock
+
+    def record(self, partition: PartitionId, lsn: int) -> None:
+        """A record holds a section for a partition. Requires: LSNs come in order."""
+        with self._lock:
+            self._needs.setdefault(partition, _Needs(deque(), {})).waiting.append(lsn)
+
+    def acknowledge(self, partition: PartitionId, upto: int, member: int = 0) -> None:
+        """On a member, all sections of a partition up to this LSN are safe outside the journal."""
+        with self._lock:
+            needs = self._needs.get(partition)
+            if needs is None:
+                return
+            needs.safe[member] = max(upto, needs.safe.get(member, 0))
+            agreed = sorted(needs.safe.values(), reverse=True)
+            floor = agreed[self._quorum - 1] if len(agreed) >= self._quorum else 0
+            while needs.waiting and needs.waiting[0] <= floor:
+                needs.waiting.popleft()
+
+    def forget(self, partition: PartitionId) -> None:
+        """A partition was dropped."""
+        with self._lock:
+            self._needs.pop(partition, None)
+
+    def needed_from(self, committed: int) -> Lsn:
+        """The oldest LSN that must stay: nothing below it will be replayed."""
+        with self._lock:
+            oldest = [needs.waiting[0] for needs in self._needs.values() if needs.waiting]
+        return Lsn(min([*oldest, committed + 1]))
+
+    def waiting_below(self, lsn: int) -> list[PartitionId]:
+        """Partitions that still need a record below `lsn`."""
+        with self._lock:
+            return [p for p, needs in self._needs.items() if needs.waiting and needs.waiting[0] < lsn]
+
+    def oldest(self, partition: PartitionId) -> int | None:
+        """The oldest LSN that a partition needs."""
+        with self._lock:
+            needs = self._needs.get(partition)
+            return needs.waiting[0] if needs is not None and needs.waiting else None

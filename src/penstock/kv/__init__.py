@@ -1,0 +1,7 @@
+"""Keys in order, bytes to bytes.
+
+section   the writes of a flush to one shard: gathered in a dict, encoded as columns, folded into one edit
+machine   a shard: a tree
+values    what a table's values are: bytes, text, JSON, numbers
+table     the API
+"""

@@ -1,0 +1,198 @@
+"""Writes to one shard of a kv table, between the caller and the tree.
+
+A section is a `Rows` (a dict: key to value, or to an operation) or a `Ranges` (deletes of key ranges). Adjacent writes
+by key gather in one `Rows`, where the last one of a key counts and operands are folded; deletes of ranges stand alone.
+
+Thread: changed under the coordinator's lock; read by anyone.
+Invariant: decode(encode(section)) is the section.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.errors import CorruptionError
+from penstock.journal.record import PartitionId
+from penstock.lsm.memtable import Edit, fold_rows
+from penstock.lsm.operators import fold
+from penstock.lsm.ranges import RangeDeletes
+from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Row
+from penstock.partition.pending import PendingDelta
+
+Operation: TypeAlias = tuple[int, bytes, int]  # kind, value, expires_us
+PLAIN, FULL, RANGES = 0, 1, 2
+_HEADER = struct.Struct("<BxxxI")  # form, rows
+
+
+class Rows(dict[bytes, "bytes | Operation"]):
+    """Key to value (a put that never expires) or to an operation."""
+
+    __slots__ = ("plain",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = True  # values only
+
+
+class Ranges(list[tuple[bytes, bytes]]):
+    """Deletes of [start, end)."""
+
+    __slots__ = ()
+
+
+Section: TypeAlias = Rows | Ranges
+
+
+# -- inserts, under the coordinator's lock
+
+
+def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -> None:
+    """A put that never expires: the hot path."""
+    sections = delta.open
+    if sections is None:
+        sections = delta.begin()
+    rows = sections.get(partition)
+    if rows is None:
+        rows = sections[partition] = Rows()
+    rows[key] = value
+
+
+def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
+    """Many puts that never expire."""
+    sections = delta.begin() if delta.open is None else delta.open
+    rows = sections.get(partition)
+    if rows is None:
+        rows = sections[partition] = Rows()
+    rows.update(pairs)
+
+
+def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: Operation) -> None:
+    """A delete, a put that expires, or an operand of a merge."""
+    sections = delta.begin() if delta.open is None else delta.open
+    rows = sections.get(partition)
+    if rows is None:
+        rows = sections[partition] = Rows()
+    older = rows.get(key)
+    if operation[0] < MERGE or older is None:
+        rows[key] = operation
+    elif isinstance(older, bytes) or older[2] == NEVER:
+        kind, value = fold((PUT, older) if isinstance(older, bytes) else older[:2], operation[:2])
+        rows[key] = (kind, value, operation[2])
+    else:
+        # Whether the older one has expired by then, only the record's time can tell: it goes into a group of its own.
+        delta.begin()[partition] = rows = Rows()
+        rows[key] = operation
+    rows.plain = False
+
+
+def delete_ranges(delta: PendingDelta, partition: PartitionId, ranges: list[tuple[bytes, bytes]], _: None) -> None:
+    """Deletes of ranges: a group of their own."""
+    delta.begin()[partition] = Ranges(ranges)
+    delta.open = None
+
+
+# -- bytes
+
+
+def encode(section: Section) -> bytes:
+    """A section as columns."""
+    if isinstance(section, Ranges):
+        starts, ends = [a for a, _ in section], [b for _, b in section]
+        return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))
+    keys = list(section)
+    if section.plain:
+        values: list[bytes] = list(section.values())  # type: ignore[arg-type]
+        return b"".join((_HEADER.pack(PLAIN, len(keys)), _lengths(keys), _lengths(values), *keys, *values))
+    operations = [(PUT, op, NEVER) if isinstance(op, bytes) else op for op in section.values()]
+    kinds, contents, expires = zip(*operations, strict=True)
+    return b"".join(
+        (
+            _HEADER.pack(FULL, len(keys)),
+            _lengths(keys),
+            _lengths(contents),
+            bytes(kinds),
+            np.array(expires, "<i8").tobytes(),
+            *keys,
+            *contents,
+        )
+    )
+
+
+def decode(payload: bytes) -> Section:
+    """The section in a payload."""
+    try:
+        form, count = _HEADER.unpack_from(payload)
+        at = _HEADER.size
+        first = np.frombuffer(payload, "<u4", count, at).tolist()
+        second = np.frombuffer(payload, "<u4", count, at + 4 * count).tolist()
+        at += 8 * count
+        kinds, expires = b"", []
+        if form == FULL:
+            kinds = payload[at : at + count]
+            expires = np.frombuffer(payload, "<i8", count, at + count).tolist()
+            at += 9 * count
+        keys, at = _cut(payload, first, at)
+        values, at = _cut(payload, second, at)
+        if at != len(payload) or form not in (PLAIN, FULL, RANGES):
+            raise ValueError("its length is wrong")
+    except (ValueError, struct.error) as error:
+        raise CorruptionError("kv section", 0, f"it does not decode ({error})") from None
+    if form == RANGES:
+        return Ranges(zip(keys, values, strict=True))
+    rows = Rows()
+    if form == PLAIN:
+        rows.update(zip(keys, values, strict=True))
+    else:
+        rows.plain = False
+        rows.update(zip(keys, zip(kinds, values, expires, strict=True), strict=True))
+    return rows
+
+
+def _lengths(items: Iterable[bytes]) -> bytes:
+    return np.array([len(item) for item in items], "<u4").tobytes()
+
+
+def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]:
+    items: list[bytes] = []
+    for length in lengths:
+        items.append(payload[at : at + length])
+        at += length
+    if at > len(payload):
+        raise ValueError("it is cut short")
+    return items, at
+
+
+# -- one edit
+
+
+def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
+    """All sections of a record for a shard, folded in order: ranges that delete what was before, rows on top."""
+    rows: dict[bytes, Row] = {}
+    ranges: list[tuple[bytes, bytes]] = []
+    for section in sections:
+        if isinstance(section, Ranges):
+            ranges += section
+            deleted = RangeDeletes.of((start, end, 1) for start, end in section)
+            rows = {key: row for key, row in rows.items() if not deleted.lsn_over(key)}
+        elif section.plain:
+            rows.update({key: (PUT, value, lsn, NEVER) for key, value in section.items()})  # type: ignore[misc]
+        else:
+            for key, operation in section.items():
+                if isinstance(operation, bytes):
+                    rows[key] = (PUT, operation, lsn, NEVER)
+                else:
+                    kind, value, expires = operation
+                    rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
+    return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
+
+
+def find(section: Section, key: bytes) -> Operation | None:
+    """What a section does to a key."""
+    if isinstance(section, Ranges):
+        return (DELETE, b"", NEVER) if any(start <= key < end for start, end in section) else None
+    operation = section.get(key)
+    return (PUT, operation, NEVER) if isinstance(operation, bytes) else operation

@@ -1,0 +1,208 @@
+"""The API of a kv table, over a port.
+
+Thread: any number; a table has no state of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from penstock.coordinator import Epoch
+from penstock.errors import Invalid
+from penstock.journal.record import PartitionId
+from penstock.kinds import Port, partitions_of
+from penstock.kv import section
+from penstock.kv.machine import kv_schema
+from penstock.kv.values import DECODERS, ENCODERS, arrow_values, decode_options
+from penstock.lsm.operators import check_operand
+from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
+from penstock.lsm.view import narrowed
+from penstock.partition.ledger import TableInfo
+
+ROW_BYTES = 64  # what a pending row costs beside its key and value, roughly
+
+
+class KvReader:
+    """Reading a kv table, live or in a snapshot."""
+
+    def __init__(self, port: Port, info: TableInfo) -> None:
+        self._port = port
+        self._info = info
+        self._partitions = partitions_of(info)
+        self._options = decode_options(info.options)
+        self._decode: Callable[[bytes], Any] = DECODERS[self._options.value]
+        self._raw = self._options.value == "bytes"
+        self._one = self._partitions[0] if info.shards == 1 else None
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def shards(self) -> int:
+        return self._info.shards
+
+    def _partition(self, key: bytes) -> PartitionId:
+        if self._one is not None:
+            return self._one
+        return self._partitions[xxhash.xxh3_64_intdigest(key) % len(self._partitions)]
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        """The value of a key."""
+        value = self._port.lookup(self._partition(key), key)
+        if value is None:
+            return default
+        return value if self._raw else self._decode(value)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[Any]:
+        """The value of each key, None where there is none."""
+        return [self.get(key) for key in keys]
+
+    def __getitem__(self, key: bytes) -> Any:
+        value = self._port.lookup(self._partition(key), key)
+        if value is None:
+            raise KeyError(key)
+        return value if self._raw else self._decode(value)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self._port.lookup(self._partition(key), key) is not None
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes = b"",
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, Any]]:
+        """(key, value) of [start, end) within `prefix`, in order of the keys, as of this moment."""
+        start, end = narrowed(start, end, prefix)
+        if limit is not None and limit < 0:
+            raise Invalid(f"limit is {limit}: give 0 or more")
+        shards = [self._port.scan(partition, start, end, reverse) for partition in self._partitions]
+        pairs: Iterator[tuple[bytes, bytes]] = shards[0] if len(shards) == 1 else heapq.merge(*shards, reverse=reverse)
+        if limit is not None:
+            pairs = (pair for pair, _ in zip(pairs, range(limit), strict=False))
+        return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (key for key, _ in self.scan())
+
+    def items(self) -> Iterator[tuple[bytes, Any]]:
+        return self.scan()
+
+    @property
+    def schema(self) -> Any:
+        """Key, value (of the declared type), LSN."""
+        return kv_schema(self._options)
+
+    def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
+        """Record batches of (key, value, lsn); in order of the keys within a shard."""
+        start, end = narrowed(start, end, prefix)
+        schema = self.schema
+        for partition in self._partitions:
+            for batch in self._port.scan_arrow(partition, start, end):
+                values = arrow_values(batch.column("value"), self._options)
+                yield pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=schema)
+
+    def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Any:
+        """An Arrow table of (key, value, lsn)."""
+        return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+class KvTable(KvReader):
+    """A kv table of an open store."""
+
+    def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
+        super().__init__(port, info)
+        self._durable = durable
+        self._encode: Callable[[Any], bytes] = ENCODERS[self._options.value]
+
+    # -- writing
+
+    def put(self, key: bytes, value: Any, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
+        """Set a key; `ttl_s`: it is gone after so many seconds."""
+        data = self._encode(value)
+        partition = self._check(key, data)
+        size = len(key) + len(data) + ROW_BYTES
+        if ttl_s is None:
+            epoch = self._port.write(partition, section.put, size, key, data)
+        else:
+            epoch = self._port.write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
+        return self._end(epoch, durable)
+
+    def put_many(
+        self, pairs: Mapping[bytes, Any] | Iterable[tuple[bytes, Any]], *, durable: bool | None = None
+    ) -> Epoch:
+        """Set many keys: one write for each shard."""
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
+        size = 0
+        for key, value in items:
+            data = self._encode(value)
+            by_shard.setdefault(self._check(key, data), {})[key] = data
+            size += len(key) + len(data) + ROW_BYTES
+        epoch = Epoch(0)
+        for partition, rows in by_shard.items():
+            epoch = self._port.write(partition, section.put_many, size // len(by_shard), rows, None)
+        return self._end(epoch, durable) if by_shard else epoch
+
+    def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
+        """Remove a key; one that is not there is no error."""
+        partition = self._check(key, b"")
+        epoch = self._port.write(partition, section.operate, len(key) + ROW_BYTES, key, (DELETE, b"", NEVER))
+        return self._end(epoch, durable)
+
+    def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
+        """Remove all keys in [start, end)."""
+        self._check(start, end)
+        if end <= start:
+            raise Invalid(f"a range runs upwards: {end!r} is not above {start!r}")
+        epoch = Epoch(0)
+        for partition in self._partitions:
+            epoch = self._port.write(partition, section.delete_ranges, 2 * ROW_BYTES, [(start, end)], None)
+        return self._end(epoch, durable)
+
+    def merge(
+        self, key: bytes, operand: Any, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
+    ) -> Epoch:
+        """Fold an operand into a key by a named operator (see `penstock.lsm.operators`)."""
+        data = operand if isinstance(operand, bytes) else self._encode(operand)
+        kind = check_operand(operator, data)
+        partition = self._check(key, data)
+        expires = NEVER if ttl_s is None else self._expiry(ttl_s)
+        size = len(key) + len(data) + ROW_BYTES
+        return self._end(self._port.write(partition, section.operate, size, key, (kind, data, expires)), durable)
+
+    def __setitem__(self, key: bytes, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        self.delete(key)
+
+    def _check(self, key: bytes, value: bytes) -> PartitionId:
+        if not isinstance(key, bytes):
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+        if len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        return self._partition(key)
+
+    def _expiry(self, ttl_s: float) -> int:
+        if not 0 < ttl_s < 1e11:
+            raise Invalid(f"ttl_s is {ttl_s}: give seconds above 0")
+        return self._port.time_us() + int(ttl_s * 1_000_000)
+
+    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
+        if self._durable if durable is None else durable:
+            self._port.flush(epoch, 30.0)
+        return epoch

@@ -1,0 +1,128 @@
+"""What the values of a kv table are: declared once, kept as bytes.
+
+    bytes      as they are
+    utf8       text
+    json       any JSON value; stored as its text
+    int64      8 bytes, little-endian: what the merge operators add_i64, min_i64 and max_i64 work on
+    float64    8 bytes, little-endian
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import CorruptionError, Invalid
+
+ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
+VALUE_TYPES: tuple[ValueType, ...] = ("bytes", "utf8", "json", "int64", "float64")
+
+_I64 = struct.Struct("<q")
+_F64 = struct.Struct("<d")
+
+
+class Options(msgspec.Struct, frozen=True, array_like=True):
+    """What is fixed when a kv table is made."""
+
+    value: ValueType = "bytes"
+
+
+_encode_options = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Options)
+
+
+def encode_options(options: Options) -> bytes:
+    """Options as the ledger keeps them."""
+    return _encode_options(options)
+
+
+def decode_options(data: bytes) -> Options:
+    """Options as they were when the table was made."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise CorruptionError("kv options", 0, f"they do not decode ({error})") from None
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    raise Invalid(f"this table holds bytes, not {type(value).__name__}: encode the value, or declare value=")
+
+
+def _utf8(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise Invalid(f"this table holds text, not {type(value).__name__}")
+    return value.encode()
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"this table holds JSON, and the value is none ({error})") from None
+
+
+def _int64(value: Any) -> bytes:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise Invalid(f"this table holds integers of 64 bits, not {value!r}")
+    return _I64.pack(value)
+
+
+def _float64(value: Any) -> bytes:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Invalid(f"this table holds numbers, not {value!r}")
+    return _F64.pack(value)
+
+
+ENCODERS: dict[ValueType, Callable[[Any], bytes]] = {
+    "bytes": _bytes,
+    "utf8": _utf8,
+    "json": _json,
+    "int64": _int64,
+    "float64": _float64,
+}
+
+DECODERS: dict[ValueType, Callable[[bytes], Any]] = {
+    "bytes": lambda data: data,
+    "utf8": bytes.decode,
+    "json": json.loads,
+    "int64": lambda data: _I64.unpack(data)[0],
+    "float64": lambda data: _F64.unpack(data)[0],
+}
+
+_ARROW: dict[ValueType, Any] = {
+    "bytes": pa.binary(),
+    "utf8": pa.string(),
+    "json": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+}
+
+
+def arrow_type(options: Options) -> Any:
+    """The Arrow type of a table's values."""
+    return _ARROW[options.value]
+
+
+def arrow_values(column: Any, options: Options) -> Any:
+    """A binary column of stored values as the declared type, without a loop."""
+    if options.value == "bytes":
+        return column
+    if options.value in ("utf8", "json"):
+        return column.cast(pa.string())
+    width = pa.binary(8)
+    packed = column.cast(width)
+    dtype = "<i8" if options.value == "int64" else "<f8"
+    data = np.frombuffer(packed.buffers()[1], dtype)[packed.offset : packed.offset + len(packed)]
+    return pa.array(data)

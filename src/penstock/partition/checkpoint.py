@@ -1,0 +1,138 @@
+"""The checkpoint: lets journal segments go, once nobody needs them.
+
+Whoever stores its sections in time is never copied. A partition that holds back a journal that has grown too long gets
+its sections spilled to its own log. Order: spills synced, watermarks committed, segments dropped, verdicts forgotten.
+
+Thread: the scheduler's, one at a time; `_lock` sees to it.
+Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.errors import Invalid, NotFound
+from penstock.host import threads
+from penstock.journal.consensus import Consensus
+from penstock.journal.record import PartitionId, decode
+from penstock.manifest.keys import WalStateKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import WalStateRecord
+from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.ledger import LEDGER, Verdict
+from penstock.partition.machine import Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """How long the journal may be before laggards are spilled."""
+
+    segments_max: int = 4
+
+    def __post_init__(self) -> None:
+        if self.segments_max < 1:
+            raise Invalid("segments_max must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What a checkpoint did."""
+
+    spilled: int  # partitions
+    segments_dropped: int
+    needed_from: int
+
+
+class Checkpoint:
+    """Truncation of the journal."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        consensus: Consensus,
+        manifest: Manifest,
+        *,
+        forget_verdicts: Callable[[int], None],
+        store_ledger: Callable[[], None],
+        settings: CheckpointSettings | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._consensus = consensus
+        self._manifest = manifest
+        self._forget_verdicts = forget_verdicts
+        self._store_ledger = store_ledger
+        self._settings = settings or CheckpointSettings()
+        self._lock = threads.lock("partition.checkpoint")
+
+    def run(self, *, everything: bool = False) -> CheckpointReport:
+        """Drop what can be dropped; `everything`: spill whoever holds back anything but the newest segment."""
+        with self._lock:
+            self._acknowledge()
+            pieces = self._consensus.pieces()
+            keep = 1 if everything else self._settings.segments_max
+            spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
+            needed = self._dispatcher.tracker.needed_from(self._consensus.committed)
+            first = self._consensus.truncate(needed)
+            dropped = len(pieces) - len(self._consensus.pieces())
+            if dropped:
+                self._forget_verdicts(first)
+            return CheckpointReport(spilled, dropped, needed)
+
+    def _acknowledge(self) -> None:
+        """Tell the tracker what partitions have stored by themselves."""
+        tracker = self._dispatcher.tracker
+        tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
+        for partition in self._dispatcher.partitions():
+            partition.spill.drop_stored(partition.machine.stored)
+            tracker.acknowledge(partition.descriptor.partition, max(partition.machine.stored, partition.spill.upto))
+
+    def _spill_below(self, lsn: int) -> int:
+        """Make every partition independent of records below `lsn`."""
+        behind = self._dispatcher.tracker.waiting_below(lsn)
+        spilled = 0
+        for number in behind:
+            if number == LEDGER:
+                self._store_ledger()  # it judges, so it must not lag behind its own verdicts: it is stored, not spilled
+                self._dispatcher.tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
+                continue
+            try:
+                partition = self._dispatcher.partition(number)
+            except NotFound:
+                continue  # dropped meanwhile
+            partition.spill.append(self._sections_of(number, lsn))
+            self._commit(partition)
+            self._dispatcher.tracker.acknowledge(number, partition.spill.upto)
+            spilled += 1
+        return spilled
+
+    def _sections_of(self, number: PartitionId, below: int) -> list[Entry]:
+        """A partition's accepted sections that it still needs from records below an LSN."""
+        oldest = self._dispatcher.tracker.oldest(number)
+        entries: list[Entry] = []
+        for lsn, body in self._consensus.records(below if oldest is None else oldest):
+            if lsn >= below:
+                break
+            record = decode(body, lsn=lsn)
+            verdicts = self._dispatcher.ledger.judge(record, lsn).verdicts  # remembered: it was judged before
+            sections = tuple(
+                section
+                for group, verdict in zip(record.groups, verdicts, strict=True)
+                if verdict is Verdict.ACCEPTED
+                for section in group.sections
+                if section.header.partition == number
+            )
+            if sections:
+                entries.append(Entry(lsn, record.time_us, sections))
+        return entries
+
+    def _commit(self, partition: Partition) -> None:
+        """The watermarks of a partition, as far as the manifest may know them."""
+        key = WalStateKey(partition.descriptor.table, partition.descriptor.shard)
+        now = self._manifest.get_wal_state(key) or WalStateRecord()
+        highest = max(now.highest_lsn, partition.spill.upto)
+        txn = self._manifest.begin_write()
+        txn.put_wal_state(key, msgspec.structs.replace(now, durable_lsn=highest, highest_lsn=highest))
+        txn.commit()

@@ -1,0 +1,282 @@
+"""Routes durable records: to the ledger first, then to every partition its own part.
+
+A record is dispatched by one thread, in LSN order, and normally applied at once in that thread. A partition whose apply
+fails keeps its entries in a queue of its own: it is tried again with growing pauses, then paused alone. Its writes are
+refused by name; everybody else goes on; `resume` lets it catch up.
+
+Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any thread, without a lock.
+Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
+that was dispatched is in the tracker until the partition has stored it, whatever happens to the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
+from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
+from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
+from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor, PartitionStateMachine
+from penstock.partition.spill import SpillLog
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherSettings:
+    """Limits on what waits to be applied, and how a failing partition is treated."""
+
+    partition_operations_max: int = 10_000  # entries that wait in one partition
+    partition_bytes_max: int = 64 << 20
+    operations_max: int = 100_000  # in all partitions
+    bytes_max: int = 256 << 20
+    attempts_max: int = 4
+    backoff_s: float = 0.1  # before the second attempt; doubled for each further one
+
+    def __post_init__(self) -> None:
+        if min(self.partition_operations_max, self.partition_bytes_max, self.operations_max, self.bytes_max) < 1:
+            raise Invalid("limits on waiting operations and bytes must be positive")
+        if self.attempts_max < 1 or self.backoff_s < 0:
+            raise Invalid("attempts_max must be at least 1 and backoff_s not negative")
+
+
+class Partition:
+    """A partition at work."""
+
+    def __init__(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog) -> None:
+        self.descriptor = descriptor
+        self.machine = machine
+        self.spill = spill
+        self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
+        self.backlog_bytes = 0
+        self.highest = machine.applied
+        self.failures = 0  # in a row
+        self.retry_at_s = 0.0
+        self.refusal: PenstockError | None = None  # why writes are refused
+
+    @property
+    def watermarks(self) -> SegmentedWatermarks:
+        applied = self.machine.applied
+        return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
+
+
+class Dispatcher:
+    """All partitions of a store."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        factory: MachineFactory,
+        tracker: SegmentedAckTracker,
+        *,
+        clock: Clock,
+        make_spill: Callable[[PartitionDescriptor], SpillLog],
+        settings: DispatcherSettings | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.tracker = tracker
+        self._factory = factory
+        self._clock = clock
+        self._make_spill = make_spill
+        self._settings = settings or DispatcherSettings()
+        self.turn = threads.rlock("partition.turn")  # held: no record is half applied
+        self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
+        self._waiting = 0  # guarded by turn
+        self._waiting_bytes = 0  # guarded by turn
+
+    # -- partitions
+
+    def known(self, partition: PartitionId) -> Partition | None:
+        """A partition that is open already."""
+        return self._partitions.get(partition)
+
+    def partition(self, partition: PartitionId) -> Partition:
+        """A partition, opened on first use; `NotFound` if its table was dropped."""
+        found = self._partitions.get(partition)
+        if found is not None:
+            return found
+        with self.turn:
+            found = self._partitions.get(partition)
+            return self._open(partition) if found is None else found
+
+    def _open(self, partition: PartitionId) -> Partition:
+        info = self.ledger.table_by_id(partition >> 16)
+        if info is None:
+            raise NotFound(f"table {partition >> 16} was dropped")
+        descriptor = describe(info, partition & 0xFFFF)
+        spill = self._make_spill(descriptor)
+        opened = Partition(descriptor, self._factory.open(descriptor, info.options), spill)
+        for entry in spill.entries(opened.machine.stored):
+            opened.machine.apply(entry)
+        opened.highest = max(opened.highest, opened.machine.applied)
+        self._partitions[partition] = opened
+        return opened
+
+    def partitions(self) -> list[Partition]:
+        with self.turn:
+            return list(self._partitions.values())
+
+    # -- admission
+
+    def admit(self, partition: Partition) -> None:
+        """Refuse a write before anything is written: its partition is paused, or too much waits."""
+        if partition.refusal is not None:
+            raise partition.refusal
+        if self._waiting >= self._settings.operations_max or self._waiting_bytes >= self._settings.bytes_max:
+            raise Backpressure(
+                f"{self._waiting} operations ({self._waiting_bytes} bytes) wait to be applied (limit "
+                f"{self._settings.operations_max}, {self._settings.bytes_max} bytes): retry later"
+            )
+
+    def _set_refusal(self, partition: Partition) -> None:
+        settings, name = self._settings, partition.descriptor.name
+        if partition.failures >= settings.attempts_max:
+            return
+        if len(partition.backlog) >= settings.partition_operations_max:
+            limit = f"{len(partition.backlog)} waiting operations (limit {settings.partition_operations_max})"
+        elif partition.backlog_bytes >= settings.partition_bytes_max:
+            limit = f"{partition.backlog_bytes} waiting bytes (limit {settings.partition_bytes_max})"
+        else:
+            partition.refusal = None
+            return
+        partition.refusal = Backpressure(f"shard {partition.descriptor.shard} of {name} has {limit}: retry later")
+
+    # -- dispatching
+
+    def dispatch(self, record: JournalRecord, lsn: int, decoded: Sequence[Sequence[Any]] | None = None) -> Judgement:
+        """Judge a durable record and hand out its accepted sections. Requires: records come in LSN order.
+
+        `decoded` holds what each section was made from, group by group, where the writer is this process.
+        """
+        with self.turn:
+            judgement = self.ledger.judge(record, lsn)
+            if not judgement.repeated:
+                self.tracker.record(LEDGER, lsn)
+            for info in judgement.dropped:
+                self._drop(info)
+            for partition, entry in self._entries(record, lsn, judgement, decoded).items():
+                self._offer(partition, entry)
+            return judgement
+
+    def _entries(
+        self, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Sequence[Sequence[Any]] | None
+    ) -> dict[PartitionId, Entry]:
+        """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
+        sections: dict[PartitionId, list[Section]] = {}
+        sources: dict[PartitionId, list[Any]] = {}
+        for number, (group, verdict) in enumerate(zip(record.groups, judgement.verdicts, strict=True)):
+            if verdict is not Verdict.ACCEPTED:
+                continue
+            for place, section in enumerate(group.sections):
+                partition = section.header.partition
+                if partition != LEDGER and self.ledger.is_alive(partition):
+                    sections.setdefault(partition, []).append(section)
+                    if decoded is not None:
+                        sources.setdefault(partition, []).append(decoded[number][place])
+        return {
+            partition: Entry(lsn, record.time_us, tuple(found), tuple(sources[partition]) if decoded else None)
+            for partition, found in sections.items()
+        }
+
+    def _offer(self, number: PartitionId, entry: Entry) -> None:
+        partition = self.partition(number)
+        if entry.lsn <= partition.highest:
+            return  # stored or spilled before: a replay
+        self.tracker.record(number, entry.lsn)
+        partition.highest = entry.lsn
+        partition.backlog.append(entry)
+        size = sum(len(section.payload) for section in entry.sections)
+        partition.backlog_bytes += size
+        self._waiting += 1
+        self._waiting_bytes += size
+        self._drain(partition)
+
+    def _drain(self, partition: Partition) -> None:
+        """Apply what waits, until it fails."""
+        if partition.failures and self._clock.monotonic_s() < partition.retry_at_s:
+            return
+        while partition.backlog and partition.failures < self._settings.attempts_max:
+            entry = partition.backlog[0]
+            try:
+                partition.machine.apply(entry)
+            except Exception as error:
+                self._failed(partition, error)
+                break
+            partition.failures = 0
+            partition.backlog.popleft()
+            size = sum(len(section.payload) for section in entry.sections)
+            partition.backlog_bytes -= size
+            self._waiting -= 1
+            self._waiting_bytes -= size
+        self._set_refusal(partition)
+
+    def _failed(self, partition: Partition, error: Exception) -> None:
+        partition.failures += 1
+        name, shard = partition.descriptor.name, partition.descriptor.shard
+        partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
+        logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
+        if partition.failures >= self._settings.attempts_max:
+            partition.refusal = PartitionPaused(
+                f"shard {shard} of {name} is paused, because applying to it failed ({error}): "
+                f"remove the cause, then call store.resume({name!r})"
+            )
+
+    def retry(self) -> int:
+        """Try failing partitions again whose pause is over; how many are still behind."""
+        with self.turn:
+            behind = [partition for partition in self._partitions.values() if partition.backlog]
+            for partition in behind:
+                self._drain(partition)
+            return sum(1 for partition in behind if partition.backlog)
+
+    def resume(self, table: int) -> None:
+        """Let the paused partitions of a table try again, now."""
+        with self.turn:
+            for partition in self._partitions.values():
+                if partition.descriptor.table == table:
+                    partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
+                    self._drain(partition)
+
+    # -- snapshots and drops
+
+    def snapshot(self, tables: Sequence[TableInfo]) -> tuple[int, dict[PartitionId, Any]]:
+        """The state of all shards of these tables at one LSN; an error in the place of a partition that is behind."""
+        with self.turn:
+            found: dict[PartitionId, Any] = {}
+            for info in tables:
+                for shard in range(info.shards):
+                    partition = self.partition(partition_id(info.table, shard))
+                    behind = partition.backlog and (partition.refusal or PartitionPaused(f"{info.name} is catching up"))
+                    found[partition.descriptor.partition] = behind or partition.machine.snapshot()
+            return self.ledger.tree.lsn, found
+
+    def _drop(self, info: TableInfo) -> None:
+        for shard in range(info.shards):
+            number = partition_id(info.table, shard)
+            partition = self._partitions.pop(number, None)
+            if partition is not None:
+                self._waiting -= len(partition.backlog)
+                self._waiting_bytes -= partition.backlog_bytes
+                partition.spill.close()
+                partition.machine.close()
+            self.tracker.forget(number)
+            self._factory.collect(describe(info, shard))
+
+    def close(self) -> None:
+        with self.turn:
+            for partition in self._partitions.values():
+                partition.spill.close()
+                partition.machine.close()
+            self._partitions.clear()
+
+
+def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
+    """The descriptor of a shard."""
+    return PartitionDescriptor(partition_id(info.table, shard), info.table, shard, info.name, info.kind)

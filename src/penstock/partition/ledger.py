@@ -1,0 +1,291 @@
+"""The ledger: judges every record before anyone else sees it, and remembers how.
+
+It is a tree like any other, applied first. It holds the tokens of producers, the tables, the last epoch, and for each
+record with a condition one verdict per group. A verdict is kept until its record's journal segment is gone, so that a
+partition that is behind hears the same on a replay, when the tokens already say "seen".
+
+Rows (big-endian, so that ranges are ranges):
+    e                     last epoch applied
+    i                     last table id given out
+    n <name>              a table, by name
+    t <producer>          tokens of a producer
+    v <lsn>               verdicts, one byte for each group
+
+Thread: `judge` by the dispatcher's one thread; the rest from any.
+Invariants: (1) conditions read the ledger alone. (2) a verdict never changes. (3) a failure here poisons the store: the
+ledger is never paused, because nobody could be judged without it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.journal.record import JournalRecord, PartitionId, partition_id
+from penstock.lsm.memtable import Edit
+from penstock.lsm.rows import DELETE, NEVER, PUT, Row
+from penstock.lsm.tree import Tree
+
+LEDGER_TABLE = 1
+LEDGER = partition_id(LEDGER_TABLE, 0)
+FIRST_TABLE = 2
+TOKEN_WINDOW = 1_024  # below the highest number of a producer
+
+_U64 = struct.Struct(">Q")
+
+
+class Verdict(IntEnum):
+    """What became of a group."""
+
+    ACCEPTED = 0
+    DUPLICATE = 1
+    TOKEN_TOO_OLD = 2
+    REFUSED = 3  # by a condition of a kind
+
+
+class TableInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A table as the ledger knows it."""
+
+    table: int
+    name: str
+    kind: str
+    shards: int
+    options: bytes
+    created_lsn: int
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True):
+    """On what a group depends. `others` are conditions that kinds registered: (name, argument)."""
+
+    token: tuple[str, int] | None = None
+    others: tuple[tuple[str, bytes], ...] = ()
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
+    """Make a table if there is none of that name."""
+
+    name: str
+    kind: str
+    shards: int
+    options: bytes
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """Remove a table."""
+
+    name: str
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """Verdicts of records below this LSN are needed no more."""
+
+    before: int
+
+
+LedgerOp = Create | Drop | Forget
+
+
+class _Tokens(msgspec.Struct, frozen=True, array_like=True):
+    highest: int
+    seen: bytes  # bit i: the number `highest - 1 - i` was used
+    time_us: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_ops = msgspec.msgpack.Decoder(list[LedgerOp])
+_condition = msgspec.msgpack.Decoder(Condition)
+_tokens = msgspec.msgpack.Decoder(_Tokens)
+_table = msgspec.msgpack.Decoder(TableInfo)
+
+# A kind's condition: (argument, read the ledger, write a row of the ledger) -> whether it holds.
+KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], bool]
+
+
+def encode_ops(*operations: LedgerOp) -> bytes:
+    """A section for the ledger."""
+    return _encode(list(operations))
+
+
+def encode_condition(condition: Condition) -> bytes:
+    """A group's condition."""
+    return _encode(condition)
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What the ledger made of a record."""
+
+    verdicts: tuple[Verdict, ...]
+    created: tuple[TableInfo, ...] = ()
+    dropped: tuple[TableInfo, ...] = ()
+    repeated: bool = False  # the record was judged before: its effects on the ledger are there already
+
+
+class Ledger:
+    """Judge and memory."""
+
+    def __init__(self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None) -> None:
+        self.tree = tree
+        self._conditions = dict(conditions or {})
+        self._tables = {table.name: table for table in self._load()}  # replaced whole
+        self._ids = {table.table: table for table in self._tables.values()}
+
+    def _load(self) -> list[TableInfo]:
+        return [_table.decode(value) for _, value in self.tree.scan(prefix=b"n")]
+
+    # -- asking
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._tables.get(name)
+
+    def table_by_id(self, table: int) -> TableInfo | None:
+        return self._ids.get(table)
+
+    def tables(self) -> list[TableInfo]:
+        return sorted(self._tables.values(), key=lambda table: table.name)
+
+    def last_epoch(self) -> int:
+        """The last epoch of an applied record."""
+        value = self.tree.get(b"e")
+        return 0 if value is None else _U64.unpack(value)[0]
+
+    def is_alive(self, partition: PartitionId) -> bool:
+        """Whether a section for this partition has someone to go to."""
+        return partition == LEDGER or partition >> 16 in self._ids
+
+    # -- judging
+
+    def judge(self, record: JournalRecord, lsn: int) -> Judgement:
+        """Judge a record and remember it; a record that was judged before is told again what it was told."""
+        if lsn <= self.tree.lsn:
+            return Judgement(self._remembered(record, lsn), repeated=True)
+        work = _Work(self, record.time_us, lsn)
+        verdicts = tuple(work.judge(group.condition) for group in record.groups)
+        for group, verdict in zip(record.groups, verdicts, strict=True):
+            if verdict is Verdict.ACCEPTED:
+                for section in group.sections:
+                    if section.header.partition == LEDGER:
+                        work.execute(_ops.decode(section.payload))
+        if any(group.condition for group in record.groups):
+            work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
+        work.put(b"e", _U64.pack(max(record.last_epoch, self.last_epoch())))
+        self.tree.apply(work.edit())
+        self._tables = work.tables
+        self._ids = {table.table: table for table in work.tables.values()}
+        return Judgement(verdicts, tuple(work.created), tuple(work.dropped))
+
+    def _remembered(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
+        if not any(group.condition for group in record.groups):
+            return (Verdict.ACCEPTED,) * len(record.groups)
+        kept = self.tree.get(b"v" + _U64.pack(lsn))
+        if kept is None or len(kept) != len(record.groups):
+            raise CorruptionError("ledger", lsn, f"the verdicts of record {lsn} are not there any more")
+        return tuple(Verdict(value) for value in kept)
+
+
+class _Work:
+    """The changes of one record, on top of the ledger as it stands."""
+
+    def __init__(self, ledger: Ledger, time_us: int, lsn: int) -> None:
+        self._ledger, self._time_us, self._lsn = ledger, time_us, lsn
+        self._rows: dict[bytes, bytes | None] = {}
+        self._ranges: list[tuple[bytes, bytes]] = []
+        self.tables = dict(ledger._tables)
+        self.created: list[TableInfo] = []
+        self.dropped: list[TableInfo] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._rows[key] if key in self._rows else self._ledger.tree.get(key)
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        self._rows[key] = value
+
+    def judge(self, condition: bytes) -> Verdict:
+        """Token first, then what kinds ask for; nothing is remembered of a group that is refused."""
+        if not condition:
+            return Verdict.ACCEPTED
+        asked = _condition.decode(condition)
+        before = dict(self._rows)
+        if asked.token is not None:
+            verdict = self._use_token(*asked.token)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
+        for name, argument in asked.others:
+            if not self._ledger._conditions[name](argument, self.get, self.put):
+                self._rows = before
+                return Verdict.REFUSED
+        return Verdict.ACCEPTED
+
+    def _use_token(self, producer: str, number: int) -> Verdict:
+        key = b"t" + producer.encode()
+        kept = self.get(key)
+        tokens = _Tokens(-1, b"", 0) if kept is None else _tokens.decode(kept)
+        seen = int.from_bytes(tokens.seen, "little")
+        if number > tokens.highest:
+            shift = number - tokens.highest
+            mask = (1 << TOKEN_WINDOW) - 1
+            seen = ((seen << shift) | (1 << (shift - 1))) & mask if tokens.highest >= 0 and shift <= TOKEN_WINDOW else 0
+            highest = number
+        elif number == tokens.highest:
+            return Verdict.DUPLICATE
+        else:
+            place = tokens.highest - 1 - number
+            if place >= TOKEN_WINDOW:
+                return Verdict.TOKEN_TOO_OLD
+            if seen >> place & 1:
+                return Verdict.DUPLICATE
+            seen |= 1 << place
+            highest = tokens.highest
+        self.put(key, _encode(_Tokens(highest, seen.to_bytes(TOKEN_WINDOW // 8, "little"), self._time_us)))
+        return Verdict.ACCEPTED
+
+    def execute(self, operations: list[LedgerOp]) -> None:
+        for operation in operations:
+            if isinstance(operation, Create):
+                self._create(operation)
+            elif isinstance(operation, Drop):
+                self._drop(operation.name)
+            else:
+                self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
+
+    def _create(self, wanted: Create) -> None:
+        if wanted.name in self.tables:
+            return  # somebody was faster: both get the same table
+        kept = self.get(b"i")
+        table = FIRST_TABLE if kept is None else _U64.unpack(kept)[0] + 1
+        info = TableInfo(table, wanted.name, wanted.kind, wanted.shards, wanted.options, self._lsn)
+        self.put(b"i", _U64.pack(table))
+        self.put(b"n" + wanted.name.encode(), _encode(info))
+        self.tables[wanted.name] = info
+        self.created.append(info)
+
+    def _drop(self, name: str) -> None:
+        info = self.tables.pop(name, None)
+        if info is not None:
+            self.put(b"n" + name.encode(), None)
+            self.dropped.append(info)
+
+    def edit(self) -> Edit:
+        rows: dict[bytes, Row] = {
+            key: (DELETE, b"", self._lsn, NEVER) if value is None else (PUT, value, self._lsn, NEVER)
+            for key, value in self._rows.items()
+        }
+        return Edit(lsn=self._lsn, time_us=self._time_us, rows=rows, ranges=self._ranges)
+
+
+def check_token(token: Any) -> tuple[str, int]:
+    """A token as a user gives it: (producer, number)."""
+    if (
+        not isinstance(token, tuple)
+        or len(token) != 2
+        or not isinstance(token[0], str)
+        or not 0 < len(token[0].encode()) <= 512
+        or not isinstance(token[1], int)
+        or not 0 <= token[1] < 1 << 63
+    ):
+        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {token!r}")
+    return token[0], token[1]

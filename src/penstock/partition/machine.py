@@ -1,0 +1,75 @@
+"""The state machine of a partition: what a kind of table gives to the dispatcher.
+
+Thread: `apply` is called by one thread at a time, in LSN order; the rest from any.
+Invariants: (1) what `apply` does depends on the sections and the state alone: never on a clock. (2) it is installed in
+one step, so a retry after an error finds nothing half done. (3) `stored <= applied`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.journal.record import PartitionId, Section
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescriptor:
+    """A partition as everybody knows it."""
+
+    partition: PartitionId
+    table: int
+    shard: int
+    name: str  # of the table
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that one record holds for one partition: its accepted sections in group order."""
+
+    lsn: int
+    time_us: int
+    sections: tuple[Section, ...]
+    decoded: tuple[Any, ...] | None = None  # what the sections were made from, where the writer is at hand
+
+
+class PartitionStateMachine(Protocol):
+    """The state of a partition."""
+
+    @property
+    def applied(self) -> int:
+        """All up to this LSN is in the state."""
+
+    @property
+    def stored(self) -> int:
+        """All up to this LSN is in files of its own."""
+
+    def apply(self, entry: Entry) -> None:
+        """Take in an entry. Requires: its LSN is above `applied`."""
+
+    def snapshot(self) -> Any:
+        """The state of now, to be read for as long as one likes."""
+
+    def memory_bytes(self) -> int:
+        """What is held in memory only."""
+
+    def store_now(self) -> None:
+        """Bring everything into files, in this thread."""
+
+    def close(self) -> None: ...
+
+
+class MachineFactory(Protocol):
+    """Opens state machines; the store gives the dispatcher one that knows the kinds."""
+
+    def open(self, descriptor: PartitionDescriptor, options: bytes) -> PartitionStateMachine: ...
+
+    def collect(self, descriptor: PartitionDescriptor) -> None:
+        """Remove the files of a dropped partition."""
+
+
+def fold(entries: Sequence[Entry]) -> tuple[Section, ...]:
+    """The sections of several entries in order."""
+    return tuple(section for entry in entries for section in entry.sections)

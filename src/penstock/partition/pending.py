@@ -1,0 +1,77 @@
+"""Writes on their way to the journal: groups of sections, as their kinds hold them before they are encoded.
+
+Thread: a delta is changed under the coordinator's lock, and by nobody once it is sealed; a group's `lsn` and `verdict`
+are set once, by the thread that flushes.
+Invariants: (1) groups are in epoch order; only the last, if it is open, takes more plain writes. (2) a group's `lsn`
+is set before it is applied: who finds the row of that LSN in a tree need not look at the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.journal.record import PartitionId
+from penstock.partition.ledger import Verdict
+
+
+class PendingGroup:
+    """What will be one group of a record."""
+
+    __slots__ = ("condition", "lsn", "sections", "verdict")
+
+    def __init__(self, condition: bytes = b"") -> None:
+        self.condition = condition
+        self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of sections that follow each other
+        self.lsn: int | None = None
+        self.verdict: Verdict | None = None
+
+
+class PendingDelta:
+    """What will be one record, or a few."""
+
+    __slots__ = ("groups", "open")
+
+    def __init__(self) -> None:
+        self.groups: list[PendingGroup] = []
+        self.open: dict[PartitionId, Any] | None = None  # the sections of a last group that takes plain writes
+
+    def is_empty(self) -> bool:
+        return not self.groups
+
+    def size_estimate(self) -> int:
+        return sum(len(section) for group in self.groups for section in group.sections.values())
+
+    def merge(self, other: PendingDelta, /) -> None:
+        self.groups = [*self.groups, *other.groups]
+        self.open = None
+
+    def begin(self) -> dict[PartitionId, Any]:
+        """Open a group for plain writes."""
+        group = PendingGroup()
+        self.groups.append(group)
+        self.open = group.sections
+        return group.sections
+
+    def add(self, group: PendingGroup) -> None:
+        """Append a group that stands alone."""
+        self.groups.append(group)
+        self.open = None
+
+    def sections(self, partition: PartitionId) -> list[tuple[PendingGroup, Any]]:
+        """The sections of a partition that readers of their own writes may see, newest first."""
+        return [
+            (group, section)
+            for group in reversed(self.groups)
+            if not group.condition and partition in group.sections
+            for section in reversed(parts(group.sections[partition]))
+        ]
+
+
+def parts(held: Any) -> tuple[Any, ...]:
+    """The sections of a partition in a group, in order."""
+    return held if type(held) is tuple else (held,)
+
+
+def add_group(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> None:
+    """Append a group under the coordinator's lock."""
+    delta.add(group)

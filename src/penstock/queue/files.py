@@ -1,0 +1,412 @@
+"""One data file of a queue: an opening record, batches of messages, index records.
+
+A file opens with a record that names the last LSN, sequence and time before it, a salt and the store's identity. It is
+synced before any manifest names the file. An *index record* sums up the file so far: where some records begin, the
+last LSN and time. One is written before the manifest names that place, so a manifest's write position always stands
+right behind the opening record or an index record, and nothing before it need be read again.
+
+Thread: `DataWriter` belongs to the queue's writer; a `DataReader` may be shared, it only reads.
+Invariants: (1) bytes of synced records never change. (2) sequences and LSNs are stored, never counted. (3) space is
+claimed before record bytes are written, so a full disk is found while nothing has been written.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
+from penstock.host.files import File, FileSystem, is_disk_full, zero_fill
+from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode, encode, encoded_size
+from penstock.queue.messages import PREFIX
+from penstock.queue.qmft import DATA_SUFFIX
+
+VERSION = 1
+MAGIC = b"PSTKQUE\0"
+KIND_MESSAGES = KIND_DATA
+KIND_INDEX = KIND_DATA + 1
+_OPENING = struct.Struct("<8sHHI16sQqq")  # magic, version, flags, salt, identity, last LSN, last time, time
+assert _OPENING.size == 56
+OPENING_BYTES = encoded_size(_OPENING.size)
+_INDEX_TAIL = struct.Struct("<QqQQ")  # last LSN, last time, messages in the file, offset of the index record itself
+_ENTRY = np.dtype("<u8")
+_ENTRY_WORDS = 3  # sequence, offset, time
+
+READ_BYTES = 1 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What a data file says of itself and of what came before it."""
+
+    file_sequence: int
+    first: int  # sequence of its first message
+    last_lsn: int  # of the last record before this file
+    last_time_us: int  # and its time
+    time_us: int  # record time at which the file was begun
+    salt: int
+    identity: bytes  # of the store, so that a stray file is not taken for one of ours
+
+    @property
+    def path(self) -> str:
+        """Its path in the queue's folder: the day is that of the record time, in UTC."""
+        day = _EPOCH + timedelta(microseconds=self.time_us)
+        return f"{day:%Y/%m/%d}/{self.file_sequence:010d}{DATA_SUFFIX}"
+
+    @property
+    def place(self) -> Place:
+        return Place(OPENING_BYTES, self.first, self.last_lsn, self.last_time_us)
+
+    def encode(self) -> bytes:
+        body = _OPENING.pack(
+            MAGIC, VERSION, 0, self.salt, self.identity, self.last_lsn, self.last_time_us, self.time_us
+        )
+        first, incarnation = self.first, self.file_sequence
+        # Without a salt, because it carries the salt.
+        return encode([body], salt=0, incarnation=incarnation, first=first, synced=first - 1, kind=KIND_SEGMENT)
+
+    @classmethod
+    def read(cls, file: File) -> Opening:
+        record = decode(file.pread(OPENING_BYTES, 0), 0, salt=0, path=file.path)
+        if record.kind != KIND_SEGMENT or len(record.body) != _OPENING.size:
+            raise CorruptionError(file.path, 0, "the file does not begin as a queue's data file")
+        magic, version, _, salt, identity, lsn, last_time, time = _OPENING.unpack(record.body)
+        if magic != MAGIC:
+            raise CorruptionError(file.path, 0, "the file is no data file of a queue")
+        if version > VERSION:
+            raise UnsupportedVersion(f"{file.path} has queue version {version}, this Penstock reads up to {VERSION}")
+        return cls(
+            file_sequence=record.incarnation,
+            first=record.index,
+            last_lsn=lsn,
+            last_time_us=last_time,
+            time_us=time,
+            salt=salt,
+            identity=identity,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two records of a data file, and what has been said up to there."""
+
+    offset: int
+    next_sequence: int
+    last_lsn: int
+    last_time_us: int
+
+    def after(self, record: Record) -> Place:
+        """The place behind a record that stands here."""
+        offset = self.offset + encoded_size(len(record.body))
+        if record.kind == KIND_INDEX:
+            return replace(self, offset=offset)
+        lsn, time, count, _, _ = PREFIX.unpack_from(record.body)
+        return Place(offset, self.next_sequence + count, lsn, time)
+
+
+@dataclass(slots=True)
+class FileIndex:
+    """Where some records begin: one every so many bytes. Grows only at its end, so readers need no lock."""
+
+    every_bytes: int
+    sequences: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, sequence: int, offset: int, time_us: int) -> None:
+        if not self.offsets or offset - self.offsets[-1] >= self.every_bytes:
+            self.offsets.append(offset)  # first: a reader that finds the sequence finds the offset
+            self.times.append(time_us)
+            self.sequences.append(sequence)
+
+    def before(self, sequence: int) -> int:
+        """The offset of a record at or before the one that holds `sequence`."""
+        return self._offset(bisect_right(self.sequences, sequence))
+
+    def before_time(self, time_us: int) -> int:
+        """The offset of a record before which every record is older than `time_us`."""
+        return self._offset(bisect_left(self.times, time_us))
+
+    def _offset(self, found: int) -> int:
+        return self.offsets[found - 1] if found else OPENING_BYTES
+
+    def encode(self, place: Place, messages: int) -> bytes:
+        entries = np.array([self.sequences, self.offsets, self.times], _ENTRY).T.tobytes()
+        return entries + _INDEX_TAIL.pack(place.last_lsn, place.last_time_us, messages, place.offset)
+
+    @classmethod
+    def decode(cls, body: bytes, every_bytes: int) -> FileIndex:
+        words = np.frombuffer(body[: -_INDEX_TAIL.size], _ENTRY).reshape(-1, _ENTRY_WORDS)
+        sequences, offsets, times = words.T.tolist()
+        return cls(every_bytes, sequences, times, offsets)
+
+
+class DataWriter:
+    """The data file that grows."""
+
+    def __init__(
+        self, file: File, opening: Opening, place: Place, index: FileIndex, *, allocate_bytes: int, path: str
+    ) -> None:
+        self.file = file
+        self.path = path  # in the queue's folder
+        self.opening = opening
+        self.place = place
+        self.index = index
+        self._allocate_bytes = allocate_bytes
+        self._claimed = place.offset
+        self._indexed = place.offset  # behind the newest index record, or the opening record
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, folder: str, opening: Opening, tail: Sequence[Record], *, allocate_bytes: int, every: int
+    ) -> DataWriter:
+        """A new file that holds the records of `tail`, durable under its name when this returns.
+
+        Requires: its folder is there, and no manifest names a file of its name. `DiskFull`: there may be rubbish
+        under that name, which the next attempt replaces.
+        """
+        path = f"{folder}/{opening.path}"
+        try:
+            if fs.exists(path):  # of an attempt that ended before a manifest named it
+                fs.unlink(path)
+            file = fs.create(path)
+            writer = cls(
+                file, opening, opening.place, FileIndex(every), allocate_bytes=allocate_bytes, path=opening.path
+            )
+            file.pwrite(opening.encode(), 0)
+            for record in tail:
+                writer.write(record.body, synced=opening.first - 1)
+            if tail:
+                writer.write_index()
+            file.fsync()
+            fs.fsync_dir(path.rpartition("/")[0])
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{folder} has no room for a new data file: free some space, then retry") from error
+            raise
+        return writer
+
+    @property
+    def messages(self) -> int:
+        return self.place.next_sequence - self.opening.first
+
+    def claim(self, size: int) -> None:
+        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written.
+
+        Small appends get zero-filled room ahead, so that their fdatasync writes no new file size.
+        """
+        needed = self.place.offset + size
+        if needed <= self._claimed:
+            return
+        step = self._allocate_bytes
+        ahead = size * 8 < step
+        target = -(-needed // step) * step if ahead else needed
+        try:
+            self.file.allocate(self._claimed, target - self._claimed)
+            if ahead:
+                zero_fill(self.file, self._claimed, target)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self.file.path} cannot grow by {size} bytes: free some space, then retry") from error
+            raise
+        self._claimed = target
+
+    def write(self, body: bytes, *, synced: int, kind: int = KIND_MESSAGES) -> None:
+        """Append one record. `synced`: the last sequence that is known to be durable."""
+        opening, place = self.opening, self.place
+        first = place.next_sequence
+        data = encode(
+            [body], salt=opening.salt, incarnation=opening.file_sequence, first=first, synced=synced, kind=kind
+        )
+        self.file.pwrite(data, place.offset)
+        if kind == KIND_MESSAGES:
+            lsn, time, count, _, _ = PREFIX.unpack_from(body)
+            self.index.add(first, place.offset, time)
+            self.place = Place(place.offset + len(data), first + count, lsn, time)
+        else:
+            self.place = replace(place, offset=place.offset + len(data))
+
+    def write_index(self) -> None:
+        """Append an index record, unless one stands here. Not durable yet."""
+        if self.place.offset == self._indexed:
+            return
+        body = self.index.encode(self.place, self.messages)
+        self.claim(encoded_size(len(body)))
+        self.write(body, synced=self.place.next_sequence - 1, kind=KIND_INDEX)
+        self._indexed = self.place.offset
+
+    def finish(self) -> None:
+        """End the file here, for good or until it is opened again; durable when this returns.
+
+        Requires: all messages are synced, because the index record vouches for them.
+        """
+        self.write_index()
+        self.file.truncate(self.place.offset)
+        self._claimed = self.place.offset
+        self.file.fsync()
+
+
+class DataReader:
+    """A data file that is read."""
+
+    def __init__(self, file: File, opening: Opening) -> None:
+        self.file = file
+        self.opening = opening
+        self.hint = (0, 0)  # a sequence, and the offset of the record that holds it: where the last read ended
+        self._index: FileIndex | None = None
+
+    @classmethod
+    def open(cls, fs: FileSystem, folder: str, path: str, identity: bytes | None) -> DataReader:
+        """The file at `path` in the queue's folder. Without an `identity` that of the file is not checked."""
+        file = fs.open(f"{folder}/{path}")
+        opening = Opening.read(file)
+        if identity is not None and opening.identity != identity:
+            raise CorruptionError(file.path, 0, "the file belongs to another store")
+        return cls(file, opening)
+
+    def place_at(self, offset: int) -> tuple[Place, FileIndex | None]:
+        """The place right behind the opening record or an index record, and that index."""
+        if offset == OPENING_BYTES:
+            return self.opening.place, None
+        tail = self.file.pread(8, offset - 8)
+        (start,) = struct.unpack("<Q", tail) if len(tail) == 8 else (0,)
+        if not OPENING_BYTES < start < offset <= self.file.size():
+            raise CorruptionError(self.file.path, offset, "no index record ends here")
+        record = decode(self.file.pread(offset - start, start), 0, salt=self.opening.salt, path=self.file.path, base=start)
+        if record.kind != KIND_INDEX or encoded_size(len(record.body)) != offset - start:
+            raise CorruptionError(self.file.path, start, "this is no index record")
+        lsn, time, _, _ = _INDEX_TAIL.unpack(record.body[-_INDEX_TAIL.size :])
+        return Place(offset, record.index, lsn, time), FileIndex.decode(record.body, 0)
+
+    def index(self, size: int) -> FileIndex:
+        """The index of a file that grows no more: its last record, or one made by reading it once."""
+        if self._index is None:
+            try:
+                self._index = self.place_at(size)[1]
+            except CorruptionError:  # a file that ended in a crash has none; without one it only takes longer
+                self._index = FileIndex(READ_BYTES)
+                for offset, record in self.records(OPENING_BYTES, size, past_damage=True):
+                    if record.kind == KIND_MESSAGES:
+                        self._index.add(record.index, offset, PREFIX.unpack_from(record.body)[1])
+        return self._index or FileIndex(0)
+
+    def records(
+        self,
+        start: int,
+        end: int,
+        *,
+        past_damage: bool = False,
+        read_bytes: int = READ_BYTES,
+        damage: list[CorruptionError] | None = None,
+    ) -> Iterator[tuple[int, Record]]:
+        """Offset and record of each in [start, end); a bad one is a `CorruptionError`, or noted and passed over."""
+        buffer, base, at = b"", start, 0
+        salt, path = self.opening.salt, self.file.path
+        while base + at < end:
+            if len(buffer) - at < HEADER.size:
+                buffer, base, at = self.file.pread(min(read_bytes, end - base - at), base + at), base + at, 0
+            if len(buffer) - at >= HEADER.size:
+                length = encoded_size(HEADER.unpack_from(buffer, at)[1])
+                # The length is not yet checked: never read past the end.
+                if len(buffer) - at < length <= end - base - at:
+                    size = min(max(length, read_bytes), end - base - at)
+                    buffer, base, at = self.file.pread(size, base + at), base + at, 0
+            try:
+                record = decode(buffer, at, salt=salt, path=path, base=base)
+            except CorruptionError as error:
+                if damage is not None:
+                    damage.append(error)
+                if not past_damage:
+                    raise
+                buffer, base, at = self.file.pread(end - base - at, base + at), base + at, 0
+                at, record = next(self.sound(buffer), (-1, None))  # type: ignore[assignment]
+                if record is None:
+                    return
+            yield base + at, record
+            at += encoded_size(len(record.body))
+
+    def sound(self, data: bytes) -> Iterator[tuple[int, Record]]:
+        """Sound records anywhere in `data`, which begins at a multiple of 8 of this file.
+
+        Numpy finds the few places whose header could be one of this file's; only those are decoded.
+        """
+        words = np.frombuffer(data[: len(data) & ~7], "<u8")
+        if len(words) < HEADER.size // 8:
+            return
+        kinds, index, synced = words[1:-2], words[2:-1], words[3:]
+        ours = (kinds >> np.uint64(32)) == self.opening.file_sequence
+        places = np.flatnonzero(ours & (index >= self.opening.first) & (synced < index))
+        behind = 0
+        for place in places.tolist():
+            if place * 8 < behind:  # inside a sound record
+                continue
+            try:
+                record = decode(data, place * 8, salt=self.opening.salt)
+            except CorruptionError:
+                continue
+            behind = place * 8 + encoded_size(len(record.body))
+            yield place * 8, record
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a scan of the active file found behind the manifest's write position."""
+
+    trusted: Place  # everything before it is durable for certain
+    unsynced: list[Record]  # sound, in order, but perhaps in the page cache only
+    end: int  # behind them
+    torn: str | None  # why what follows does not read; None where nothing was written
+
+
+def scan_tail(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Tail:
+    """Read the active file from `place` to its end, and tell a torn tail from damage.
+
+    Alone (no `cut_after_lsn`): records that a later one knew to be synced are trusted; other sound ones are kept, to be
+    written again. In a store: records up to that LSN are trusted, because the store was told that they are synced; the
+    journal has all others.
+    """
+    trusted, torn = place, None
+    unsynced: deque[tuple[Record, Place]] = deque()  # each with the place behind it
+    path, size = reader.file.path, reader.file.size()
+    try:
+        for offset, record in reader.records(place.offset, size):
+            if record.index != place.next_sequence:
+                raise CorruptionError(path, offset, f"{record.index} stands where {place.next_sequence} belongs")
+            behind = place.after(record)
+            if cut_after_lsn is not None and behind.last_lsn > cut_after_lsn:
+                break
+            place = behind
+            if record.kind == KIND_MESSAGES:
+                unsynced.append((record, place))
+            while unsynced and (cut_after_lsn is not None or unsynced[0][0].index <= record.synced):
+                trusted = unsynced.popleft()[1]
+    except CorruptionError as error:
+        rest = reader.file.pread(size - place.offset, place.offset)
+        _refuse_damage(reader, place, rest, cut_after_lsn, error)
+        if np.frombuffer(rest, np.uint8).any():
+            torn = error.reason
+    return Tail(trusted, [record for record, _ in unsynced], place.offset, torn)
+
+
+def _refuse_damage(
+    reader: DataReader, place: Place, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
+) -> None:
+    """Raise if what does not read at `place` was synced once: then it is damage, not a torn tail."""
+    expected = place.next_sequence
+    synced = any(record.synced >= expected for _, record in reader.sound(rest))
+    if not synced and cut_after_lsn is not None and len(rest) >= HEADER.size + 8:
+        # A store syncs a record before it calls its LSN stored; so one that bears such an LSN was whole once.
+        _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
+        (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
+        ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)
+        synced = ours and place.last_lsn < lsn <= cut_after_lsn
+    if synced:
+        reason = f"the record of message {expected} was synced, but {error.reason}"
+        raise CorruptionError(error.path, place.offset, reason) from None

@@ -1,0 +1,230 @@
+"""Messages as columns: how a batch is given, stored as the body of one record, and shown.
+
+Thread: values, shared freely.
+Invariant: the columns of one batch have equal length, and no payload is null.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.log.record import BODY_BYTES_MAX, Record
+from penstock.lsm.rows import (
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    binary_array,
+    binary_column,
+    fixed_array,
+    offsets_of,
+)
+
+PREFIX = struct.Struct("<QqIHH")  # lsn, record time, count, flags, reserved
+assert PREFIX.size == 24
+_FLAG_TIMES = 1  # messages have times of their own
+_FLAG_KEYS = 2  # there is a column of keys
+_FLAG_NULLS = 4  # and some messages have none
+_PADDING = tuple(bytes(n) for n in range(8))
+
+TIME = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        pa.field("sequence", pa.uint64(), nullable=False),
+        pa.field("time", TIME, nullable=False),
+        pa.field("key", pa.binary(), nullable=True),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A batch of messages without numbers."""
+
+    payloads: Any  # Arrow binary, no nulls
+    keys: Any = None  # Arrow binary, null for a message without key; None if no message has one
+    times: NDArray[np.int64] | None = None  # microseconds; None if all have the record's time
+
+    def __post_init__(self) -> None:
+        count = len(self.payloads)
+        if (self.keys is not None and len(self.keys) != count) or (self.times is not None and len(self.times) != count):
+            raise Invalid("payloads, keys and times must have one length")
+        if self.payloads.null_count:
+            raise Invalid("a payload is null: give empty bytes for an empty message")
+
+    @classmethod
+    def of(
+        cls,
+        payloads: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        times: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> Messages:
+        """A batch from lists."""
+        column = None
+        try:
+            if keys is not None:
+                column = binary_column([b"" if key is None else key for key in keys])
+                if None in keys:
+                    valid = np.fromiter((key is not None for key in keys), bool, len(keys))
+                    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+                    column = pa.Array.from_buffers(pa.binary(), len(keys), [bitmap, *column.buffers()[1:]])
+            return cls(binary_column(list(payloads)), column, None if times is None else np.asarray(times, np.int64))
+        except TypeError as error:
+            raise Invalid(f"payloads and keys must be bytes: {error}") from None
+
+    @classmethod
+    def from_arrow(cls, data: Any) -> Messages:
+        """A batch from an Arrow array of payloads, or a table with `payload` and perhaps `key` and `time`."""
+        if isinstance(data, (pa.Array, pa.ChunkedArray)):
+            return cls(_binary(data))
+        names = set(data.schema.names)
+        if "payload" not in names or names - {"payload", "key", "time"}:
+            raise Invalid(f"a table of messages has columns payload, key and time, not {sorted(names)}")
+        times = None
+        if "time" in names:
+            column = data.column("time").cast(TIME)
+            if column.null_count:
+                raise Invalid("a message's time is null: leave the column out to take the record's time")
+            times = _whole(column).view(pa.int64()).to_numpy()
+        return cls(_binary(data.column("payload")), _binary(data.column("key")) if "key" in names else None, times)
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def slice(self, start: int, stop: int) -> Messages:
+        """Messages [start, stop), without a copy."""
+        return Messages(
+            self.payloads[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if self.times is None else self.times[start:stop],
+        )
+
+    def ends(self) -> NDArray[np.int64]:
+        """For each message, the bytes of keys and payloads up to its end."""
+        total = np.zeros(len(self), np.int64)
+        for column in (self.payloads, self.keys):
+            if column is not None:
+                offsets = offsets_of(column).astype(np.int64)
+                total += offsets[1:] - offsets[0]
+        return total
+
+    def encode(self, *, lsn: int, time_us: int) -> bytes:
+        """The body of the record that holds this batch."""
+        flags = 0
+        parts = [b""]  # the prefix, when the flags are known
+        if self.times is not None and (self.times != time_us).any():
+            flags |= _FLAG_TIMES
+            parts.append(self.times.astype("<i8", copy=False).tobytes())
+        if self.keys is not None and self.keys.null_count < len(self):
+            flags |= _FLAG_KEYS
+            if self.keys.null_count:
+                flags |= _FLAG_NULLS
+                valid = self.keys.is_valid().to_numpy(zero_copy_only=False)
+                _add(parts, np.packbits(valid, bitorder="little").tobytes())
+            _add_column(parts, self.keys, KEY_BYTES_MAX, "key")
+        _add_column(parts, self.payloads, VALUE_BYTES_MAX, "payload")
+        parts[0] = PREFIX.pack(lsn, time_us, len(self), flags, 0)
+        if sum(map(len, parts)) > BODY_BYTES_MAX:
+            raise Invalid(f"a batch of messages takes more than {BODY_BYTES_MAX} bytes: give it in parts")
+        return b"".join(parts)
+
+
+def _binary(column: Any) -> Any:
+    return _whole(column.cast(pa.binary()))
+
+
+def _whole(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _add(parts: list[bytes], data: bytes) -> None:
+    parts += (data, _PADDING[-len(data) & 7])
+
+
+def _add_column(parts: list[bytes], column: Any, bytes_max: int, name: str) -> None:
+    offsets = offsets_of(column)
+    offsets, start, end = offsets - offsets[0], int(offsets[0]), int(offsets[-1])
+    longest = int(np.diff(offsets).max(initial=0))
+    if longest > bytes_max:
+        raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
+    _add(parts, offsets.astype("<i4", copy=False).tobytes())
+    data = column.buffers()[2]
+    _add(parts, b"" if data is None else memoryview(data)[start:end].tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages as they are in the queue: all from one record."""
+
+    first: int  # the sequence of the first of them
+    lsn: int
+    time_us: int  # the record's
+    messages: Messages
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def next(self) -> int:
+        """The sequence after the last of them."""
+        return self.first + len(self.messages)
+
+    @property
+    def payloads(self) -> Any:
+        return self.messages.payloads
+
+    @property
+    def keys(self) -> Any:
+        """Arrow binary, null for a message without key."""
+        return pa.nulls(len(self), pa.binary()) if self.messages.keys is None else self.messages.keys
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.time_us, np.int64) if self.messages.times is None else self.messages.times
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """The messages numbered [start, stop), as far as they are in it; without a copy."""
+        start, stop = max(start, self.first), min(stop, self.next)
+        messages = self.messages.slice(start - self.first, stop - self.first)
+        return Batch(start, self.lsn, self.time_us, messages)
+
+    def record_batch(self) -> Any:
+        """The messages as an Arrow record batch of `SCHEMA`."""
+        sequences = np.arange(self.first, self.next, dtype=np.uint64)
+        times = fixed_array(TIME, self.times)
+        return pa.record_batch([fixed_array(pa.uint64(), sequences), times, self.keys, self.payloads], schema=SCHEMA)
+
+
+def decode_batch(record: Record, *, path: str, offset: int) -> Batch:
+    """The messages of a record; `path` and `offset` are for the message only."""
+    body = record.body
+    lsn, time_us, count, flags, _ = PREFIX.unpack_from(body)
+    at = PREFIX.size
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        part = memoryview(body)[at : at + size]
+        if len(part) < size:
+            raise CorruptionError(path, offset, f"a batch of {count} messages is cut short")
+        at += size + (-size & 7)
+        return part
+
+    def take_column() -> Any:
+        offsets = np.frombuffer(take(4 * (count + 1)), "<i4")
+        return binary_array(offsets, take(int(offsets[-1])))
+
+    times = np.frombuffer(take(8 * count), "<i8") if flags & _FLAG_TIMES else None
+    keys = None
+    if flags & _FLAG_KEYS:
+        bitmap = pa.py_buffer(take((count + 7) // 8)) if flags & _FLAG_NULLS else None
+        keys = take_column()
+        if bitmap is not None:
+            keys = pa.Array.from_buffers(pa.binary(), count, [bitmap, *keys.buffers()[1:]])
+    return Batch(record.index, lsn, time_us, Messages(take_column(), keys, times))

@@ -1,0 +1,340 @@
+"""The queue's own manifest: which data files count, and where the active one ends.
+
+Two slots, `manifest.1` and `manifest.2`, are written alternately; the one byte of `manifest.current` says which counts.
+docs/format/qmft.md gives the bytes. Nothing here looks at data files, except to tell a fresh queue from one that lost
+its pointer, and then it stops at the first it finds.
+
+Thread: `Manifest` and what it holds never change; a `ManifestWriter` belongs to the queue's writer.
+Invariants: (1) the slot that the durable pointer names is never written. (2) a slot and its name are durable before the
+pointer names it. (3) the pointer is one byte at any moment after its creation. (4) a file whose fsync failed is never
+written again in place: it is replaced under its name.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DiskFull, Invalid, ManifestCorrupted, ManifestNotFound, UnsupportedManifestVersion
+from penstock.host.files import FileSystem, is_disk_full, publish
+
+MAGIC = b"QMFT"
+VERSION = 1
+HEADER = struct.Struct("<4sIQII8s")  # magic, version, next_seq, file_count, checksum, reserved
+assert HEADER.size == 32
+_CHECKSUM_AT = 20
+_ACTIVE = struct.Struct("<IQQH")  # file_seq, write_pos, msg_count, path_len
+_ENTRY = struct.Struct("<QQQH")  # start_seq, end_seq, size, path_len
+assert (_ACTIVE.size, _ENTRY.size) == (22, 26)
+_ENTRY_COLUMNS = np.dtype([("start", "<u8"), ("end", "<u8"), ("size", "<u8"), ("path_len", "<u2")])
+assert _ENTRY_COLUMNS.itemsize == _ENTRY.size
+
+POINTER = "manifest.current"
+SLOTS = ("", "manifest.1", "manifest.2")  # a slot's number is its place
+_TEMPORARY = POINTER + ".tmp"
+DATA_SUFFIX = ".data"
+_PATH_BYTES_MAX = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveFileState:
+    """The data file that grows, as far as it was synced when the manifest was written."""
+
+    file_sequence: int
+    write_position: int
+    message_count: int
+    path: str  # relative to the queue's folder; empty while there is no data file
+
+    def __post_init__(self) -> None:
+        if self.path:
+            _check_path(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A data file that grows no more. Both sequences are in it."""
+
+    path: str
+    start_sequence: int
+    end_sequence: int
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+        if not 0 < self.start_sequence <= self.end_sequence:
+            raise Invalid(f"{self.path} cannot hold messages {self.start_sequence} to {self.end_sequence}")
+
+    def encode(self) -> bytes:
+        path = self.path.encode()
+        return _ENTRY.pack(self.start_sequence, self.end_sequence, self.size, len(path)) + path
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if not path or len(path.encode()) > _PATH_BYTES_MAX or path.startswith("/") or ".." in parts or "\0" in path:
+        raise Invalid(f"{path[:80]!r} is no path inside a queue's folder")
+
+
+class FileTable(Sequence[FileEntry]):
+    """The sealed data files in order of their messages.
+
+    Kept as the bytes of the manifest and four columns: there may be tens of thousands, and an entry is made only for
+    who asks.
+    """
+
+    __slots__ = ("_offsets", "_raw", "ends", "sizes", "starts")
+
+    def __init__(self, raw: bytes = b"", offsets: NDArray[np.int64] | None = None) -> None:
+        """Requires: an entry begins at each of `offsets`, and they fill `raw`."""
+        self._raw = raw
+        self._offsets = np.zeros(0, np.int64) if offsets is None else offsets
+        octets = np.frombuffer(raw, np.uint8)[self._offsets[:, None] + np.arange(_ENTRY.size)]
+        columns = np.ascontiguousarray(octets).view(_ENTRY_COLUMNS).reshape(-1)
+        self.starts: NDArray[np.uint64] = columns["start"].astype(np.uint64)
+        self.ends: NDArray[np.uint64] = columns["end"].astype(np.uint64)
+        self.sizes: NDArray[np.uint64] = columns["size"].astype(np.uint64)
+
+    @classmethod
+    def of(cls, entries: Iterable[FileEntry]) -> FileTable:
+        encoded = [entry.encode() for entry in entries]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls(b"".join(encoded), np.cumsum(lengths) - lengths)
+
+    @classmethod
+    def decode(cls, raw: bytes, count: int) -> FileTable:
+        """Requires nothing: bytes that are no `count` entries in order are `Invalid`."""
+        table = cls(raw, _entry_offsets(raw, count))
+        if (table.starts > table.ends).any() or (table.starts[1:] <= table.ends[:-1]).any():
+            raise Invalid("its files are not in the order of their messages")
+        return table
+
+    def encode(self) -> bytes:
+        return self._raw
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, place: int) -> FileEntry:  # type: ignore[override]
+        at = int(self._offsets[place])
+        start, end, size, length = _ENTRY.unpack_from(self._raw, at)
+        return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileTable) and self._raw == other._raw
+
+    def __hash__(self) -> int:
+        return hash(self._raw)
+
+    def with_file(self, entry: FileEntry) -> FileTable:
+        return FileTable(self._raw + entry.encode(), np.append(self._offsets, len(self._raw)))
+
+    def without_oldest(self, count: int) -> FileTable:
+        start = int(self._offsets[count]) if count < len(self) else len(self._raw)
+        return FileTable(self._raw[start:], self._offsets[count:] - start)
+
+    def place_of(self, sequence: int) -> int:
+        """The place of the file that holds `sequence`, or of the first one behind it; the length if there is none."""
+        return int(np.searchsorted(self.ends, np.uint64(sequence)))
+
+
+def _entry_offsets(raw: bytes, count: int) -> NDArray[np.int64]:
+    """Where each entry begins. Ours all have one length, which numpy sees at once; others are walked."""
+    if count and len(raw) % count == 0 and len(raw) // count > _ENTRY.size:
+        step = len(raw) // count
+        lengths = np.frombuffer(raw, np.uint8).reshape(count, step)[:, _ENTRY.size - 2 : _ENTRY.size]
+        if (np.ascontiguousarray(lengths).view("<u2") == step - _ENTRY.size).all():
+            return np.arange(count, dtype=np.int64) * step
+    offsets, at = [], 0
+    for _ in range(count):
+        if at + _ENTRY.size > len(raw):
+            raise Invalid("its list of files is cut short")
+        offsets.append(at)
+        at += _ENTRY.size + _ENTRY.unpack_from(raw, at)[3]
+    if at != len(raw):
+        raise Invalid("its list of files does not fill it")
+    return np.array(offsets, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One state of a queue's files."""
+
+    next_sequence: int  # of the message after those counted here
+    active_file: ActiveFileState
+    files: FileTable
+    version: int = VERSION
+
+    @classmethod
+    def fresh(cls) -> Manifest:
+        """Of a queue without a message: the first one will be number 1."""
+        return cls(1, ActiveFileState(0, 0, 0, ""), FileTable())
+
+    def encode(self) -> bytes:
+        active = self.active_file
+        path = active.path.encode()
+        data = bytearray(HEADER.pack(MAGIC, self.version, self.next_sequence, len(self.files), 0, bytes(8)))
+        data += _ACTIVE.pack(active.file_sequence, active.write_position, active.message_count, len(path)) + path
+        data += self.files.encode()
+        struct.pack_into("<I", data, _CHECKSUM_AT, zlib.crc32(data))
+        return bytes(data)
+
+    @classmethod
+    def decode(cls, data: bytes, path: str = "") -> Manifest:
+        """The manifest in `data`; `path` is for the message only."""
+        if len(data) < HEADER.size + _ACTIVE.size or data[:4] != MAGIC:
+            raise ManifestCorrupted(path, 0, "this is no queue manifest")
+        _, version, next_sequence, count, stored, _ = HEADER.unpack_from(data)
+        zeroed = data[:_CHECKSUM_AT] + bytes(4) + data[_CHECKSUM_AT + 4 :]
+        if zlib.crc32(zeroed) != stored:  # before the version: a flipped bit there is damage, not the future
+            raise ManifestCorrupted(path, 0, "the manifest's checksum does not match")
+        if version != VERSION:
+            raise UnsupportedManifestVersion(f"{path} has manifest version {version}, this Penstock reads {VERSION}")
+        file_sequence, position, messages, length = _ACTIVE.unpack_from(data, HEADER.size)
+        start = HEADER.size + _ACTIVE.size
+        try:
+            active = ActiveFileState(file_sequence, position, messages, data[start : start + length].decode())
+            files = FileTable.decode(data[start + length :], count)
+        except (Invalid, UnicodeDecodeError) as error:
+            raise ManifestCorrupted(path, start, str(error)) from None
+        return cls(next_sequence, active, files, version)
+
+
+class ManifestWriter:
+    """The two slots and the pointer of one queue folder."""
+
+    def __init__(self, fs: FileSystem, folder: str) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._slot = 0  # the one the pointer names; 0: there is no pointer yet
+        # Whether every fsync of that file is known to have succeeded. A process that died may have had one fail.
+        self._pointer_sound = False
+        self._spare_sound = False
+
+    def read_latest(self) -> Manifest | None:
+        """The manifest that counts, or None in a folder without pointer and data. Changes nothing on disk."""
+        pointer = self._path(POINTER)
+        try:
+            value = self._read(pointer)
+        except FileNotFoundError:
+            if has_data_files(self._fs, self._folder):
+                raise ManifestNotFound(pointer) from None
+            return None
+        if value not in (b"\x01", b"\x02"):
+            raise ManifestCorrupted(pointer, 0, f"it must hold one byte, 01 or 02, and holds {value[:8].hex(' ')!r}")
+        slot = self._path(SLOTS[value[0]])
+        try:
+            manifest = Manifest.decode(self._read(slot), slot)
+        except FileNotFoundError:
+            raise ManifestNotFound(slot) from None
+        self._slot, self._pointer_sound, self._spare_sound = value[0], False, False
+        return manifest
+
+    def settle(self) -> None:
+        """Make sure that the pointer is durable as it was read, or as the last good `write` left it.
+
+        A process that died may have left one that only the page cache holds: what builds on it would go with it.
+        """
+        if self._slot and not self._pointer_sound:
+            self._create_pointer(self._slot)
+            self._pointer_sound = True
+
+    def write(self, manifest: Manifest) -> None:
+        """Make `manifest` the one that counts, durably. Requires: all that it says of data files is durable.
+
+        `DiskFull`: nothing changed. Any other error: the old one counts, or the new one; `settle` goes back to the old.
+        """
+        self.settle()
+        target = 2 if self._slot == 1 else 1
+        data = manifest.encode()
+        fresh, self._spare_sound = not self._spare_sound, False
+        try:
+            self._write_slot(self._path(SLOTS[target]), data, fresh=fresh)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self._folder} has no room for a manifest: free some space, then retry") from error
+            raise
+        self._pointer_sound = False
+        if self._slot:
+            self._overwrite_pointer(target)
+        else:
+            self._create_pointer(target)
+        self._slot, self._pointer_sound = target, True
+        self._spare_sound = True  # the slot that counted until now, or one that does not exist yet
+
+    def _write_slot(self, path: str, data: bytes, *, fresh: bool) -> None:
+        fresh = fresh or not self._fs.exists(path)
+        if fresh:
+            with suppress(FileNotFoundError):
+                self._fs.unlink(path)
+        file = self._fs.create(path) if fresh else self._fs.open(path, write=True)
+        try:
+            file.pwrite(data, 0)
+            file.truncate(len(data))
+            file.fsync()
+        finally:
+            file.close()
+        if fresh:
+            self._fs.fsync_dir(self._folder)  # before the pointer: it must never name a file that a crash takes away
+
+    def _overwrite_pointer(self, slot: int) -> None:
+        file = self._fs.open(self._path(POINTER), write=True)
+        try:
+            file.pwrite(bytes([slot]), 0)  # in place: a crash leaves the old byte or the new one, never none
+            file.fsync()
+        finally:
+            file.close()
+
+    def _create_pointer(self, slot: int) -> None:
+        temporary = self._path(_TEMPORARY)
+        with suppress(FileNotFoundError):
+            self._fs.unlink(temporary)
+        file = self._fs.create(temporary)
+        try:
+            file.pwrite(bytes([slot]), 0)
+            publish(self._fs, file, self._path(POINTER))
+        finally:
+            file.close()
+
+    def _read(self, path: str) -> bytes:
+        file = self._fs.open(path)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
+    """Paths of the data files below `folder`, one folder at a time, relative to it."""
+    for year in _numbered(fs, folder, 4):
+        for month in _numbered(fs, f"{folder}/{year}", 2):
+            for day in _numbered(fs, f"{folder}/{year}/{month}", 2):
+                for name in _listdir(fs, f"{folder}/{year}/{month}/{day}"):
+                    if name.endswith(DATA_SUFFIX):
+                        yield f"{year}/{month}/{day}/{name}"
+
+
+def has_data_files(fs: FileSystem, folder: str) -> bool:
+    return next(data_files(fs, folder), None) is not None
+
+
+def _numbered(fs: FileSystem, folder: str, digits: int) -> list[str]:
+    return sorted(name for name in _listdir(fs, folder) if len(name) == digits and name.isdecimal())
+
+
+def _listdir(fs: FileSystem, folder: str) -> list[str]:
+    try:
+        return fs.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,171 @@
+"""Reading a queue beside its writer.
+
+A `View` is what may be seen: sealed files, and the active one up to a place. The writer replaces it whole; a reader
+takes one reference and sees one state. A file that a reader has open outlives its unlink.
+
+Thread: any number of readers; one lock guards the few files that are kept open.
+Invariant: batches come in the order of their sequences, each message once, and never from past the view.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.errors import CorruptionError, NotFound
+from penstock.host.files import FileSystem
+from penstock.host.threads import lock
+from penstock.log.record import encoded_size
+from penstock.queue.files import KIND_MESSAGES, READ_BYTES, DataReader, FileIndex, Opening
+from penstock.queue.messages import PREFIX, Batch, decode_batch
+from penstock.queue.qmft import FileTable
+
+_OPEN_FILES_MAX = 16
+_READ_BYTES_MIN = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One file of a view: the messages [first, next) in its first `size` bytes."""
+
+    path: str
+    first: int
+    next: int
+    size: int
+    index: FileIndex | None  # None: the file has its own
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What readers may see."""
+
+    files: FileTable = field(default_factory=FileTable)
+    active: Span = Span("", 1, 1, 0, None)
+
+    @property
+    def first(self) -> int:
+        """The oldest sequence, or the next one if there is none."""
+        return int(self.files.starts[0]) if len(self.files) else self.active.first
+
+    @property
+    def next(self) -> int:
+        return self.active.next
+
+    def span(self, place: int) -> Span:
+        """The file at a place; the active one comes last."""
+        if place >= len(self.files):
+            return self.active
+        entry = self.files[place]
+        return Span(entry.path, entry.start_sequence, entry.end_sequence + 1, entry.size, None)
+
+
+class QueueReader:
+    """Finds and decodes records for readers."""
+
+    def __init__(self, fs: FileSystem, folder: str, identity: bytes) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._identity = identity
+        self._lock = lock("queue.reader")
+        self._open: OrderedDict[str, DataReader] = OrderedDict()  # guarded by _lock; the least used first
+
+    def read(
+        self, view: View, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool
+    ) -> list[Batch]:
+        """Batches from `start` on: none at the end, else at least one message and then within both limits."""
+        found: list[Batch] = []
+        while start < view.next and limit_messages > 0 and limit_bytes > 0:
+            span = view.span(view.files.place_of(start))
+            start = max(start, span.first)
+            for batch in self._read_file(span, start, limit_messages, limit_bytes, past_damage):
+                found.append(batch)
+                start = batch.next
+                limit_messages -= len(batch)
+                limit_bytes -= int(batch.messages.ends()[-1])
+            if start < span.next and limit_messages > 0 and limit_bytes > 0:
+                if not past_damage:
+                    raise CorruptionError(f"{self._folder}/{span.path}", span.size, f"message {start} is missing")
+                start = span.next
+        return found
+
+    def _read_file(
+        self, span: Span, start: int, limit_messages: int, limit_bytes: int, past_damage: bool
+    ) -> list[Batch]:
+        reader = self._file(span.path)
+        known, offset = reader.hint
+        if known != start:
+            offset = (span.index or reader.index(span.size)).before(start)
+        found: list[Batch] = []
+        read_bytes = min(max(limit_bytes, _READ_BYTES_MIN), READ_BYTES)
+        for at, record in reader.records(offset, span.size, past_damage=past_damage, read_bytes=read_bytes):
+            if record.kind != KIND_MESSAGES or record.index + PREFIX.unpack_from(record.body)[2] <= start:
+                continue
+            batch = decode_batch(record, path=reader.file.path, offset=at)
+            if batch.first > start and not past_damage:
+                raise CorruptionError(reader.file.path, at, f"message {start} is missing")
+            part = _within(batch.slice(start, batch.next), limit_messages, limit_bytes, first=not found)
+            if len(part):
+                found.append(part)
+                start = part.next
+                limit_messages -= len(part)
+                limit_bytes -= int(part.messages.ends()[-1])
+                reader.hint = (start, at if start < batch.next else at + encoded_size(len(record.body)))
+            if start < batch.next or start >= span.next or limit_messages <= 0 or limit_bytes <= 0:
+                break
+        return found
+
+    def seek_time(self, view: View, time_us: int) -> int:
+        """The sequence of the first record at or after a time; the next one if there is none."""
+        span = view.span(self.files_before(view, time_us))
+        if not span.path:
+            return view.next
+        reader = self._file(span.path)
+        offset = (span.index or reader.index(span.size)).before_time(time_us)
+        for _, record in reader.records(offset, span.size):
+            if record.kind == KIND_MESSAGES and PREFIX.unpack_from(record.body)[1] >= time_us:
+                return record.index
+        return span.next
+
+    def files_before(self, view: View, time_us: int) -> int:
+        """How many of the oldest sealed files hold only records older than a time: opens some twenty at most."""
+        low, high = 0, len(view.files)
+        while low < high:
+            middle = (low + high) // 2
+            following = view.span(middle + 1)
+            if following.path and self.opening(following.path).last_time_us < time_us:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def opening(self, path: str) -> Opening:
+        return self._file(path).opening
+
+    def _file(self, path: str) -> DataReader:
+        with self._lock:
+            reader = self._open.get(path)
+            if reader is not None:
+                self._open.move_to_end(path)
+                return reader
+        try:
+            reader = DataReader.open(self._fs, self._folder, path, self._identity)
+        except FileNotFoundError:
+            raise NotFound(f"{self._folder}/{path} was trimmed away: read from the queue's first message") from None
+        with self._lock:
+            self._open[path] = reader
+            if len(self._open) > _OPEN_FILES_MAX:
+                self._open.popitem(last=False)  # not closed: another reader may be in it, and the last one ends it
+        return reader
+
+    def forget(self) -> None:
+        """Let go of every open file."""
+        with self._lock:
+            self._open.clear()
+
+
+def _within(batch: Batch, limit_messages: int, limit_bytes: int, *, first: bool) -> Batch:
+    """As much of a batch as both limits allow; at least one message if it is the `first`."""
+    count = min(limit_messages, int(np.searchsorted(batch.messages.ends(), limit_bytes, side="right")))
+    return batch.slice(batch.first, batch.first + max(count, int(first)))
