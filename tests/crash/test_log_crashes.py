@@ -36,6 +36,27 @@ def test_failed_name_changes_bring_nothing_back() -> None:
     explore(LogScenario(), depth=1, faults=Faults(kinds=("eio", "enospc"), operations=NAMES, images_every=9))
 
 
+class Replaced(LogScenario):
+    """Truncation from the front passes a segment that replaced one whose creation failed."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        log = self.open(disk, 1)
+        user = User(log, history, "a")
+        for sizes in ((600,), (600, 600), (600, 600), (600, 600), (600, 600)):
+            self._step(user, lambda sizes=sizes: user.write(sizes))  # type: ignore[misc]
+        self._step(user, lambda: user.front(log.last))
+        self._step(user, lambda: user.write((5,)))
+
+
+def replaced_segments() -> None:
+    faults = Faults(kinds=("eio",), operations=("fsync_dir", "rename"))
+    explore(Replaced(), modes=("restart", "strict"), depth=1, faults=faults)
+
+
+def test_leftover_of_a_failed_creation_stays_dead() -> None:
+    replaced_segments()
+
+
 def test_dead_segment_that_could_not_be_unlinked_stays_dead() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, FOLDER, random=random.Random(1), settings=SETTINGS)

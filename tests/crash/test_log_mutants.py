@@ -11,6 +11,7 @@ from log_scenario import LogScenario, User
 from test_log_crashes import (
     check_rot,
     explore_failed_syncs,
+    replaced_segments,
 )
 from test_log_crashes import (
     test_dead_segment_that_could_not_be_unlinked_stays_dead as dead_segments,
@@ -70,7 +71,7 @@ def tail_not_truncated(patch: Patch) -> None:
         if self._active is not None or not self._chain or self._last:
             return create(self, first, cut=cut, tail=tail)
         reader: SegmentReader = self.open_segment(self._chain[-1])
-        if reader.index is not None:
+        if reader.sparse_index() is not None:
             return create(self, first, cut=cut, tail=tail)
         file = self._fs.open(reader.file.path, write=True)
         segment = SegmentWriter(file, reader.header, allocate_bytes=512, index_bytes=128)
@@ -140,6 +141,19 @@ def dead_forgotten(patch: Patch) -> None:
     patch.setattr(Log, "_bury", once)
 
 
+def leftover_forgotten(patch: Patch) -> None:
+    """A segment whose creation failed after its rename is not thought of again."""
+    create = Log._create
+
+    def forgetting(self: Log, first: int, *, cut: bool, tail: Sequence[Record] = ()) -> SegmentWriter:
+        try:
+            return create(self, first, cut=cut, tail=tail)
+        finally:
+            self._dead.clear()
+
+    patch.setattr(Log, "_create", forgetting)
+
+
 def unsynced_shown(patch: Patch) -> None:
     patch.setattr(Log, "_sync", lambda self: setattr(self, "_synced", self._last))
 
@@ -169,6 +183,7 @@ def names_vanish_together(patch: Patch) -> None:
         (length_not_covered, check_rot),
         (incarnation_not_raised, crashes),
         (dead_forgotten, dead_segments),
+        (leftover_forgotten, replaced_segments),
         (unsynced_shown, crashes),
         (names_vanish_together, crashes),
     ],

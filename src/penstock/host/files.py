@@ -158,8 +158,9 @@ def make_dirs(fs: FileSystem, path: str) -> None:
         fs.mkdir(path)
     try:
         fs.fsync_dir(above)
-    except PermissionError:  # a folder that may be passed through but not read is not of our making
-        if not existed:
+    except OSError as error:
+        # A folder that may be passed but not read, or that knows no fsync, is not of our making.
+        if not existed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP):
             raise
 
 
@@ -234,14 +235,17 @@ class OsFile:
 
 
 class OsLock:
-    """A POSIX `flock`: it ends with the process, however that ends."""
+    """A `flock`: it ends with the process that took it, and with those it forked, however they end."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._owner = os.getpid()
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            if os.getpid() == self._owner:  # a forked child shares the lock, and must not give it up
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -287,7 +291,9 @@ class OsFileSystem:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(fd)
-            raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+            if isinstance(error, BlockingIOError):
+                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+            raise
         return OsLock(fd)

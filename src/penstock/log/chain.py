@@ -62,12 +62,17 @@ class Chain(Sequence[SegmentName]):
         return Chain(self.firsts[1:], self.incarnations[1:])
 
 
-def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int]:
-    """The live chain of a folder's file names, the dead segments beside it, and the highest incarnation of all."""
+def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int, list[str]]:
+    """The live chain of a folder's file names, the dead beside it, the highest incarnation, and what is no segment."""
+    files = list(files)
     names = [file for file in files if len(file) == _NAME_CHARACTERS and file.endswith(_SUFFIX) and file.isascii()]
     text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(-1, _NAME_CHARACTERS)
     digits = np.delete(text[:, : -len(_SUFFIX)], _INDEX_DIGITS, axis=1).astype(np.uint64) - np.uint64(ord("0"))
-    sound = (digits <= 9).all(axis=1) & (text[:, _INDEX_DIGITS] == ord("-"))
+    # A first digit of 0 keeps an index well inside 64 bits.
+    sound = (digits <= 9).all(axis=1) & (text[:, _INDEX_DIGITS] == ord("-")) & (digits[:, 0] == 0)
+    strangers = [name for name, is_sound in zip(names, sound.tolist(), strict=True) if not is_sound]
+    if len(names) < len(files):
+        strangers += set(files) - set(names)
     digits = digits[sound]
     first = _number(digits[:, :_INDEX_DIGITS])
     incarnation = _number(digits[:, _INDEX_DIGITS:])
@@ -78,7 +83,8 @@ def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int]:
     alive = np.ones(len(first), dtype=bool)
     alive[:-1] = first[:-1] < later[1:]
     dead = {SegmentName(*pair) for pair in zip(first[~alive].tolist(), incarnation[~alive].tolist(), strict=True)}
-    return Chain(first[alive].tolist(), incarnation[alive].tolist()), dead, int(incarnation.max(initial=0))
+    chain = Chain(first[alive].tolist(), incarnation[alive].tolist())
+    return chain, dead, int(incarnation.max(initial=0)), strangers
 
 
 def _number(digits: NDArray[np.uint64]) -> NDArray[np.uint64]:

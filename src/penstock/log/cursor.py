@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.errors import CorruptionError, NotFound
+from penstock.errors import CorruptionError, Invalid, NotFound
 from penstock.log.record import KIND_SEAL, Index, Record, encoded_size
 
 if TYPE_CHECKING:
@@ -37,15 +37,27 @@ class Cursor:
         return Index(self._next)
 
     def read(self, *, records_max: int = 1024, bytes_max: int = 1 << 20) -> list[Record]:
-        """The next durable records: none at the end, else at least one and then within both limits."""
-        self._check_history()
-        try:
-            found = self._read(records_max, bytes_max)
-        except CorruptionError:
-            self._check_history()  # what looked like damage may be a cut under our feet
-            raise
-        self._check_history()
-        return found
+        """The next durable records: none at the end, else at least one, until either limit is reached."""
+        if records_max < 1 or bytes_max < 1:
+            raise Invalid(f"records_max {records_max}, bytes_max {bytes_max}: give at least 1")
+        start = self._next
+        while True:
+            self._check_history()
+            try:
+                found = self._read(records_max, bytes_max)
+            except BaseException as error:
+                self.close()
+                self._next = start  # what was found is not returned, so it comes again
+                if self._was_cut() and isinstance(error, CorruptionError | NotFound):
+                    continue  # what looked like damage is a cut under our feet
+                raise
+            if not self._was_cut():
+                return found
+            self.close()
+            self._next = start
+
+    def _was_cut(self) -> bool:
+        return self._log.cuts_since(self._cuts)[1] is not None
 
     def _read(self, records_max: int, bytes_max: int) -> list[Record]:
         synced = self._log.synced

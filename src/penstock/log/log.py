@@ -206,6 +206,7 @@ class Log:
             cut=cut,
         )
         sizes = self._settings
+        self._dead.add(header.name)  # until it is installed: after a failure it may be there, and must go first
         return SegmentWriter.create(
             self._fs,
             self._folder,
@@ -216,6 +217,7 @@ class Log:
         )
 
     def _install(self, segment: SegmentWriter) -> SegmentWriter:
+        self._dead.discard(segment.header.name)  # before the chain: a live one must never be there
         self._chain = self._chain.with_segment(segment.header.name)
         self._active = segment
         return segment
@@ -253,7 +255,8 @@ class Log:
             self._bury(set())  # before the segment that keeps them dead may go
             while len(self._chain) > 1 and self._chain[1].first <= before:
                 # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                self._fs.unlink(f"{self._folder}/{self._chain[0]}")
+                with suppress(FileNotFoundError):  # an interrupted call may have done it
+                    self._fs.unlink(f"{self._folder}/{self._chain[0]}")
                 self._chain = self._chain.without_oldest()
                 self._fs.fsync_dir(self._folder)
         return self.first
@@ -291,13 +294,14 @@ class Log:
         self._incarnation += 1
         try:
             segment = self._create(after + 1, cut=cut)  # the moment it is done: one rename
-        except DiskFull:
-            raise  # before the rename: nothing has changed
+            self._forget(after)  # before the chain: a cursor must not look past it
+        except (DiskFull, Invalid):
+            self._incarnation -= 1  # before the rename: nothing has changed
+            raise
         except BaseException:
             # The name may be there, and then all past `after` is dead: nothing may ever build on it again.
             self._forget(after)
             raise
-        self._forget(after)  # before the chain: a cursor must not look past it
         self._install(segment)
         if active is not None:
             active.file.close()
@@ -329,15 +333,18 @@ class Log:
         make_dirs(self._fs, self._folder)
         # What is visible may not be durable yet; nothing may be unlinked on the strength of it before it is.
         self._fs.fsync_dir(self._folder)
-        files = self._fs.listdir(self._folder)
-        self._chain, dead, incarnation = read_names(files)
+        self._chain, dead, incarnation, strangers = read_names(self._fs.listdir(self._folder))
         self._incarnation = incarnation + 1
-        for file in files:
-            if file.endswith(TEMPORARY):
-                self._fs.unlink(f"{self._folder}/{file}")
+        for file in strangers:
+            path = f"{self._folder}/{file}"
+            if not file.endswith(TEMPORARY):  # a segment whose name has rotted would be missed without a word
+                raise CorruptionError(path, 0, "a log's folder holds segments only, and this is no segment's name")
+            self._fs.unlink(path)
         if not self._chain:
             self._install(self._create(1, cut=False))
             return
+        for place in {self._chain.place_of(name.first) for name in dead}:
+            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
         self._bury(dead)
         name = self._chain[-1]
         reader = self.open_segment(name)
@@ -384,6 +391,7 @@ class Log:
 
     def locate(self, index: int) -> tuple[SegmentName, SegmentName | None]:
         """The segment that holds `index`, and the next one (None for the last)."""
+        self._check_open()
         chain = self._chain
         place = chain.place_of(index)
         if place < 0:
@@ -408,8 +416,8 @@ class Log:
         active = self._active
         if active is not None and active.header.name == reader.header.name:
             return active.index
-        if reader.index is not None:
-            return reader.index
+        if (sealed := reader.sparse_index()) is not None:  # after the look at `active`: it is sealed by then
+            return sealed
         name, successor = self.locate(reader.header.first)
         index = SparseIndex(self._settings.index_bytes)
         if successor is None or name != reader.header.name:

@@ -36,6 +36,7 @@ _SEAL_TAIL = struct.Struct("<QQ")  # last index, offset of the closing record it
 _ENTRY_BYTES = 16
 
 READ_BYTES = 1 << 20
+_CLAIM_BYTES_PER_BYTE = 64  # how much may be checksummed in search of records, for each byte that is searched
 TEMPORARY = ".tmp"
 
 
@@ -207,10 +208,9 @@ class SegmentWriter:
 class SegmentReader:
     """A segment that is read, from any of its records."""
 
-    def __init__(self, file: File, header: SegmentHeader, index: SparseIndex | None) -> None:
+    def __init__(self, file: File, header: SegmentHeader) -> None:
         self.file = file
         self.header = header
-        self.index = index  # None: there is no closing record
 
     @classmethod
     def open(cls, fs: FileSystem, folder: str, name: SegmentName, identity: bytes) -> SegmentReader:
@@ -221,7 +221,7 @@ class SegmentReader:
                 raise CorruptionError(file.path, 0, f"the header says {header.name}")
             if header.identity != identity:
                 raise CorruptionError(file.path, 0, "the file belongs to another store")
-            return cls(file, header, _read_seal(file, header))
+            return cls(file, header)
         except BaseException:
             file.close()
             raise
@@ -244,17 +244,23 @@ class SegmentReader:
             yield base + at, record
             at += encoded_size(len(record.body))
 
+    def sparse_index(self) -> SparseIndex | None:
+        """The sparse index from the closing record, or None where there is no sound closing record."""
+        return _read_seal(self.file, self.header)
+
     def close(self) -> None:
         self.file.close()
 
 
 def _read_seal(file: File, header: SegmentHeader) -> SparseIndex | None:
-    """The sparse index from the closing record, or None where there is no sound closing record."""
     size = file.size()
     if size < HEADER_BYTES + encoded_size(_SEAL_TAIL.size):
         return None
     last, offset = _SEAL_TAIL.unpack(file.pread(_SEAL_TAIL.size, size - _SEAL_TAIL.size))
-    if not HEADER_BYTES <= offset <= size - encoded_size(_SEAL_TAIL.size) or size - offset > READ_BYTES:
+    if not HEADER_BYTES <= offset <= size - encoded_size(_SEAL_TAIL.size):
+        return None
+    length, kind = HEADER.unpack(file.pread(HEADER.size, offset))[1:3]
+    if kind != KIND_SEAL or encoded_size(length) != size - offset:  # before the body: it may be large
         return None
     try:
         record = decode(file.pread(size - offset, offset), 0, salt=header.salt)
@@ -305,7 +311,7 @@ def scan_tail(reader: SegmentReader) -> Tail:
             expected, end = expected + 1, offset + encoded_size(len(record.body))
     except CorruptionError as error:
         rest = reader.file.pread(reader.file.size() - end, end)
-        if _claims(rest, header.salt, expected) >= expected:
+        if _claims(rest, header, expected, path, end) >= expected:
             message = f"record {expected} was synced, so says a later one, but {error.reason}"
             raise CorruptionError(path, end, message) from None
         if np.frombuffer(rest, dtype=np.uint8).any():
@@ -335,21 +341,31 @@ def reseal(fs: FileSystem, reader: SegmentReader, tail: Tail) -> None:
         file.close()
 
 
-def _claims(rest: bytes, salt: int, expected: int) -> int:
+def _claims(rest: bytes, header: SegmentHeader, expected: int, path: str, end: int) -> int:
     """The highest `synced` that a sound record in `rest` speaks of; 0 if there is none.
 
-    Records begin at multiples of 8. Numpy finds the few places whose index and synced fields could be a record's that
-    matters here; only those are decoded.
+    Records begin at multiples of 8. Numpy finds the few places whose fields could be those of a record that matters
+    here; only these are decoded. Bytes made to look like headers could ask for endless checksums: that has a limit.
     """
     words = np.frombuffer(rest[: len(rest) & ~7], dtype="<u8")
     if len(words) < HEADER.size // 8:
         return 0
-    index, synced = words[2:-1], words[3:]
-    places = np.flatnonzero((synced >= expected) & (synced <= index) & (index < expected + len(words)))
-    highest = 0
-    for place in places.tolist():
+    first, second, index, synced = words[:-3], words[1:-2], words[2:-1], words[3:]
+    length, kind, reserved = (
+        first >> np.uint64(32),
+        second & np.uint64(0xFF),
+        (second >> np.uint64(16)) & np.uint64(0xFFFF),
+    )
+    room = np.uint64(8) * (np.uint64(len(words)) - np.arange(len(first), dtype=np.uint64))
+    plausible = (synced >= expected) & (synced <= index) & (index < expected + len(words))
+    plausible &= (kind != 0) & (reserved == 0) & (length <= room) & (second >> np.uint64(32) <= header.incarnation)
+    highest, budget = 0, _CLAIM_BYTES_PER_BYTE * len(rest)
+    for place in np.flatnonzero(plausible).tolist():
+        budget -= int(length[place])
+        if budget < 0:
+            raise CorruptionError(path, end, "what follows the last sound record cannot be told from records")
         try:
-            highest = max(highest, decode(rest, place * 8, salt=salt).synced)
+            highest = max(highest, decode(rest, place * 8, salt=header.salt).synced)
         except CorruptionError:
             continue
     return highest

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.errors import CorruptionError, PenstockError
+from penstock.errors import CorruptionError, Invalid, PenstockError
 from penstock.testing.disk import Fault, FaultKind, Image, Mode, SimulatedDisk
 
 
@@ -116,6 +116,8 @@ class _Explorer:
         if not faults.operations:
             return list(range(1, self.report.operations + 1, faults.every))
         named = [at for at, label in self._labels.items() if label in faults.operations]
+        if not named:
+            raise Invalid(f"no operation of the scenario is one of {faults.operations}: it has {self.report.labels}")
         return named[:: faults.every]
 
     def _run(self, faults: tuple[Fault, ...]) -> tuple[SimulatedDisk, History]:
@@ -123,8 +125,11 @@ class _Explorer:
         disk.on_image = lambda: len(history.events)
         try:
             self._scenario.run(disk, history)
+        except CorruptionError as error:
+            if not disk.damaged:
+                raise Violation(f"sound data was called corrupt [{faults}]") from error
         except (OSError, PenstockError):
-            if not faults:  # without a fault nothing may fail
+            if all(fault.kind == "short" for fault in faults):  # a short write is no failure
                 raise
         disk.images.append(disk.image())
         return disk, history

@@ -71,6 +71,7 @@ class Image:
     mark: int  # what `on_image` returned: how much had been told by then
     synced_version: int
     damaged: bool
+    capacity_bytes: int | None
     files: dict[int, tuple[bytes, tuple[tuple[Change, bool], ...]]]
     folders: dict[int, tuple[dict[str, int], tuple[NameChange, ...]]]
 
@@ -102,6 +103,7 @@ class Image:
             folder.changes = list(renames) if mode == "restart" else []
             disk._folders[number] = folder
         disk.damaged = self.damaged
+        disk.capacity_bytes = self.capacity_bytes
         disk._next_node = 1 + max([*self.files, *self.folders])
         return disk
 
@@ -322,6 +324,7 @@ class SimulatedDisk:
             mark=self.on_image() if self.on_image is not None else 0,
             synced_version=self._synced_version,
             damaged=self.damaged,
+            capacity_bytes=self.capacity_bytes,
             files={n: (i.synced, tuple(i.changes)) for n, i in self._inodes.items()},
             folders={n: (dict(f.synced), tuple(f.changes)) for n, f in self._folders.items()},
         )

@@ -17,7 +17,8 @@ segment_names = st.sets(st.builds(SegmentName, st.integers(0, 30), st.integers(0
 
 @given(segment_names)
 def test_names_decide(names: set[SegmentName]) -> None:
-    chain, dead, highest = read_names([str(name) for name in names])
+    chain, dead, highest, strangers = read_names([str(name) for name in names])
+    assert strangers == []
     assert list(chain) == live_by_the_rule(names)
     assert dead == names - set(chain)
     assert highest == max((n.incarnation for n in names), default=0)
@@ -26,24 +27,25 @@ def test_names_decide(names: set[SegmentName]) -> None:
 
 @given(segment_names, st.integers(0, 31))
 def test_adding_a_segment_is_the_same_as_reading_it(names: set[SegmentName], first: int) -> None:
-    chain, _, highest = read_names([str(name) for name in names])
+    chain, _, highest, _ = read_names([str(name) for name in names])
     name = SegmentName(first, highest + 1)
     assert list(chain.with_segment(name)) == list(read_names([str(n) for n in {*names, name}])[0])
 
 
 @given(segment_names, st.integers(-1, 40))
 def test_place_of(names: set[SegmentName], index: int) -> None:
-    chain, _, _ = read_names([str(name) for name in names])
+    chain, _, _, _ = read_names([str(name) for name in names])
     place = chain.place_of(index)
     assert place == max((i for i, n in enumerate(chain) if n.first <= index), default=-1)
 
 
-def test_other_files_are_left_alone() -> None:
+def test_other_files_are_told_apart() -> None:
     sound = "00000000000000000007-0000000003.log"
     others = ["x", "", sound + ".tmp", sound.replace("-", "_"), "0000000000000000000x-0000000003.log", "ü" * 35]
-    chain, dead, highest = read_names([sound, *others])
+    others.append("18446744073709551616-0000000003.log")
+    chain, dead, highest, strangers = read_names([sound, *others])
     assert list(chain) == [SegmentName(7, 3)]
-    assert (dead, highest) == (set(), 3)
+    assert (dead, highest, sorted(strangers)) == (set(), 3, sorted(others))
 
 
 def test_numbers_of_every_size() -> None:

@@ -8,7 +8,9 @@ import pytest
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, UnsupportedVersion
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.log import Log, LogSettings
-from penstock.log.record import encode
+from penstock.log.chain import SegmentName
+from penstock.log.record import HEADER, encode
+from penstock.log.segment import SegmentReader
 from penstock.testing import Fault, SimulatedDisk
 
 SETTINGS = LogSettings(segment_bytes=1024, allocate_bytes=256, index_bytes=128)
@@ -69,9 +71,10 @@ def test_a_read_goes_by_the_sparse_index() -> None:
     log.sync()
     with log.cursor(1900) as cursor:
         reader, _ = cursor._open()
-        assert reader.index is not None
-        assert len(reader.index.offsets) > 20
-        assert 0 <= cursor._offset - reader.index.before(1900) <= 4096 + 128
+        index = reader.sparse_index()
+        assert index is not None
+        assert len(index.offsets) > 20
+        assert 0 <= cursor._offset - index.before(1900) <= 4096 + 128
 
 
 def test_limits_of_a_read(filled: Log) -> None:
@@ -306,6 +309,116 @@ def test_a_failed_cut_is_a_cut_once_its_outcome_is_unknown() -> None:
         log.sync()
         assert bodies(log) == [*expected, b"d"]
         assert bodies(open_log(disk)) == [*expected, b"d"]
+
+
+def test_nothing_is_unlinked_on_the_word_of_a_name(filled: Log) -> None:
+    disk = filled._fs
+    filled.close()
+    before = sorted(disk.listdir("/log"))
+    other = Log.open(disk, "/other", random=random.Random(2), settings=SETTINGS, identity=b"another store's!")
+    content = disk.open(f"/other/{other._chain[0]}").pread(4096, 0)
+    stray = "00000000000000000001-0000000099.log"
+    disk.create(f"/log/{stray}").pwrite(content, 0)
+    with pytest.raises(CorruptionError):
+        open_log(disk)
+    assert sorted(disk.listdir("/log")) == sorted([*before, stray])
+
+
+def test_a_name_that_has_rotted_is_told(filled: Log) -> None:
+    disk, name = filled._fs, str(filled._chain[-1])
+    filled.close()
+    disk.rename(f"/log/{name}", f"/log/{name.replace('-', '+')}")
+    with pytest.raises(CorruptionError, match="no segment's name"):
+        open_log(disk)
+
+
+def test_a_failed_read_skips_nothing(filled: Log) -> None:
+    disk = filled._fs
+    assert isinstance(disk, SimulatedDisk)
+    for at in range(1, 12):
+        cursor = filled.cursor(3)
+        disk._faults = {disk.operations + at: "eio"}
+        found = []
+        for _ in range(30):
+            try:
+                found += [record.index for record in cursor.read(records_max=7)]
+            except OSError:
+                continue
+        assert found == list(range(3, 41))
+
+
+def test_a_cursor_beside_a_roll(filled: Log) -> None:
+    cursor, opened = filled.cursor(filled.last), filled.open_segment
+
+    def open_then_roll(name: SegmentName) -> SegmentReader:
+        reader = opened(name)
+        filled.open_segment = opened  # type: ignore[method-assign]
+        for _ in range(6):
+            filled.append([b"z" * 300])
+        filled.sync()
+        return reader
+
+    filled.open_segment = open_then_roll  # type: ignore[method-assign]
+    assert [record.index for record in cursor] == list(range(40, 47))
+
+
+def test_a_cursor_beside_a_cut_to_its_place(filled: Log) -> None:
+    cursor, locate = filled.cursor(1), filled.locate
+    cursor.read(records_max=5)
+
+    def cut_then_locate(index: int) -> tuple[SegmentName, SegmentName | None]:
+        filled.locate = locate  # type: ignore[method-assign]
+        filled.truncate_back(5)
+        return locate(index)
+
+    filled.locate = cut_then_locate  # type: ignore[method-assign]
+    assert cursor.read() == []
+
+
+def test_a_sparse_index_of_any_size() -> None:
+    log = open_log(SimulatedDisk(), segment_bytes=16 << 20, allocate_bytes=4096, index_bytes=1)
+    log.append([b""] * 70_000)
+    log.append([bytes(16 << 20)])  # rolls: the closing record has more than a megabyte
+    log.sync()
+    assert log.read(69_999).index == 69_999
+
+
+def test_a_full_disk_leaves_no_trace_of_a_cut(filled: Log) -> None:
+    disk, incarnation = filled._fs, filled.incarnation
+    assert isinstance(disk, SimulatedDisk)
+    disk.capacity_bytes = 0
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            filled.truncate_back(20)
+    assert (filled.last, filled.incarnation) == (40, incarnation)
+    assert sum(name.endswith(".tmp") for name in disk.listdir("/log")) <= 1
+
+
+def test_bytes_that_look_like_headers_cannot_stop_an_opening() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, segment_bytes=16 << 20)
+    log.append([b"sound"])
+    log.sync()
+    header = HEADER.pack(0, 200_000, 16, 0, 0, 1, 5, 4)
+    log.append([header * 16_384])
+    active = log._active
+    assert active is not None
+    active.file.pwrite(b"\xff", active.end - 8)
+    with pytest.raises(CorruptionError, match="cannot be told from records"):
+        open_log(disk, segment_bytes=16 << 20)
+
+
+def test_read_limits(filled: Log) -> None:
+    for wrong in ({"records_max": 0}, {"bytes_max": 0}):
+        with pytest.raises(Invalid, match="at least 1"):
+            filled.cursor().read(**wrong)
+
+
+def test_a_closed_log_does_not_read(filled: Log) -> None:
+    cursor = filled.cursor()
+    filled.close()
+    with pytest.raises(Closed):
+        cursor.read()
 
 
 def test_faults_are_counted_from_one() -> None:
