@@ -40,7 +40,6 @@ class StoreFlusher:
         kinds: Mapping[str, Kind],
         *,
         clock: Clock,
-        time_us: int,
         make_room: Callable[[], bool],
         applied: Callable[[], None],
     ) -> None:
@@ -48,7 +47,7 @@ class StoreFlusher:
         self._dispatcher = dispatcher
         self._kinds = kinds
         self._clock = clock
-        self._time_us = time_us
+        self._time_us = 0  # of the last record of this process
         self._make_room = make_room  # called when the disk is full; whether it freed some space
         self._applied = applied
 
@@ -59,7 +58,7 @@ class StoreFlusher:
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
         """One record for the batch, synced."""
         groups = [group for delta in batch.deltas for group in delta.groups]
-        self._time_us = max(self._time_us, self._clock.time_us())
+        self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
         encoded: list[Group] = []
         decoded: list[list[Any]] = []
         for group in groups:

@@ -9,7 +9,7 @@ Thread: any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
@@ -18,14 +18,14 @@ from penstock.host.clock import Clock
 from penstock.journal.record import PartitionId
 from penstock.kinds import Insert
 from penstock.kv.machine import KvMachine
-from penstock.kv.section import delete_ranges, find, operate, to_edit
+from penstock.kv.section import Ranges, delete_ranges, find, operate, to_edit
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.rows import DELETE, Row
 from penstock.lsm.tree import Snapshot
 from penstock.lsm.view import View, resolve
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER, Create, Drop, TableInfo, encode_ops
-from penstock.partition.pending import PendingDelta, PendingGroup, add_group
+from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 ALL_LATER = 1 << 62  # the LSN of rows that have none yet
@@ -43,18 +43,25 @@ class LocalPort:
         self._dispatcher = dispatcher
         self._clock = clock
         self._check_usable = check_usable
+        self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self.read_only: DiskFull | None = None  # set while the disk is full
 
     def time_us(self) -> int:
-        return self._clock.time_us()
+        """The clock, or the time of the newest record if that is later: what the trees go by."""
+        return max(self._clock.time_us(), self._dispatcher.ledger.tree.time_us)
+
+    def cut_off(self) -> None:
+        """In a forked child: refuse everything, without a look at locks that nobody there will release."""
+        self._known = self._write_into = _refuse_in_child  # type: ignore[assignment]
+        self._coordinator = self._dispatcher = _InChild()  # type: ignore[assignment]
 
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        place = self._dispatcher.known(partition)
+        place = self._known(partition)
         if place is None or place.refusal is not None or self.read_only is not None:
             self._admit(partition, insert, b)
-        return self._coordinator.write_into(insert, size, partition, a, b)
+        return self._write_into(insert, size, partition, a, b)
 
     def _admit(self, partition: PartitionId, insert: Insert, operation: Any) -> None:
         """The slow look: a partition that is new, paused or behind, or a full disk, which still takes deletes."""
@@ -66,7 +73,7 @@ class LocalPort:
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
-        if self.read_only is not None and LEDGER not in group.sections:
+        if self.read_only is not None and not _gives_room(group):
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
@@ -113,27 +120,33 @@ class LocalPort:
             value = rows.get(key)
             if type(value) is bytes:
                 return value
-        for delta in (layers.pending, *layers.deltas):
-            for _, part in delta.sections(partition):
-                if find(part, key) is not None:
-                    return self._folded(partition, key)
-        return self._machine(partition).tree.get(key)
+        if layers.deltas or layers.pending.groups:
+            for delta in (layers.pending, *layers.deltas):
+                for _, part in delta.sections(partition):
+                    if find(part, key) is not None:
+                        return self._folded(partition, key)
+        place = self._known(partition)
+        machine = self._machine(partition) if place is None else place.machine
+        return machine.tree.get(key)  # type: ignore[union-attr,attr-defined,no-any-return]
 
     def _folded(self, partition: PartitionId, key: bytes) -> bytes | None:
         """The value of a key that is being written: through all layers."""
         layers = self._coordinator.layers
-        stored = self._machine(partition).tree.get_row(key)  # first: a group found in it is passed over below
+        tree = self._machine(partition).tree
+        applied = tree.lsn  # before the row: groups up to here are in it, and those up to the row's LSN too
+        stored = tree.get_row(key)
+        applied = applied if stored is None else max(applied, stored[2])
         rows: list[Row] = []
         for delta in (layers.pending, *layers.deltas):
             for group, part in delta.sections(partition):
                 operation = find(part, key)
-                if operation is None or (stored is not None and group.lsn is not None and group.lsn <= stored[2]):
+                if operation is None or (group.lsn is not None and group.lsn <= applied):
                     continue
                 kind, value, expires = operation
                 rows.append((kind, value, ALL_LATER, expires))
         if stored is not None:
             rows.append(stored)
-        live = resolve(rows, 0, self._clock.time_us())
+        live = resolve(rows, 0, self.time_us())
         return None if live is None else live[1]
 
     def _view(self, partition: PartitionId) -> View:
@@ -151,7 +164,7 @@ class LocalPort:
         if not waiting:
             return snapshot
         overlay = Memtable()
-        overlay.apply(to_edit(waiting, ALL_LATER, self._clock.time_us()))
+        overlay.apply(to_edit(waiting, ALL_LATER, self.time_us()))
         return snapshot.under(overlay)
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
@@ -161,9 +174,36 @@ class LocalPort:
         return self._view(partition).scan_arrow(start, end)
 
     def _machine(self, partition: PartitionId) -> KvMachine:
-        machine = self._dispatcher.partition(partition).machine
+        place = self._dispatcher.partition(partition)
+        if place.failures and (behind := place.behind) is not None:
+            raise behind
+        machine = place.machine
         assert isinstance(machine, KvMachine)
         return machine
+
+
+class _InChild:
+    """Stands for the parts of a store in a forked child."""
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse_in_child()
+
+
+def _refuse_in_child(*_: Any) -> NoReturn:
+    raise Closed("this store was opened before a fork: open or connect to it in this process")
+
+
+def _gives_room(group: PendingGroup) -> bool:
+    """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
+    return all(
+        partition == LEDGER
+        or all(
+            isinstance(part, Ranges)
+            or all(not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values())
+            for part in parts(sections)
+        )
+        for partition, sections in group.sections.items()
+    )
 
 
 class SnapshotPort:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -25,7 +27,7 @@ from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, zero_fill
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
-from penstock.journal.record import PartitionId, decode
+from penstock.journal.record import PartitionId, decode, partition_id
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Kind
 from penstock.kv.machine import KvKind
@@ -33,10 +35,11 @@ from penstock.kv.table import KvReader, KvTable
 from penstock.kv.values import VALUE_TYPES, Options, ValueType, encode_options
 from penstock.local import LocalPort, SnapshotPort
 from penstock.log import Log, LogSettings
-from penstock.lsm.maintenance import Maintenance, MaintenanceSettings
-from penstock.lsm.tasks import TreeTask, job_handlers, merge_on, tree_tasks
+from penstock.lsm.collection import CollectionSettings, Collector
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
 from penstock.lsm.tasks import export as export_trees
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree import Tree, TreeSettings
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.jobs import JobQueue
@@ -57,9 +60,8 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
-from penstock.partition.spill import SpillLog
+from penstock.partition.spill import SpillLog, remove_folder
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.runner import JobRunner, JobRunnerSettings
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
 
@@ -67,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
+FINISHED_JOBS_KEPT = 1_000
+APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 
 
@@ -79,7 +83,7 @@ class StoreSettings:
     journal: LogSettings = field(default_factory=LogSettings)
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
+    collection: CollectionSettings = field(default_factory=CollectionSettings)
     flush_interval_s: float = 0.1
     background: bool = True  # False: no threads; maintenance runs when it is called
     reserve_bytes: int = RESERVE_BYTES
@@ -91,8 +95,15 @@ class StoreSettings:
     @property
     def coordinator(self) -> CoordinatorSettings:
         return CoordinatorSettings(
-            flush_interval_s=self.flush_interval_s, bytes_max=max(80 << 20, self.memory_bytes_max // 4)
+            flush_interval_s=self.flush_interval_s,
+            flush_bytes=8 << 20,
+            bytes_max=max(80 << 20, self.memory_bytes_max // 8),
         )
+
+    @property
+    def rows_bytes_max(self) -> int:
+        """For rows in memtables; the rest is for writes on their way and for what a flush needs while it works."""
+        return self.memory_bytes_max * 5 // 8
 
     @property
     def tree(self) -> TreeSettings:
@@ -130,17 +141,22 @@ class Store:
         self._fs, self._clock, self._random = fs, clock, random
         self._process = threads.process_id()
         self._closed = False
+        self._started = False  # background work is done by threads
+        self._dropped: deque[PartitionDescriptor] = deque()  # shards whose files are to be removed
         self.metrics = Metrics()
         make_dirs(fs, self.path)
-        self._lock = fs.lock(f"{self.path}/LOCK")
+        self._parts = ExitStack()  # closes what is open, the newest first
+        self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
         try:
             self.identity = self._load_identity()
             self._open_parts(engine)
             self._recover()
             self._start()
         except BaseException:
-            self._lock.release()
+            self._closed = True
+            self._parts.close()
             raise
+        threads.after_fork(self, Store._cut_off)
 
     # -- opening
 
@@ -166,6 +182,7 @@ class Store:
     def _open_parts(self, engine: EngineOpener) -> None:
         settings = self.settings
         self._manifest = Manifest.open(f"{self.path}/manifest", fs=self._fs, clock=self._clock, engine=engine)
+        self._parts.callback(self._manifest.close)
         self._jobs = JobQueue(self._manifest, random=self._random)
         self._engines = Engines()
         self._scheduler = Scheduler(clock=self._clock)
@@ -177,9 +194,16 @@ class Store:
             store=self.identity,
             clock=self._clock,
             merge_files=merge_on(self._engines) if settings.background else None,
-            settings=settings.maintenance,
             tree_settings=settings.tree,
             wake=self._wake,
+        )
+        self._collector = Collector(
+            self._maintenance,
+            self._manifest,
+            fs=self._fs,
+            root=self.path,
+            clock=self._clock,
+            settings=settings.collection,
         )
         self._kinds: dict[str, Kind] = {kind.name: kind for kind in (KvKind(),)}
         self._ledger = Ledger(self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0"))
@@ -192,16 +216,16 @@ class Store:
             make_spill=self._make_spill,
             settings=settings.dispatcher,
         )
-        log = Log.open(
-            self._fs, f"{self.path}/journal", random=self._random, settings=settings.journal, identity=self.identity
-        )
-        self._consensus = Alone(log)
+        self._consensus = Alone(self._open_journal())
+        self._parts.callback(self._consensus.close)
+        self._parts.callback(self._dispatcher.close)
+        self._parts.callback(self._engines.shutdown, 10.0)
+        self._parts.callback(self._scheduler.shutdown)
         flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
             self._kinds,
             clock=self._clock,
-            time_us=self._ledger.tree.time_us,
             make_room=self._release_reserve,
             applied=self._after_apply,
         )
@@ -223,6 +247,16 @@ class Store:
             settings=settings.checkpoint,
         )
 
+    def _open_journal(self) -> Log:
+        folder, settings = f"{self.path}/journal", self.settings.journal
+        try:
+            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+        except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
+            if not self._fs.exists(f"{self.path}/RESERVE"):
+                raise
+            self._fs.unlink(f"{self.path}/RESERVE")
+            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> PartitionStateMachine:
         """For the dispatcher: the state machine of a shard."""
         kind = self._kinds.get(descriptor.kind)
@@ -231,12 +265,24 @@ class Store:
         return kind.open_machine(descriptor, options, self._maintenance)
 
     def collect(self, descriptor: PartitionDescriptor) -> None:
-        """For the dispatcher: remove what a dropped shard left."""
-        self._kinds[descriptor.kind].collect(descriptor, self._maintenance)
+        """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
+        self._dropped.append(descriptor)
+
+    def _collect_dropped(self) -> None:
+        while self._dropped:
+            descriptor = self._dropped[0]
+            self._kinds[descriptor.kind].collect(descriptor, self._maintenance)
+            remove_folder(self._fs, self._spill_folder(descriptor))
+            table = f"{self.path}/tables/{descriptor.table}"
+            if self._fs.exists(table) and not self._fs.listdir(table):
+                self._fs.rmdir(table)
+            self._dropped.popleft()
+
+    def _spill_folder(self, descriptor: PartitionDescriptor) -> str:
+        return f"{self.path}/tables/{descriptor.table}/{descriptor.shard}-log"
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
-        folder = f"{self.path}/tables/{descriptor.table}/{descriptor.shard}-log"
-        return SpillLog(self._fs, folder, random=self._random, identity=self.identity)
+        return SpillLog(self._fs, self._spill_folder(descriptor), random=self._random, identity=self.identity)
 
     def _recover(self) -> None:
         """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""
@@ -248,28 +294,40 @@ class Store:
             )
         for lsn, body in self._consensus.records(self._consensus.first):
             self._dispatcher.dispatch(decode(body, where=f"{self.path}/journal", lsn=lsn), lsn)
+            self._after_apply()
+        self._find_dropped()
         self._keep_reserve()
+
+    def _find_dropped(self) -> None:
+        """Shards that were dropped and whose files an earlier process did not get to."""
+        for name in self._fs.listdir(f"{self.path}/tables"):
+            if name.isdigit() and int(name) != LEDGER_TABLE and self._ledger.table_by_id(int(name)) is None:
+                folders = self._fs.listdir(f"{self.path}/tables/{name}")
+                for shard in sorted({int(folder.removesuffix("-log")) for folder in folders} or {0}):
+                    number = partition_id(int(name), shard)
+                    self._dropped.append(PartitionDescriptor(number, int(name), shard, "", "kv"))
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
         if not self.settings.background:
             return
         self._coordinator.start()
-        for task in tree_tasks(self._maintenance):
+        for task in tree_tasks(self._maintenance, self._collector):
             self._scheduler.register(task)
+        for runner in job_runners(self._maintenance, self._jobs, self._engines):
+            self._scheduler.register(runner)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
-        runner = JobRunnerSettings(interval_s=1.0)
-        self._scheduler.register(
-            JobRunner("jobs", self._jobs, job_handlers(self._maintenance), self._engines, settings=runner)
-        )
+        self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.start()
-        self._forget_exit = threads.at_exit(self, Store.close)
+        self._started = True
+        self._parts.callback(threads.at_exit(self, Store.close))
 
     def _wake(self, task: str) -> None:
-        if self.settings.background:
+        if self._started:
             self._scheduler.wake(task)
-            self._scheduler.wake("jobs")
+            self._scheduler.wake(FLUSH_JOBS)
+            self._scheduler.wake(COMPACTION_JOBS)
 
     # -- background
 
@@ -278,8 +336,16 @@ class Store:
         return Load.BUSY if report.segments_dropped else Load.IDLE
 
     def _retry_task(self) -> Outcome:
+        behind = self._dispatcher.retry()
         self._keep_reserve()
-        return Load.BUSY if self._dispatcher.retry() else Load.IDLE
+        self._collect_dropped()
+        return Load.BUSY if behind else Load.IDLE
+
+    def _housekeeping_task(self) -> Outcome:
+        """A copy of the manifest, and an end to the rows of jobs that ended long ago."""
+        self._manifest.backup()
+        self._jobs.prune(FINISHED_JOBS_KEPT)
+        return None
 
     def checkpoint(self) -> CheckpointReport:
         """Drop all of the journal that can be dropped, now."""
@@ -292,19 +358,33 @@ class Store:
         self._port.submit(group, 64)
 
     def _after_apply(self) -> None:
-        """Keep rows in memory within their limit: the largest tree is frozen first, then whoever writes waits."""
+        """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
         trees = [tree for tree, _ in self._maintenance.trees()]
-        held = {tree: tree.memory_bytes() for tree in trees}
-        limit = self.settings.memory_bytes_max // 2
-        if sum(held.values()) > limit // 2:
-            largest = max(trees, key=lambda tree: held[tree])
+        growing = {tree: tree.growing_bytes() for tree in trees}
+        if sum(growing.values()) > self.settings.memory_bytes_max // 8:
+            largest = max(trees, key=lambda tree: growing[tree])
             largest.freeze()
-            self._wake("flush")
-            if not self.settings.background:
-                self._maintenance.flush(largest)
+            self._flush_soon(largest)
         for tree in trees:
-            if self.settings.background:
-                tree.wait_while_stopped(60.0)
+            if self._started:
+                tree.wait_while_stopped(APPLY_WAIT_S)
+        deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S
+        while self._started and self._held_bytes() > self.settings.rows_bytes_max:
+            if self._clock.monotonic_s() >= deadline_s:
+                break  # this batch is in; the next one waits as long
+            largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
+            self._flush_soon(largest)
+            largest.wait_for_change(0.05)
+
+    def _held_bytes(self) -> int:
+        return sum(tree.memory_bytes() for tree, _ in self._maintenance.trees())
+
+    def _flush_soon(self, tree: Tree) -> None:
+        if self._started:
+            if self._maintenance.request_flush(tree):
+                self._wake("flush")
+        else:
+            self._maintenance.flush(tree)
 
     # -- a full disk
 
@@ -315,6 +395,8 @@ class Store:
             self._port.read_only = None
             return
         try:
+            if self._fs.exists(path + ".tmp"):  # of a process that died
+                self._fs.unlink(path + ".tmp")
             file = self._fs.create(path + ".tmp")
             try:
                 zero_fill(file, 0, self.settings.reserve_bytes)
@@ -350,9 +432,9 @@ class Store:
 
     def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
         self._check_usable()
-        if not _NAME.fullmatch(str(name)):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
             raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
-        if not 1 <= shards <= SHARDS_MAX:
+        if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:  # type: ignore[redundant-expr]
             raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
         info = self._port.table(name)
         if info is None:
@@ -367,6 +449,7 @@ class Store:
 
     def tables(self) -> list[str]:
         """The names of all tables."""
+        self._check_usable()
         return [info.name for info in self._ledger.tables()]
 
     def drop(self, name: str) -> None:
@@ -402,13 +485,14 @@ class Store:
     def snapshot(self) -> StoreSnapshot:
         """Everything that is applied, at one LSN."""
         self._check_usable()
-        tables = self._ledger.tables()
-        lsn, states = self._dispatcher.snapshot(tables)
+        lsn, tables, states = self._dispatcher.snapshot()
         return StoreSnapshot(lsn, SnapshotPort(states, {info.name: info for info in tables}))
 
     def compact(self, name: str) -> None:
         """Bring a table into as few files as possible, in this thread."""
         self._check_usable()
+        if self._port.table(name) is None:
+            raise NotFound(f"there is no table {name}")
         for tree, catalog in self._maintenance.trees():
             info = self._ledger.table_by_id(catalog.db_id)
             if info is not None and info.name == name:
@@ -428,15 +512,11 @@ class Store:
         if self._closed or threads.process_id() != self._process:
             return
         self._closed = True
-        try:
+        with self._parts:
             self._coordinator.shutdown()
-        finally:
-            self._scheduler.shutdown()
-            self._engines.shutdown(10.0)
-            self._dispatcher.close()
-            self._consensus.close()
-            self._manifest.close()
-            self._lock.release()
+
+    def _cut_off(self) -> None:
+        self._port.cut_off()
 
     def __enter__(self) -> Store:
         return self
@@ -457,11 +537,13 @@ class StoreBatch:
         self._durable = durable
         self._gathered = PendingDelta()
         self._bytes = 0
+        self._ended = False
         self.duplicate = False
         self.epoch: Epoch | None = None
 
     def kv(self, name: str) -> KvTable:
         """A table that gathers writes for this batch. It must exist."""
+        self._check_open()
         table = self._store.kv(name, create=False)
         return KvTable(_BatchPort(self), table._info)  # type: ignore[arg-type]
 
@@ -471,11 +553,18 @@ class StoreBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None and not self._ended:
             self.commit()
+        self._ended = True
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise Invalid("this batch has ended: begin another")
 
     def commit(self) -> None:
         """Write it. `duplicate` says afterwards whether its token was used before."""
+        self._check_open()
+        self._ended = True
         group = self._group()
         if group is None:
             return
@@ -507,6 +596,7 @@ class _BatchPort:
         self._batch = batch
 
     def write(self, partition: PartitionId, insert: Any, size: int, a: Any, b: Any) -> Epoch:
+        self._batch._check_open()
         insert(self._batch._gathered, partition, a, b)
         self._batch._bytes += size
         return Epoch(0)

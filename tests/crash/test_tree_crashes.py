@@ -12,6 +12,7 @@ from tree_scenario import TreeScenario
 
 import penstock.lsm.catalog as catalog_module
 import penstock.testing.disk as disk_module
+from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.tree import Tree
@@ -151,9 +152,9 @@ def memtable_dropped_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "begin_flush", dropping)
     end = Tree.end_flush
 
-    def ending(self: Tree, frozen: Any, outputs: Any) -> None:
+    def ending(self: Tree, frozen: Any, files: Any, time_us: int) -> None:
         self._install(replace(self._version, frozen=frozen))
-        end(self, frozen, outputs)
+        end(self, frozen, files, time_us)
 
     patch.setattr(Tree, "end_flush", ending)
 
@@ -162,8 +163,8 @@ def inputs_removed_first(patch: pytest.MonkeyPatch) -> None:
     """A compaction removes its inputs before the manifest lists the outputs."""
     merge = Maintenance._merge_here
 
-    def removing(self: Maintenance, plan: Any) -> Any:
-        summaries = merge(self, plan)
+    def removing(self: Maintenance, plan: Any, stop: Any) -> Any:
+        summaries = merge(self, plan, stop)
         for source in plan.inputs:
             self._fs.unlink(source.path)
         self._fs.fsync_dir(plan.folder)
@@ -172,9 +173,8 @@ def inputs_removed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Maintenance, "_merge_here", removing)
 
 
-def repair_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Maintenance, "_remove_leftovers", lambda self, db_id, ids: None)
-    patch.setattr(Maintenance, "_collect_unlisted", lambda self, tree, catalog: 0)
+def leftovers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Collector, "_unlisted", lambda self, tree, catalog: [])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def repair_forgotten(patch: pytest.MonkeyPatch) -> None:
         (watermark_without_the_rows, crashes),
         (memtable_dropped_first, watch),
         (inputs_removed_first, crashes),
-        (repair_forgotten, crashes),
+        (leftovers_forgotten, crashes),
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None], suite: Callable[[], None]) -> None:

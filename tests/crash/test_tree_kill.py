@@ -115,8 +115,8 @@ def check(root: str, told: int) -> None:
             expected.update(dict.fromkeys(rows_of(lsn), lsn))
         assert {key: int(value[:10]) for key, value in place.tree.scan()} == expected
         place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
-        place.maintenance.collect()
-        place.maintenance.collect()
+        place.collector.collect()
+        place.collector.collect()
         listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in place.tree._version.files()}
         files = {name.name for name in Path(root, "tables/1").iterdir()}
         assert files == listed | {name.replace(".sst", ".idx") for name in listed}

@@ -7,16 +7,16 @@ import sys
 
 from penstock.host.clock import SystemClock
 from penstock.host.files import OsFileSystem, make_dirs
+from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.compaction import LevelLimits
-from penstock.lsm.maintenance import Maintenance, MaintenanceSettings
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import NEVER, PUT, Row
-from penstock.lsm.tasks import job_handlers, merge_on, tree_tasks
+from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, job_runners, merge_on, tree_tasks
 from penstock.lsm.tree import TreeSettings
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.manifest import Manifest
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.runner import JobRunner, JobRunnerSettings
 from penstock.scheduler.scheduler import Scheduler
 
 SETTINGS = TreeSettings(memtable_bytes=200_000, limits=LevelLimits(level0_runs=3, level1_bytes=4_000_000))
@@ -40,23 +40,23 @@ class RealPlace:
             store=bytes(16),
             clock=clock,
             merge_files=merge_on(self.engines),
-            settings=MaintenanceSettings(grace_s=grace_s),
             wake=self._wake,
         )
+        settings = CollectionSettings(grace_s=grace_s)
+        self.collector = Collector(self.maintenance, self.manifest, fs=fs, root=root, clock=clock, settings=settings)
         self.tree = self.maintenance.open_tree(1, 0, "tables/1", SETTINGS)
         self.repairs = self.jobs.compensate_orphans()
         if background:
-            for task in tree_tasks(self.maintenance):
+            for task in tree_tasks(self.maintenance, self.collector):
                 self.scheduler.register(task)
-            settings = JobRunnerSettings(interval_s=0.05)
-            self.scheduler.register(
-                JobRunner("jobs", self.jobs, job_handlers(self.maintenance), self.engines, settings=settings)
-            )
+            for runner in job_runners(self.maintenance, self.jobs, self.engines):
+                self.scheduler.register(runner)
             self.scheduler.start()
 
     def _wake(self, task: str) -> None:
         self.scheduler.wake(task)
-        self.scheduler.wake("jobs")
+        self.scheduler.wake(FLUSH_JOBS)
+        self.scheduler.wake(COMPACTION_JOBS)
 
     def close(self) -> None:
         self.scheduler.shutdown(60)

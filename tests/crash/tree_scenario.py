@@ -55,7 +55,7 @@ class TreeScenario:
             history.note("stored", place.tree.stored)
             if number % 3 == 0:
                 place.maintenance.compact(place.tree, everything=number % 6 == 0)
-            place.maintenance.collect()
+            place.collector.collect()
         except (OSError, PenstockError) as error:
             if isinstance(error, OutcomeUnknown):
                 raise
@@ -75,15 +75,15 @@ class TreeScenario:
                 if word == "edit" and values[0] > place.tree.stored:
                     place.write_at(batch(values[0]), values[0], values[1])
             self._check(place, history)
-            place.maintenance.collect()
+            place.collector.collect()
             place.clock.advance(1)
-            place.maintenance.collect()
+            place.collector.collect()
             self._no_strays(place)
             self._write(place, history, 1 + max([0, *(v for w, v, *_ in _events(history) if w == "edit")]))
             place.maintenance.flush(place.tree)
             history.note("stored", place.tree.stored)
             place.maintenance.compact(place.tree, everything=True)
-            place.maintenance.collect()
+            place.collector.collect()
             self._check(place, history)
             self._no_strays(place)
         finally:

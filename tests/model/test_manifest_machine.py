@@ -92,7 +92,7 @@ class Model:
             self.names[op.db_id] = op.value.name
 
     def PutWalState(self, op: PutWalState) -> None:
-        self.progress[op.key] = op.value.stored_lsn
+        self.progress[op.key] = max(self.progress.get(op.key, 0), op.value.stored_lsn)
 
     def DeleteWalState(self, op: DeleteWalState) -> None:
         if op.key.shard == 0 and any(table == op.key.db_id for table, _ in self.gates):
@@ -137,13 +137,13 @@ class Model:
             job["attempts"] += 1
             self.gates[place] = op.job_id
             self.progress.setdefault((place[0], 0), 0)
-            self.pending.pop(place, None)
+            self._leave_pending(op.job_id, place)
         elif old == "InFlight" and new != "InFlight":
             if op.token != job["attempts"]:
                 raise Refused
             del self.gates[place]
         elif (old, new) == ("Pending", "FailedPermanent"):
-            self.pending.pop(place, None)
+            self._leave_pending(op.job_id, place)
         else:
             raise Refused
         job["state"] = new
@@ -153,8 +153,12 @@ class Model:
         if job is None or job["state"] == "InFlight":
             raise Refused
         if job["state"] == "Pending":
-            self.pending.pop(job["place"], None)
+            self._leave_pending(op.job_id, job["place"])
         del self.jobs[op.job_id]
+
+    def _leave_pending(self, job_id: int, place: tuple[int, int]) -> None:
+        if self.pending.get(place) == job_id:
+            del self.pending[place]
 
 
 def stored(view: ReadView) -> Model:

@@ -86,7 +86,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        self.place.maintenance.collect()
+        self.place.collector.collect()
 
     @precondition(lambda self: len(self.snapshots) < 4)
     @rule()

@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.compaction import LevelLimits
-from penstock.lsm.maintenance import Maintenance, MaintenanceSettings
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.operators import check_operand, union_items, union_of
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
@@ -57,7 +58,14 @@ class Place:
             root="/store",
             store=STORE,
             clock=self.clock,
-            settings=MaintenanceSettings(grace_s=self._grace_s),
+        )
+        self.collector = Collector(
+            self.maintenance,
+            self.manifest,
+            fs=self.disk,
+            root="/store",
+            clock=self.clock,
+            settings=CollectionSettings(grace_s=self._grace_s),
         )
         self.tree = self.maintenance.open_tree(1, 0, "tables/1", SETTINGS)
         self.jobs.compensate_orphans()

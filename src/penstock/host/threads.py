@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -102,6 +102,22 @@ def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
     reference = weakref.ref(owner, forget)
     atexit.register(run)
     return forget
+
+
+_in_children: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+
+
+def after_fork(owner: T, act: Callable[[T], object]) -> None:
+    """Call `act(owner)` in every forked child, before anything else runs there. Holds no reference to `owner`."""
+    _in_children[owner] = act
+
+
+def _after_fork() -> None:
+    for owner, act in list(_in_children.items()):
+        act(owner)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def process_id() -> int:

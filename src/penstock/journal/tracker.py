@@ -72,11 +72,11 @@ class SegmentedAckTracker:
         with self._lock:
             self._needs.pop(partition, None)
 
-    def needed_from(self, committed: int) -> Lsn:
-        """The oldest LSN that must stay: nothing below it will be replayed."""
+    def needed_from(self, dispatched: int) -> Lsn:
+        """The oldest LSN that must stay, if all up to `dispatched` were recorded: nothing below it is replayed."""
         with self._lock:
             oldest = [needs.waiting[0] for needs in self._needs.values() if needs.waiting]
-        return Lsn(min([*oldest, committed + 1]))
+        return Lsn(min([*oldest, dispatched + 1]))
 
     def waiting_below(self, lsn: int) -> list[PartitionId]:
         """Partitions that still need a record below `lsn`."""

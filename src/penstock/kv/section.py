@@ -10,7 +10,8 @@ Invariant: decode(encode(section)) is the section.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -106,7 +107,8 @@ def encode(section: Section) -> bytes:
     keys = list(section)
     if section.plain:
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
-        return b"".join((_HEADER.pack(PLAIN, len(keys)), _lengths(keys), _lengths(values), *keys, *values))
+        lengths = _lengths(keys), _lengths(values)
+        return b"".join((_HEADER.pack(PLAIN, len(keys)), *lengths, b"".join(keys), b"".join(values)))
     operations = [(PUT, op, NEVER) if isinstance(op, bytes) else op for op in section.values()]
     kinds, contents, expires = zip(*operations, strict=True)
     return b"".join(
@@ -152,8 +154,8 @@ def decode(payload: bytes) -> Section:
     return rows
 
 
-def _lengths(items: Iterable[bytes]) -> bytes:
-    return np.array([len(item) for item in items], "<u4").tobytes()
+def _lengths(items: Sequence[bytes]) -> bytes:
+    return np.fromiter(map(len, items), "<u4", len(items)).tobytes()
 
 
 def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]:
@@ -171,6 +173,9 @@ def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]
 
 def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
     """All sections of a record for a shard, folded in order: ranges that delete what was before, rows on top."""
+    sections = list(sections)
+    if len(sections) == 1 and isinstance(sections[0], Rows) and sections[0].plain:
+        return Edit(lsn=lsn, time_us=time_us, puts=sections[0])  # type: ignore[arg-type]
     rows: dict[bytes, Row] = {}
     ranges: list[tuple[bytes, bytes]] = []
     for section in sections:
@@ -179,7 +184,8 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
             deleted = RangeDeletes.of((start, end, 1) for start, end in section)
             rows = {key: row for key, row in rows.items() if not deleted.lsn_over(key)}
         elif section.plain:
-            rows.update({key: (PUT, value, lsn, NEVER) for key, value in section.items()})  # type: ignore[misc]
+            values: Iterable[bytes] = section.values()  # type: ignore[assignment]
+            rows.update(zip(section, zip(repeat(PUT), values, repeat(lsn), repeat(NEVER)), strict=False))
         else:
             for key, operation in section.items():
                 if isinstance(operation, bytes):

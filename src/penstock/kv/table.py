@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import xxhash
@@ -24,7 +24,7 @@ from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
 from penstock.partition.ledger import TableInfo
 
-ROW_BYTES = 64  # what a pending row costs beside its key and value, roughly
+ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
 
 
 class KvReader:
@@ -54,7 +54,7 @@ class KvReader:
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        value = self._port.lookup(self._partition(key), key)
+        value = self._port.lookup(self._one or self._partition(key), key)
         if value is None:
             return default
         return value if self._raw else self._decode(value)
@@ -127,35 +127,57 @@ class KvTable(KvReader):
         super().__init__(port, info)
         self._durable = durable
         self._encode: Callable[[Any], bytes] = ENCODERS[self._options.value]
+        self._write = port.write  # bound once: a put is little more than this call
 
     # -- writing
 
     def put(self, key: bytes, value: Any, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
         """Set a key; `ttl_s`: it is gone after so many seconds."""
-        data = self._encode(value)
-        partition = self._check(key, data)
+        data = value if self._raw and type(value) is bytes else self._encode(value)
+        if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
+            self._refuse(key)
+        partition = self._one or self._partition(key)
         size = len(key) + len(data) + ROW_BYTES
         if ttl_s is None:
-            epoch = self._port.write(partition, section.put, size, key, data)
+            epoch = self._write(partition, section.put, size, key, data)
         else:
-            epoch = self._port.write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
-        return self._end(epoch, durable)
+            epoch = self._write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
+        if durable or (durable is None and self._durable):
+            self._port.flush(epoch, 30.0)
+        return epoch
 
     def put_many(
         self, pairs: Mapping[bytes, Any] | Iterable[tuple[bytes, Any]], *, durable: bool | None = None
     ) -> Epoch:
         """Set many keys: one write for each shard."""
-        items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
-        size = 0
-        for key, value in items:
-            data = self._encode(value)
-            by_shard.setdefault(self._check(key, data), {})[key] = data
-            size += len(key) + len(data) + ROW_BYTES
+        try:
+            given = dict(pairs)
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"put_many takes a mapping or (key, value) pairs with keys of bytes ({error})") from error
         epoch = Epoch(0)
-        for partition, rows in by_shard.items():
-            epoch = self._port.write(partition, section.put_many, size // len(by_shard), rows, None)
-        return self._end(epoch, durable) if by_shard else epoch
+        for partition, rows in self._by_shard(self._checked(given)).items():
+            size = sum(map(len, rows)) + sum(map(len, rows.values())) + ROW_BYTES * len(rows)
+            epoch = self._write(partition, section.put_many, size, rows, None)
+        return self._end(epoch, durable) if given else epoch
+
+    def _checked(self, given: dict[bytes, Any]) -> dict[bytes, bytes]:
+        """The rows with their values encoded, or `Invalid`: by calls that go over all rows at once."""
+        if not self._raw or set(map(type, given.values())) - {bytes}:
+            given = {key: self._encode(value) for key, value in given.items()}
+        strange = set(map(type, given)) - {bytes}
+        longest = max(map(len, given), default=0), max(map(len, given.values()), default=0)
+        if strange or longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
+            for key, data in given.items():
+                self._check(key, data)
+        return given
+
+    def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
+        if self._one is not None or not rows:
+            return {self._partitions[0]: rows} if rows else {}
+        by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
+        for key, data in rows.items():
+            by_shard.setdefault(self._partition(key), {})[key] = data
+        return by_shard
 
     def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove a key; one that is not there is no error."""
@@ -191,11 +213,14 @@ class KvTable(KvReader):
         self.delete(key)
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:
-        if not isinstance(key, bytes):
-            raise Invalid(f"a key is bytes, not {type(key).__name__}")
-        if len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
-            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            self._refuse(key)
         return self._partition(key)
+
+    def _refuse(self, key: Any) -> NoReturn:
+        if type(key) is not bytes:
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+        raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
 
     def _expiry(self, ttl_s: float) -> int:
         if not 0 < ttl_s < 1e11:

@@ -73,11 +73,8 @@ class Catalog:
                 raise CorruptionError(row.file_name, 0, f"its row in the manifest does not decode ({error})") from None
             if detail.shard == self.shard:
                 files.append(_meta(key.chunk_id, row, detail))
-        watermarks = self._watermarks()
+        watermarks = self._manifest.get_wal_state(WalStateKey(self.db_id, self.shard)) or WalStateRecord()
         return files, watermarks.stored_lsn, _progress(watermarks).time_us
-
-    def _watermarks(self) -> WalStateRecord:
-        return self._manifest.get_wal_state(WalStateKey(self.db_id, self.shard)) or WalStateRecord()
 
     def describe(self, summary: Summary, *, level: int, run: int, lsn: int | None = None) -> FileMeta:
         """A file that was just written."""
@@ -113,21 +110,17 @@ class Catalog:
         ]
         operations += [DeleteChunk(ChunkKey(self.db_id, meta.chunk_id)) for meta in removed]
         if stored is not None:
-            operations.append(PutWalState(WalStateKey(self.db_id, self.shard), self._raised(*stored)))
+            lsn, time_us = stored
+            progress = WalStateRecord(
+                stored_lsn=lsn,
+                last_applied_lsn=lsn,
+                durable_lsn=lsn,
+                highest_lsn=lsn,
+                detail=_encode(Progress(time_us)),
+            )
+            operations.append(PutWalState(WalStateKey(self.db_id, self.shard), progress))
         operations.append(BumpGeneration(ComponentId.MANIFEST, 1))
         return operations
-
-    def _raised(self, stored: int, time_us: int) -> WalStateRecord:
-        """The watermarks with `stored` raised, and those above it at least as high."""
-        now = self._watermarks()
-        return msgspec.structs.replace(
-            now,
-            stored_lsn=max(now.stored_lsn, stored),
-            last_applied_lsn=max(now.last_applied_lsn, stored),
-            durable_lsn=max(now.durable_lsn, stored),
-            highest_lsn=max(now.highest_lsn, stored),
-            detail=_encode(Progress(max(time_us, _progress(now).time_us))),
-        )
 
     def _row(self, meta: FileMeta, generation: int, sealing: Sealing) -> ChunkEntryRecord:
         detail = TableDetail(

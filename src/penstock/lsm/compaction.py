@@ -57,7 +57,7 @@ def compact_everything(levels: tuple[tuple[Run, ...], ...]) -> Compaction | None
     """Merge all into one run of the lowest level, which drops every delete; None if there is nothing to gain."""
     files = tuple(file for level in levels for run in level for file in run.files)
     runs = sum(len(level) for level in levels)
-    if not files or (runs == 1 and not any(f.meta.deletes or f.meta.has_ranges for f in files)):
+    if not files or (runs == 1 and not any(f.meta.deletes or f.meta.has_ranges or f.meta.expires for f in files)):
         return None
     return Compaction(inputs=files, target=max(1, len(levels) - 1), bottom=True)
 

@@ -1,8 +1,8 @@
 """The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
 
-A hash slot is 32 bits: the low bits are a place (batch and row) plus one, the high bits a fingerprint from the key's
-hash. Slots are filled to one half; a key stands at or after its home slot with no empty slot between. The hashes of all
-rows follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
+A hash slot is 32 bits: the low bits are a place (batch and row), the high bits a fingerprint from the key's hash. At
+most two fifths of the slots are taken; a key stands at or after its home slot with no empty slot between. The hashes of
+all rows follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
 
 Thread: `PageSums` belongs to its writer; an `Index` is shared.
 Invariant: nothing of the index is used before its checksum matched (where google-crc32c is installed).
@@ -30,13 +30,13 @@ except ImportError:
 
 PAGE_BYTES = 1 << 16
 PAGE_SLOTS = PAGE_BYTES // 4
-BATCH_SHIFT = 16  # a place is batch << BATCH_SHIFT | row
-BATCHES_MAX = 1 << 12  # which leaves a fingerprint of at least 3 bits
+BATCH_SHIFT = 16  # a place is batch << BATCH_SHIFT | row; batches count from 1, so no place is 0
+BATCHES_MAX = (1 << 12) - 1  # which leaves a fingerprint of at least 4 bits
 ROWS_MAX = 4_000_000
 
 MAGIC = b"PENSIDX1"
 VERSION = 1
-# magic, version, row bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and highest
+# magic, version, place bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and highest
 # lsn, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then the checksum of this and the body.
 _HEADER = struct.Struct("<8sHBBI16sQQQIIQQQQQIII")
 _SUM = struct.Struct("<I")
@@ -60,28 +60,25 @@ def hash_keys(keys: list[bytes]) -> U32:
     """The hash of each key. It holds the interpreter: give some thousands at a time."""
     if hash64 is None:
         raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")
-    return (np.fromiter(map(hash64, keys), np.uint64, len(keys)) >> np.uint64(32)).astype(np.uint32)
+    return np.fromiter(map(hash64, keys), np.uint64, len(keys)).astype(np.uint32)
 
 
 def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
     """Slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes solves linear probing."""
-    homes = max(1, 2 * len(hashes))
-    # Hash above, place below: one sort of plain numbers, and the low half of each is already its slot, less one.
-    packed = hashes.astype(np.uint64)
+    homes = 1 << (5 * len(hashes) // 2).bit_length()  # a power of two: a get has its home by one `and`
+    # Home above, slot below: one sort of plain numbers puts all in order.
+    packed = (hashes & np.uint32(homes - 1)).astype(np.uint64)
     packed <<= np.uint64(32)
     packed |= (hashes & np.uint32(fingerprint_mask(place_bits))) | places
     packed.sort()
-    home = packed >> np.uint64(32)
-    home *= np.uint64(homes)
-    home >>= np.uint64(32)
-    place = home.view(np.int64)
+    at = (packed >> np.uint64(32)).view(np.int64)
     i = np.arange(len(hashes), dtype=np.int64)
-    place -= i
-    np.maximum.accumulate(place, out=place)
-    place += i
-    last = int(place[-1]) if len(place) else 0
+    at -= i
+    np.maximum.accumulate(at, out=at)
+    at += i
+    last = int(at[-1]) if len(at) else 0
     slots = np.zeros(max(homes, last + 1) + 1, np.uint32)  # the last slot stays empty: a probe ends there
-    slots[place] = packed.astype(np.uint32) + np.uint32(1)
+    slots[at] = packed.astype(np.uint32)
     return slots, homes
 
 
@@ -149,9 +146,9 @@ def write_index(
     """Write an index; `hashes` are of all rows. The caller finishes its chunk."""
     if crc32c is None:
         raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
-    counts = enumerate(batches["rows"].tolist())
+    counts = enumerate(batches["rows"].tolist(), 1)
     places = np.concatenate([(number << BATCH_SHIFT) + np.arange(rows, dtype=np.uint32) for number, rows in counts])
-    place_bits = (int(places[-1]) + 1).bit_length()
+    place_bits = int(places[-1]).bit_length()
     points = (np.delete(hashes, range_rows), np.delete(places, range_rows)) if range_rows else (hashes, places)
     slots, homes = build_slots(*points, place_bits)
     tail = np.concatenate([slots, hashes]).view(np.uint8).data
@@ -197,7 +194,12 @@ class Index:
         self._slots_at = HEADER_BYTES + body_bytes
         tail_pages = -(-(slots + rows) // PAGE_SLOTS)
         least = batches * BATCH.itemsize + 4 * (ranges + pages + tail_pages + 2 + batches)
-        if chunk.size != self._slots_at + 4 * (slots + rows) or least > body_bytes or slots <= homes:
+        if (
+            chunk.size != self._slots_at + 4 * (slots + rows)
+            or least > body_bytes
+            or homes & (homes - 1)
+            or slots <= homes
+        ):
             raise CorruptionError(path, chunk.size, "the index's sections do not fill the file")
         body = bytes(chunk.read(HEADER_BYTES, self._slots_at))
         if crc32c is not None and crc32c(header + body) != _SUM.unpack(raw[_HEADER.size :])[0]:
@@ -222,31 +224,59 @@ class Index:
             store=store, chunk_id=chunk_id, file_bytes=sstable_bytes, rows=rows, start=texts[0], end=texts[1],
             lsn_min=lsn_min, lsn_max=lsn_max, deletes=deletes, merges=merges, expiring=expiring, range_deletes=ranges,
         )  # fmt: skip
-        mapped = chunk.view is not None
-        # A mapped page stays here once checked; a page opened from blocks is asked for anew, to bound the memory.
-        self.pages: list[memoryview | None] = [None] * tail_pages
-        self._keep = mapped
+        self.pages = tail_pages
+        self._sound = bytearray(tail_pages)  # one per page of a mapping: whether its checksum matched
+        self._slot_pages = -(-slots // PAGE_SLOTS)
+        # The slots; those of a mapping are used as they are once `ready`, or after `check_from`.
+        self.slot_view: memoryview | _OpenedSlots = _OpenedSlots(self)
+        self.ready = True
+        if chunk.view is not None:
+            self.slot_view = chunk.view[self._slots_at :].cast("I")
+            self.ready = crc32c is None
 
     def page(self, number: int) -> memoryview:
         """The slots (after them, the hashes) of a page, checked."""
         start = self._slots_at + number * PAGE_BYTES
         end = min(start + PAGE_BYTES, self._chunk.size)
         data = self._chunk.read(start, end)
-        if crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
+        if not self._sound[number] and crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
             raise CorruptionError(self._chunk.path, start, "this page of slots does not match its checksum")
-        page = data.cast("I")
-        if self._keep:
-            self.pages[number] = page
-        return page
+        self._sound[number] = self._chunk.view is not None  # a page opened from blocks is opened and checked anew
+        return data.cast("I")
+
+    def recheck(self, number: int) -> None:
+        """Compare a page with its checksum, whatever was found before."""
+        self._sound[number] = 0
+        self.page(number)
+
+    def check_from(self, at: int) -> None:
+        """Check the pages that a probe from this slot looks at."""
+        while True:
+            if not self._sound[at // PAGE_SLOTS]:
+                self.page(at // PAGE_SLOTS)
+                self.ready = 0 not in self._sound[: self._slot_pages]
+            if not self.slot_view[at]:
+                return
+            at += 1
 
     def hashes(self, first: int, last: int) -> U32:
         """The hashes of the keys of rows [first, last)."""
         first, last = self.slots + first, self.slots + last
         numbers = range(first // PAGE_SLOTS, -(-last // PAGE_SLOTS))
-        parts = [np.frombuffer(self.pages[number] or self.page(number), np.uint32) for number in numbers]
         base = numbers.start * PAGE_SLOTS
-        return np.concatenate(parts)[first - base : last - base]
+        return np.concatenate([np.frombuffer(self.page(n), np.uint32) for n in numbers])[first - base : last - base]
 
     def close(self) -> None:
-        self.pages = []
+        self.slot_view = _OpenedSlots(self)  # lets go of the mapping
         self._chunk.close()
+
+
+class _OpenedSlots:
+    """The slots of an index that is not mapped: each look opens its page, and checks it."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __getitem__(self, at: int) -> int:
+        slot: int = self._index.page(at // PAGE_SLOTS)[at % PAGE_SLOTS]
+        return slot

@@ -1,69 +1,76 @@
-"""Flush, compaction and clean-up of trees, as durable jobs.
+"""Flush, compaction and adoption of trees, as durable jobs.
 
-A job's payload names the ids of the files it will write, so that a job whose worker vanished is repaired by removing
-what it left. Order of publication: files synced under their names, one manifest transaction (rows, watermark, job,
-generation), the swap of the version; files that are no longer listed are collected when nobody reads them.
+Order of publication: files synced under their names and opened, one manifest transaction (rows, watermark, job,
+generation), the swap of the version. Every attempt writes under ids of its own, so what a vanished one left can never be
+taken for something else; `collection` removes it. The repair of a vanished job makes sure that the listed files are
+there; until it has, the gate of its kind stays shut.
 
-Thread: handlers run on the scheduler's workers, at most one of a kind and table at a time (the job's gate sees to it).
-Invariants: (1) a listed file is whole and durable. (2) a file is removed only if it is not listed, not on its way to be
-listed, and not in any version that someone holds.
+Thread: handlers run on the scheduler's workers or in the thread of a caller, at most one of a kind and table at a time
+(the job's gate sees to it). A tree is closed or dropped only while no handler works on it.
+Invariants: (1) a listed file is whole and durable. (2) what was committed is swapped in: nothing between can fail. (3) if
+nobody can tell whether a commit happened, the tree is not flushed again before it is reopened.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from penstock.archive.container import PLAIN, ChunkIdentity, Sealing
-from penstock.errors import GateShut, Invalid, OutcomeUnknown, PenstockError, UniqueJobAlreadyPending
+from penstock.errors import (
+    Backpressure,
+    CommitFailed,
+    GateShut,
+    Invalid,
+    LeaseLost,
+    OutcomeUnknown,
+    PenstockError,
+    Poisoned,
+    UniqueJobAlreadyPending,
+)
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, make_dirs
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import ROWS_MAX, Summary
-from penstock.lsm.memtable import Memtable
+from penstock.lsm.memtable import Memtable, SortedRows
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree, TreeSettings
-from penstock.lsm.version import FileMeta, check_disjoint
-from penstock.lsm.writer import SstableWriter, index_path
+from penstock.lsm.version import FileMeta, TableFile, check_disjoint
+from penstock.lsm.writer import SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
-from penstock.manifest.records import JobKind, MetricDelta
+from penstock.manifest.records import Completed, JobKind, MetricDelta
 
 logger = logging.getLogger(__name__)
 
-FLUSH_CHUNK_ROWS = 4_096  # rows encoded in one go: a longer call would keep readers and writers waiting
-ROWS_PER_FILE = FLUSH_CHUNK_ROWS * 800
+FLUSH_CHUNK_ROWS = 1 << 16  # rows given to a writer in one go
+ROWS_PER_FILE = FLUSH_CHUNK_ROWS * 50
 assert ROWS_PER_FILE < ROWS_MAX  # which leaves room for range deletes
+SETTLE_ATTEMPTS = 10  # to find out whether a commit happened
+BUSY_TIMEOUT_S = 60.0
+
 METRIC_FLUSH_BYTES, METRIC_FLUSH_US, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US = range(1, 5)
 METRIC_MEMTABLE_BYTES, METRIC_LEVEL0_RUNS = 5, 6
 
-Merge = Callable[[MergePlan], Sequence[Summary]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceSettings:
-    """How long a file that nobody lists is left alone."""
-
-    grace_s: float = 60.0  # readers elsewhere may hold files of before a restart for so long
-
-    def __post_init__(self) -> None:
-        if self.grace_s < 0:
-            raise Invalid("grace_s must not be negative")
+Stop = Callable[[], bool]
+Merge = Callable[[MergePlan, Stop], Sequence[Summary]]
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
     shard: int
-    chunk_ids: tuple[int, ...]
     everything: bool = False
+
+
+def _never() -> bool:
+    return False
 
 
 class Maintenance:
@@ -80,7 +87,6 @@ class Maintenance:
         clock: Clock,
         merge_files: Merge | None = None,
         sealing: Sealing = PLAIN,
-        settings: MaintenanceSettings | None = None,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
     ) -> None:
@@ -90,20 +96,20 @@ class Maintenance:
         self._root = root
         self._store = store
         self._clock = clock
-        self._merge: Merge = merge_files or self._merge_here
+        # Sealed files are merged here: no other process has the keys.
+        self._merge: Merge = self._merge_here if merge_files is None or not sealing.plain else merge_files
         self._sealing = sealing
-        self._settings = settings or MaintenanceSettings()
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
-        self._lock = threads.lock("lsm.maintenance")
-        self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _lock
-        self._unlisted_since_s: dict[str, float] = {}  # of the clean-up task alone
+        self._changed = threads.condition("lsm.maintenance")
+        self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _changed
+        self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: handlers at work
 
     # -- trees
 
     def open_tree(self, db_id: int, shard: int, folder: str, settings: TreeSettings | None = None) -> Tree:
         """The tree of a shard, with its files as the manifest lists them. `folder` is relative to the store."""
-        with self._lock:
+        with self._changed:
             if (db_id, shard) in self._trees:
                 raise Invalid(f"the tree of table {db_id}, shard {shard} is open already")
         catalog = Catalog(self._manifest, db_id, shard, folder)
@@ -118,14 +124,16 @@ class Maintenance:
             time_us=time_us,
             wake=self._wake,
         )
-        with self._lock:
+        with self._changed:
             self._trees[db_id, shard] = tree, catalog
         return tree
 
-    def close_tree(self, db_id: int, shard: int) -> None:
-        """Forget a tree; its files stay."""
-        with self._lock:
-            self._trees.pop((db_id, shard), None)
+    def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
+        """Forget a tree; its files stay. Waits for work on it to end."""
+        with self._changed:
+            self._trees.pop((db_id, shard), None)  # before the wait: nothing new begins
+            if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
+                raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
         """Remove a tree for good: its rows in the manifest, then its files. Doing it again does no harm."""
@@ -144,11 +152,18 @@ class Maintenance:
             self._fs.rmdir(path)
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
-        with self._lock:
+        with self._changed:
             return list(self._trees.values())
 
     def _open_table(self, meta: FileMeta) -> Sstable:
         return Sstable.open(f"{self._root}/{meta.file_name}", fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+
+    def _open_files(self, metas: Sequence[FileMeta]) -> list[TableFile]:
+        """Files for a version, opened now: when they are committed, nothing may fail any more."""
+        files = [TableFile(meta, self._open_table) for meta in metas]
+        for file in files:
+            file.table()
+        return files
 
     def _catalog(self, tree: Tree) -> Catalog:
         for known, catalog in self.trees():
@@ -160,106 +175,138 @@ class Maintenance:
 
     def request_flush(self, tree: Tree) -> bool:
         """Enqueue a flush of what is frozen; False if one waits already."""
-        return self._enqueue(JobKind.FLUSH, self._catalog(tree), outputs=1)
+        return self._enqueue(JobKind.FLUSH, self._catalog(tree))
 
     def request_compaction(self, tree: Tree, *, everything: bool = False) -> bool:
-        """Enqueue a compaction if one is due; False if none is or one waits already."""
-        compaction = tree.pick(everything=everything)
-        if compaction is None:
+        """Enqueue a compaction if one is due; False if none is, or one waits or runs already."""
+        if tree.pick(everything=everything) is None:
             return False
-        return self._enqueue(
-            JobKind.COMPACTION, self._catalog(tree), outputs=_outputs(compaction.inputs), everything=everything
-        )
+        return self._enqueue(JobKind.COMPACTION, self._catalog(tree), everything=everything)
 
-    def _enqueue(self, kind: JobKind, catalog: Catalog, *, outputs: int, everything: bool = False) -> bool:
-        if self._jobs.gate(catalog.db_id, kind).pending_job_id() is not None:
+    def _enqueue(self, kind: JobKind, catalog: Catalog, *, everything: bool = False) -> bool:
+        gate = self._jobs.gate(catalog.db_id, kind)
+        if gate.is_shut() or gate.pending_job_id() is not None:
             return False
-        ids = tuple(int(self._manifest.reserve_chunk_id()) for _ in range(outputs))
-        payload = msgspec.msgpack.encode(_Payload(catalog.shard, ids, everything))
+        payload = msgspec.msgpack.encode(_Payload(catalog.shard, everything))
         try:
             self._jobs.enqueue(kind, db_id=catalog.db_id, payload=payload)
         except UniqueJobAlreadyPending:
             return False
         return True
 
-    def flush(self, tree: Tree) -> None:
-        """Freeze and flush now, in this thread."""
-        tree.freeze()
-        self.request_flush(tree)
-        self.run(JobKind.FLUSH)
+    def flush(self, tree: Tree, timeout_s: float = BUSY_TIMEOUT_S) -> None:
+        """Bring all that was applied into files; when this returns, it is. `GateShut` if others stand in the way."""
+        target = tree.freeze()
+        catalog = self._catalog(tree)
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while tree.stored < target and tree.has_unflushed():
+            asked = self.request_flush(tree)
+            if self.run(JobKind.FLUSH, db_id=catalog.db_id):
+                continue
+            shut = self._jobs.gate(catalog.db_id, JobKind.FLUSH).is_shut()
+            if (not asked and not shut) or self._clock.monotonic_s() >= deadline_s:
+                raise GateShut(f"table {catalog.db_id} cannot be flushed now{self._why(catalog)}: try again later")
+            tree.wait_for_change(0.05)  # somebody else is at it
+
+    def _why(self, catalog: Catalog) -> str:
+        waiting = self._jobs.gate(catalog.db_id, JobKind.FLUSH).pending_job_id()
+        job = None if waiting is None else self._manifest.get_job(waiting)
+        return "" if job is None or job.last_error is None else f" ({job.last_error.message})"
 
     def compact(self, tree: Tree, *, everything: bool = False) -> bool:
         """Compact now, in this thread, if anything is due; whether it was."""
         if not self.request_compaction(tree, everything=everything):
             return False
-        self.run(JobKind.COMPACTION)
+        self.run(JobKind.COMPACTION, db_id=self._catalog(tree).db_id)
         return True
 
-    def run(self, *kinds: JobKind) -> None:
-        """Run the waiting jobs of these kinds, and their repairs, in this thread."""
-        while lease := self._jobs.acquire("here", kinds):
+    def run(self, *kinds: JobKind, db_id: int | None = None) -> int:
+        """Run the waiting jobs of these kinds (of one table), and their repairs, in this thread; how many."""
+        ran = 0
+        while lease := self._jobs.acquire("here", kinds, db_id):
             try:
-                done = self.handle(lease)
+                with self._jobs.keeping(lease):
+                    done = self.handle(lease)
+                if not done:
+                    self._jobs.complete(lease)
             except BaseException as error:
-                self._jobs.fail(lease, error)
+                with suppress(LeaseLost):  # then it is not ours to tell
+                    self._jobs.fail(lease, error)
                 raise
-            if not done:
-                self._jobs.complete(lease)
+            ran += 1
+        return ran
 
     # -- doing it
 
-    def handle(self, lease: Lease) -> bool:
+    def handle(self, lease: Lease, stop: Stop = _never) -> bool:
         """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
-        with self._lock:
-            found = self._trees.get((lease.job.table, payload.shard))
-        if lease.job.kind == JobKind.REPAIR:
-            self._remove_leftovers(lease.job.table, payload.chunk_ids)
-            return False
-        if found is None:
-            return False
-        tree, catalog = found
-        if lease.job.kind == JobKind.FLUSH:
-            return self._flush(tree, catalog, lease, payload.chunk_ids)
-        return self._compact(tree, catalog, lease, payload)
+        with self._at_work(lease.job.table, payload.shard) as found:
+            if found is None:
+                return False
+            tree, catalog = found
+            if lease.job.kind == JobKind.REPAIR:
+                tree.open_all()  # raises if a listed file is not there: then the gate stays shut
+                return False
+            if lease.job.kind == JobKind.FLUSH:
+                return self._flush(tree, catalog, lease)
+            return self._compact(tree, catalog, lease, payload, stop)
 
-    def _flush(self, tree: Tree, catalog: Catalog, lease: Lease, chunk_ids: Sequence[int]) -> bool:
+    @contextmanager
+    def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:
+        place = (db_id, shard)
+        with self._changed:
+            found = self._trees.get(place)
+            self._busy[place] = self._busy.get(place, 0) + 1
+        try:
+            yield found
+        finally:
+            with self._changed:
+                self._busy[place] -= 1
+                self._changed.notify_all()
+
+    def _reserve(self, count: int) -> list[int]:
+        return [int(self._manifest.reserve_chunk_id()) for _ in range(count)]
+
+    def _flush(self, tree: Tree, catalog: Catalog, lease: Lease) -> bool:
         work = tree.begin_flush()
         if work is None:
             return False
-        rows, frozen = work
-        began_s = self._clock.monotonic_s()
-        ids = [
-            *chunk_ids,
-            *(int(self._manifest.reserve_chunk_id()) for _ in range((len(rows.rows) - 1) // ROWS_PER_FILE)),
-        ]
-        tree.announce(ids)
+        ids: list[int] = []
         try:
+            rows, frozen = work
+            began_s = self._clock.monotonic_s()
+            ids = self._reserve(1 + (len(rows.rows) - 1) // ROWS_PER_FILE if rows.rows else 1)
+            tree.announce(ids)
             summaries = self._write(rows, catalog, ids)
-            added = [catalog.describe(summary, level=0, run=ids[0]) for summary in summaries]
-            operations = catalog.publish(added, stored=(frozen[0].lsn_last, rows.time_us), sealing=self._sealing)
+            files = self._open_files([catalog.describe(summary, level=0, run=ids[0]) for summary in summaries])
+            stored = (frozen[0].lsn_last, rows.time_us)
+            operations = catalog.publish([file.meta for file in files], stored=stored, sealing=self._sealing)
             operations += self._observe(catalog, METRIC_FLUSH_BYTES, METRIC_FLUSH_US, summaries, began_s)
-            self._commit(lease, operations, catalog, added)
+            self._commit(lease, operations)
+        except Poisoned:
+            raise  # it may have been committed: these rows must not be flushed again
         except BaseException:
             tree.abandon_flush()
             tree.withdraw(ids)
             raise
-        tree.end_flush(frozen, added)
+        tree.end_flush(frozen, files, rows.time_us)
         tree.withdraw(ids)
         return True
 
     def _write(self, rows: Memtable, catalog: Catalog, ids: Sequence[int]) -> list[Summary]:
         """Write a memtable as sstables, in small steps."""
-        keys = rows.sorted_keys()
-        borders = [b"", *keys[ROWS_PER_FILE::ROWS_PER_FILE], None]
+        ordered = SortedRows(rows)
+        starts = range(0, max(1, len(ordered)), ROWS_PER_FILE)
+        borders = [b"", *(ordered.key(start) for start in starts[1:]), None]
         summaries: list[Summary] = []
-        chunks = rows.chunks(FLUSH_CHUNK_ROWS)
-        for chunk_id, (low, high) in zip(ids, itertools.pairwise(borders), strict=True):
+        for chunk_id, start, (low, high) in zip(ids, starts, itertools.pairwise(borders), strict=True):
             writer = self._writer(catalog, chunk_id)
             try:
                 writer.delete_ranges(rows.ranges.clip(low or b"", high))
-                for columns in itertools.islice(chunks, ROWS_PER_FILE // FLUSH_CHUNK_ROWS):
-                    writer.append(columns)
+                end = min(start + ROWS_PER_FILE, len(ordered))
+                for at in range(start, end, FLUSH_CHUNK_ROWS):
+                    writer.append(ordered.columns(at, min(at + FLUSH_CHUNK_ROWS, end)))
                 summaries.append(writer.finish())
             except BaseException:
                 writer.abort()
@@ -270,52 +317,60 @@ class Maintenance:
         identity = ChunkIdentity(store=self._store, chunk_id=chunk_id)
         return SstableWriter(self._fs, f"{self._root}/{catalog.file_name(chunk_id)}", identity, sealing=self._sealing)
 
-    def _compact(self, tree: Tree, catalog: Catalog, lease: Lease, payload: _Payload) -> bool:
+    def _compact(self, tree: Tree, catalog: Catalog, lease: Lease, payload: _Payload, stop: Stop) -> bool:
         compaction = tree.pick(everything=payload.everything)
         if compaction is None:
             return False
         began_s = self._clock.monotonic_s()
-        missing = max(0, _outputs(compaction.inputs) - len(payload.chunk_ids))
-        ids = (*payload.chunk_ids, *(int(self._manifest.reserve_chunk_id()) for _ in range(missing)))
+        inputs = [file.meta for file in compaction.inputs]
+        ids = self._reserve(outputs_max(sum(meta.rows for meta in inputs), sum(meta.size_bytes for meta in inputs)))
         plan = MergePlan(
-            inputs=tuple(
-                MergeInput(path=f"{self._root}/{file.meta.file_name}", lsn=file.meta.lsn) for file in compaction.inputs
-            ),
+            inputs=tuple(MergeInput(path=f"{self._root}/{meta.file_name}", lsn=meta.lsn) for meta in inputs),
             folder=f"{self._root}/{catalog.folder}",
             store=self._store,
-            chunk_ids=ids,
-            now_us=tree.time_us,
+            chunk_ids=tuple(ids),
+            # Of what is in files: a later record may be replayed, and must find what it found the first time.
+            now_us=tree.stored_time_us,
             bottom=compaction.bottom,
             lsn_floor=tree.oldest_snapshot(),
         )
-        tree.announce(ids)
+        announced = [*ids, *(meta.chunk_id for meta in inputs)]  # the inputs too: they are unlisted before the swap
+        tree.announce(announced)
         try:
-            summaries = self._merge(plan)
-            added = [catalog.describe(summary, level=compaction.target, run=0) for summary in summaries]
+            summaries = self._merge(plan, stop)
+            files = self._open_files([catalog.describe(s, level=compaction.target, run=0) for s in summaries])
             if not tree.is_current(compaction):
                 raise PenstockError("the inputs of a compaction changed under it")
-            removed = [file.meta for file in compaction.inputs]
-            operations = catalog.publish(added, removed, sealing=self._sealing)
+            operations = catalog.publish([file.meta for file in files], inputs, sealing=self._sealing)
             operations += self._observe(catalog, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, summaries, began_s)
-            self._commit(lease, operations, catalog, added)
+            self._commit(lease, operations)
         except BaseException:
-            tree.withdraw(ids)
+            tree.withdraw(announced)
             raise
-        tree.end_compaction(compaction, added)
-        tree.withdraw(ids)
+        tree.end_compaction(compaction, files)
+        tree.withdraw(announced)
         return True
 
-    def _merge_here(self, plan: MergePlan) -> Sequence[Summary]:
-        return merge(plan, fs=self._fs, keys=self._sealing.keys, sealing=self._sealing)
+    def _merge_here(self, plan: MergePlan, stop: Stop) -> Sequence[Summary]:
+        return merge(plan, fs=self._fs, keys=self._sealing.keys, sealing=self._sealing, stop=stop)
 
-    def _commit(self, lease: Lease, operations: list[ManifestOp], catalog: Catalog, added: Sequence[FileMeta]) -> None:
-        """Commit; if the outcome is unknown, find out: rows that are listed must not be flushed a second time."""
+    def _commit(self, lease: Lease, operations: list[ManifestOp]) -> None:
+        """Commit; if the outcome is unknown, find out. `Poisoned` if that is not possible either."""
         try:
             self._jobs.complete(lease, also=operations)
-        except OutcomeUnknown:
-            self._manifest.sync()
-            if not added or self._manifest.get_chunk(ChunkKey(catalog.db_id, added[0].chunk_id)) is None:
-                raise
+        except OutcomeUnknown as error:
+            if not self._was_committed(lease):
+                raise CommitFailed("the commit of a job did not happen: it will be tried again") from error
+
+    def _was_committed(self, lease: Lease) -> bool:
+        for _ in range(SETTLE_ATTEMPTS):
+            try:
+                self._manifest.sync()
+                job = self._manifest.get_job(lease.job.job_id)
+                return job is not None and isinstance(job.state, Completed)
+            except (Backpressure, OutcomeUnknown):
+                continue
+        raise Poisoned(f"nobody can tell whether job {lease.job.job_id} was committed: open the store again")
 
     def _observe(
         self, catalog: Catalog, size_kind: int, time_kind: int, summaries: Sequence[Summary], began_s: float
@@ -336,16 +391,18 @@ class Maintenance:
         catalog = self._catalog(tree)
         if lsn <= tree.lsn:
             raise Invalid(f"files cannot be adopted at LSN {lsn}: {tree.lsn} was applied already")
-        added = [catalog.describe(self._summary(catalog, i), level=0, run=chunk_ids[0], lsn=lsn) for i in chunk_ids]
+        summaries = [self._summary(catalog, chunk_id) for chunk_id in chunk_ids]
+        if tree.expires() and any(summary.merges for summary in summaries):
+            raise Invalid("a table with rows that expire adopts puts and deletes only: resolve the merges first")
+        added = [catalog.describe(summary, level=0, run=chunk_ids[0], lsn=lsn) for summary in summaries]
         check_disjoint(added)
         tree.announce(chunk_ids)
         try:
             self.flush(tree)
-            if tree.stored < tree.lsn:
-                raise GateShut("another flush of this table is on its way: adopt again when it has ended")
+            files = self._open_files(added)
             operations = catalog.publish(added, stored=(lsn, time_us), sealing=self._sealing)
             self._manifest.apply(operations)
-            tree.install_adopted(added, lsn, time_us)
+            tree.install_adopted(files, lsn, time_us)
         finally:
             tree.withdraw(chunk_ids)
 
@@ -359,54 +416,6 @@ class Maintenance:
         finally:
             table.close()
 
-    # -- collecting
-
-    def _remove_leftovers(self, db_id: int, chunk_ids: Iterable[int]) -> None:
-        """What a vanished job wrote and nobody listed."""
-        for _, catalog in self.trees():
-            if catalog.db_id != db_id:
-                continue
-            for chunk_id in chunk_ids:
-                if self._manifest.get_chunk(ChunkKey(db_id, chunk_id)) is None:
-                    self._remove(catalog.file_name(chunk_id))
-
-    def _remove(self, file_name: str) -> None:
-        path = f"{self._root}/{file_name}"
-        for name in (path, index_path(path), path + ".tmp", index_path(path) + ".tmp"):
-            if self._fs.exists(name):
-                with suppress(FileNotFoundError):
-                    self._fs.unlink(name)
-
-    def collect(self) -> int:
-        """Remove files that nobody lists, holds or writes; how many went."""
-        removed = 0
-        for tree, catalog in self.trees():
-            while (meta := tree.take_doomed()) is not None:
-                self._remove(meta.file_name)
-                removed += 1
-            removed += self._collect_unlisted(tree, catalog)
-        return removed
-
-    def _collect_unlisted(self, tree: Tree, catalog: Catalog) -> int:
-        now_s, removed = self._clock.monotonic_s(), 0
-        # In this order: a file on its way is announced before it has a name, and until after it is listed.
-        names = self._fs.listdir(f"{self._root}/{catalog.folder}")
-        in_use = tree.in_use()
-        for name in names:
-            stem = name.split(".", 1)[0]
-            if not stem.isdigit() or int(stem) in in_use:
-                continue
-            if self._manifest.get_chunk(ChunkKey(catalog.db_id, int(stem))) is not None:
-                self._unlisted_since_s.pop(f"{catalog.folder}/{name}", None)
-                continue
-            since_s = self._unlisted_since_s.setdefault(f"{catalog.folder}/{name}", now_s)
-            if now_s - since_s >= self._settings.grace_s:
-                with suppress(FileNotFoundError):
-                    self._fs.unlink(f"{self._root}/{catalog.folder}/{name}")
-                del self._unlisted_since_s[f"{catalog.folder}/{name}"]
-                removed += 1
-        return removed
-
     # -- measuring
 
     def measure(self) -> None:
@@ -417,11 +426,6 @@ class Maintenance:
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_MEMTABLE_BYTES), _observation(now.memtable_bytes))
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_LEVEL0_RUNS), _observation(now.level0_runs))
         txn.commit()
-
-
-def _outputs(inputs: Sequence[object]) -> int:
-    metas = [file.meta for file in inputs]  # type: ignore[attr-defined]
-    return outputs_max(sum(meta.rows for meta in metas), sum(meta.size_bytes for meta in metas))
 
 
 def _observation(value: float) -> MetricDelta:

@@ -1,7 +1,8 @@
 """Compaction: sorted files in, sorted files out, newest row of each key, by numpy over slices of the key space.
 
-A slice holds about 65,536 rows of all inputs together. Its keys are laid end to end, newest file first, put in order
-once (`order.sort`), and the first row of each key wins. Memory follows the slice and not the files.
+A slice holds about 49,152 rows of all inputs together, so that it fits a batch. Its keys are laid end to end, newest
+file first, put in order once (`order.sort`), and the first row of each key wins. Memory follows the slice and not the
+files.
 
 Thread: a pure function of its plan and files; run it in a process of its own or in a thread.
 Invariants: (1) what a reader of (inputs, newest first) sees is what a reader of the outputs sees, judged at `now_us` or
@@ -29,9 +30,9 @@ from penstock.lsm.rows import DELETE, I64, MERGE, RANGE_DELETE, U8, U64, Columns
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.writer import SstableWriter, index_path
 
-SLICE_ROWS = 1 << 16
+SLICE_ROWS = 3 << 14
 SLICE_BYTES = 1 << 25
-OUTPUT_BYTES = 1 << 29
+OUTPUT_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,7 @@ def slices(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[t
     """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
     samples: list[tuple[bytes, int, int]] = []
     for table in tables:
-        samples.extend(_samples(table, start, end, max(64, SLICE_ROWS // (8 * len(tables)))))
+        samples.extend(_samples(table, start, end, max(64, SLICE_ROWS // (4 * len(tables)))))
     samples.sort()
     low, rows, size = start, 0, 0
     for key, more_rows, more_bytes in samples:

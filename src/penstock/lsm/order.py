@@ -19,6 +19,7 @@ from penstock.lsm.rows import I64, U64, binary_array, binary_column, fixed_array
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _WORD = 8
+_LONGEST = (1 << 31) - 1
 _JOIN_BYTES_MAX = 1 << 28
 
 
@@ -29,6 +30,8 @@ class Keys:
         self.data = data
         self.starts = starts
         self.lengths = lengths
+        low, high = int(lengths.min(initial=_LONGEST)), int(lengths.max(initial=0))
+        self._width = low if low == high else 0  # of every key, where they have one width
         # A big-endian word at every byte position; numpy reads unaligned ones.
         self._words: Any = np.ndarray((len(data) - _WORD + 1,), dtype=">u8", buffer=data, strides=(1,))
 
@@ -55,12 +58,18 @@ class Keys:
 
     def take(self, rows: I64) -> Any:
         """Some of the keys, as an Arrow binary array."""
+        if self._width:
+            offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(self._width)
+            return binary_array(offsets, np.frombuffer(self.data, f"V{self._width}", len(self))[rows])
         offsets = np.append(self.starts, len(self.data) - _WORD).astype(np.int32)
         return binary_array(offsets, self.data).take(fixed_array(pa.int64(), rows))
 
     def words(self, rows: I64 | slice, depth: int) -> tuple[U64, I64]:
         """For each row, 8 bytes at `depth` as a big-endian number (zeros past its end), and how many it has there."""
         left = np.clip(self.lengths[rows] - depth, 0, _WORD)
+        if isinstance(rows, slice) and self._width >= depth + _WORD:
+            even: Any = np.ndarray((len(self),), ">u8", self.data, depth, (self._width,))
+            return even[rows].astype(np.uint64), left
         at = self.starts[rows] + depth
         if depth:
             at = np.minimum(at, len(self._words) - 1)  # a key that ended before `depth`: masked below
@@ -132,13 +141,18 @@ def shared_prefix(first: bytes, last: bytes) -> int:
 
 def sort(keys: Keys, prefix: int) -> tuple[I64, Flags]:
     """The stable order of `keys`, which share their first `prefix` bytes; and where a key equals the one before it."""
-    n = len(keys)
+    same = np.zeros(len(keys), np.bool_)
     words, left = keys.words(slice(None), prefix)
     order = np.argsort(words, kind="stable")
-    same = np.zeros(n, np.bool_)
-    active = np.arange(n)  # places in the order that may still move
-    group = np.zeros(n, np.int64)
-    words, left = words[order], left[order]
+    words = words[order]
+    tied = words[1:] == words[:-1]
+    if not tied.any():
+        return order, same
+    if _equal(keys, order[:-1][tied], order[1:][tied], prefix + _WORD):  # all ties are versions of one key
+        same[1:] = tied
+        return order, same
+    active, group = _members(tied)  # places in the order that may still move, and which ones with each other
+    words, left = words[active], left[order[active]]
     depth = prefix
     while True:
         tied = (group[1:] == group[:-1]) & (words[1:] == words[:-1])
@@ -153,12 +167,28 @@ def sort(keys: Keys, prefix: int) -> tuple[I64, Flags]:
         tied &= ~ended
         if not tied.any():
             return order, same
-        heads = np.concatenate([[True], ~tied])
-        members = np.concatenate([tied, [False]]) | ~heads
-        group = np.cumsum(heads)[members]
+        members, group = _members(tied)
         active = active[members]
         depth += _WORD
         words, left = keys.words(order[active], depth)
+
+
+def _equal(keys: Keys, rows: I64, others: I64, depth: int) -> bool:
+    """Whether each of `rows` is the key of its counterpart in `others`, if they agree up to `depth`."""
+    lengths = keys.lengths[rows]
+    if not np.array_equal(lengths, keys.lengths[others]):
+        return False
+    return all(
+        np.array_equal(keys.words(rows, at)[0], keys.words(others, at)[0])
+        for at in range(depth, int(lengths.max()), _WORD)
+    )
+
+
+def _members(tied: Flags) -> tuple[I64, I64]:
+    """The places that are tied to a neighbour, and the number of the group of each."""
+    heads = np.concatenate([[True], ~tied])
+    members = np.flatnonzero(np.concatenate([tied, [False]]) | ~heads)
+    return members, np.cumsum(heads)[members]
 
 
 def _ascending(group: I64, words: U64, left: I64, tied: Flags) -> bool:

@@ -132,10 +132,10 @@ class Sstable:
         if crc32c is None and self._mapped:
             self._sound = bytearray(b"\1" * len(index.page_sums))
         places = index.batches
-        self._batches: list[_Batch | None] = [None] * len(places)
+        self._batches: list[_Batch | None] = [None] * (1 + len(places))  # as places count them, from 1
         self._firsts: list[int] = [0, *np.cumsum(places["rows"]).tolist()]
-        self._pages = index.pages
-        self._homes = index.homes
+        self._all_sound = 0 not in self._sound
+        self._home_mask = index.homes - 1
         self._place_mask = (1 << index.place_bits) - 1
         self._fingerprint_mask = fingerprint_mask(index.place_bits)
         self._lock = threading.Lock()
@@ -174,6 +174,7 @@ class Sstable:
                 at = page << _PAGE_SHIFT
                 self._check_page(page, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
                 self._sound[page] = 1
+                self._all_sound = 0 not in self._sound
                 page = self._sound.find(0, page + 1, last)
             return self._data.read(start, end)
         base = first << _PAGE_SHIFT
@@ -195,25 +196,25 @@ class Sstable:
                 self._check_page(at >> _PAGE_SHIFT, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
             except CorruptionError as error:
                 damage.append(error)
-        for number in range(len(self._pages)):
+        for number in range(self._index.pages):
             try:
-                self._index.page(number)
+                self._index.recheck(number)
             except CorruptionError as error:
                 damage.append(error)
         return damage
 
     def _open_batch(self, number: int) -> _Batch:
         batch = _Batch(self, self._index.batches[number], self._firsts[number], self._lsn)
-        self._batches[number] = batch
+        self._batches[number + 1] = batch
         if not self._mapped:
             with self._lock:
                 self._open.append(number)
                 while len(self._open) > _OPEN_BATCHES_MAX:
-                    self._batches[self._open.popleft()] = None
+                    self._batches[self._open.popleft() + 1] = None
         return batch
 
     def _batch(self, number: int) -> _Batch:
-        return self._batches[number] or self._open_batch(number)
+        return self._batches[number + 1] or self._open_batch(number)
 
     def _key_region(self, batch: _Batch) -> memoryview:
         region = self._data.view if self._mapped else memoryview(batch.source)
@@ -234,26 +235,29 @@ class Sstable:
 
     def get(self, key: bytes) -> Row | None:
         """The row of `key`: (kind, value, lsn, expires_us), or None."""
+        row = self.find(key, True)
+        assert not isinstance(row, bytes)
+        return row
+
+    def find(self, key: bytes, whole: bool = False) -> bytes | Row | None:
+        """The value of `key` if it is a put that never expires, its row if it is not (or `whole`), or None."""
         if hash64 is None:
             return self._get_sorted(key)
-        hashed = hash64(key) >> 32
-        at = hashed * self._homes >> 32
+        hashed = hash64(key)
+        at = hashed & self._home_mask
         mask = self._fingerprint_mask
         want = hashed & mask
-        pages = self._pages
-        while True:
-            page = pages[at >> 14]
-            if page is None:
-                page = self._index.page(at >> 14)
-            slot = page[at & 0x3FFF]
-            if not slot:
-                return None
+        index = self._index
+        if not index.ready:
+            index.check_from(at)
+        slots = index.slot_view
+        while slot := slots[at]:
             if slot & mask == want:
-                row = (slot & self._place_mask) - 1
-                batch = self._batches[row >> BATCH_SHIFT]
+                number = (slot & self._place_mask) >> BATCH_SHIFT
+                batch = self._batches[number]
                 if batch is None:
-                    batch = self._open_batch(row >> BATCH_SHIFT)
-                row &= _BATCH_MASK
+                    batch = self._open_batch(number - 1)
+                row = slot & _BATCH_MASK
                 start = batch.key_base
                 size = batch.key_bytes
                 if size:
@@ -270,15 +274,17 @@ class Sstable:
                     else:
                         end = start + batch.value_offsets[row + 1]
                         start += batch.value_offsets[row]
-                    # The usual case in one look: the value lies within one page, and that page is sound.
-                    if start >> 16 == end >> 16 and self._sound[start >> 16]:
+                    # The usual cases first: all pages are sound, or the value lies within one and that one is.
+                    value: bytes
+                    if self._all_sound or (start >> 16 == end >> 16 and self._sound[start >> 16]):
                         value = self._source[start:end]
                     else:
                         value = self._value(batch, row)
                     if batch.special:
                         return batch.kinds[row], value, batch.lsns[row], batch.expires[row]
-                    return PUT, value, batch.lsns[row], NEVER
+                    return (PUT, value, batch.lsns[row], NEVER) if whole else value
             at += 1
+        return None
 
     def _get_sorted(self, key: bytes) -> Row | None:
         row = self.lower_bound(key)

@@ -1,6 +1,6 @@
 """The tasks that keep trees in shape: flush, compaction, clean-up, metrics.
 
-The first two only look and enqueue: the work itself is a durable job, done by `JobRunner` with the handler from here.
+The first two only look and enqueue: the work itself is a durable job, done by the `JobRunner`s from here.
 A compaction runs on the `process` engine; sealed files stay in this process, whose keys they need.
 
 Thread: the scheduler's workers.
@@ -8,6 +8,7 @@ Thread: the scheduler's workers.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,19 +16,23 @@ from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from penstock.errors import WaitExpired
 from penstock.host.metrics import Metrics
+from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
-from penstock.lsm.maintenance import Maintenance, Merge
+from penstock.lsm.maintenance import Maintenance, Merge, Stop
 from penstock.lsm.merge import MergeInput, MergePlan, merge
-from penstock.manifest.jobs import Lease
+from penstock.lsm.tree import Tree
+from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.runner import JobContext, JobHandler, JobResult
+from penstock.scheduler.runner import JobContext, JobResult, JobRunner, JobRunnerSettings
 from penstock.scheduler.task import Load, Outcome, StopSignal, TaskContext
 from penstock.scheduler.work import WorkCancelled
 
 FLUSH, COMPACTION, CLEAN_UP, METRICS = "flush", "compaction", "clean-up", "metrics"
-MERGE_TIMEOUT_S = 3600.0
+FLUSH_JOBS, COMPACTION_JOBS = "flush-jobs", "compaction-jobs"
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,19 +49,26 @@ class TreeTask:
         return self.work()
 
 
-def tree_tasks(maintenance: Maintenance) -> list[TreeTask]:
+def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]:
     """The four tasks, with the intervals of seed 003; flush and compaction are woken earlier when there is work."""
+    turn = itertools.count()
+
+    def trees() -> list[Tree]:
+        """All of them, from another one on each time: shards of a table share a gate, and none may starve."""
+        found = [tree for tree, _ in maintenance.trees()]
+        first = next(turn) % len(found) if found else 0
+        return found[first:] + found[:first]
 
     def flush() -> Outcome:
-        asked = [maintenance.request_flush(tree) for tree, _ in maintenance.trees() if tree.wants_flush()]
+        asked = [maintenance.request_flush(tree) for tree in trees() if tree.wants_flush()]
         return Load.BUSY if any(asked) else Load.IDLE
 
     def compact() -> Outcome:
-        asked = [maintenance.request_compaction(tree) for tree, _ in maintenance.trees()]
+        asked = [maintenance.request_compaction(tree) for tree in trees()]
         return Load.BUSY if any(asked) else Load.IDLE
 
     def clean_up() -> Outcome:
-        return Load.BUSY if maintenance.collect() else Load.IDLE
+        return Load.BUSY if collector.collect() else Load.IDLE
 
     def measure() -> Outcome:
         maintenance.measure()
@@ -70,21 +82,31 @@ def tree_tasks(maintenance: Maintenance) -> list[TreeTask]:
     ]
 
 
-def job_handlers(maintenance: Maintenance) -> dict[int, JobHandler]:
-    """What a `JobRunner` calls for the jobs of trees."""
+def job_runners(maintenance: Maintenance, jobs: JobQueue, engines: Engines) -> list[JobRunner]:
+    """One runner for flushes and one for compactions: a long merge must not keep memtables waiting."""
 
     def handle(lease: Lease, context: JobContext) -> JobResult:
-        return JobResult.COMMITTED if maintenance.handle(lease) else JobResult.DONE
+        done = maintenance.handle(lease, context.stop.is_set)
+        return JobResult.COMMITTED if done else JobResult.DONE
 
-    return {int(JobKind.FLUSH): handle, int(JobKind.COMPACTION): handle}
+    return [
+        JobRunner(FLUSH_JOBS, jobs, {int(JobKind.FLUSH): handle}, engines, settings=JobRunnerSettings(priority=2)),
+        JobRunner(COMPACTION_JOBS, jobs, {int(JobKind.COMPACTION): handle}, engines),
+    ]
 
 
 def merge_on(engines: Engines, engine: str = "process") -> Merge:
     """A merge that runs on an engine: file names go there, descriptions of files come back."""
 
-    def merge_files(plan: MergePlan) -> Sequence[Summary]:
-        result: Any = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan)).result(MERGE_TIMEOUT_S)
-        return [Summary(**summary) for summary in result]
+    def merge_files(plan: MergePlan, stop: Stop) -> Sequence[Summary]:
+        handle = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan))
+        while True:
+            try:
+                result: Any = handle.result(_POLL_S)
+                return [Summary(**summary) for summary in result]
+            except WaitExpired:
+                if stop():
+                    handle.cancel()  # the next look finds it cancelled
 
     return merge_files
 

@@ -13,6 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from penstock.errors import Backpressure, Closed, Invalid
@@ -71,14 +73,15 @@ class TreeStatistics:
 class Snapshot(View):
     """A view of one LSN that stays as it is until it is closed. Files it needs are not collected before."""
 
-    __slots__ = ("__weakref__", "lsn")
+    __slots__ = ("__weakref__", "_forget", "lsn")
 
-    def __init__(self, version: Version, now_us: int) -> None:
+    def __init__(self, version: Version, now_us: int, forget: Callable[[Snapshot], None]) -> None:
         super().__init__(version, lambda: now_us)
         self.lsn = version.lsn
+        self._forget = forget
 
     def files(self) -> list[FileMeta]:
-        """Its files, for a reader elsewhere; rows that are in none are those of `memtable_columns`."""
+        """Its files, for a reader elsewhere. Rows may be in none of them: flush before, if that matters."""
         return [file.meta for file in self._version.files()]
 
     def under(self, rows: Memtable) -> View:
@@ -88,6 +91,7 @@ class Snapshot(View):
     def close(self) -> None:
         """Let go of its files."""
         self._version = _CLOSED
+        self._forget(self)
 
     def __enter__(self) -> Snapshot:
         return self
@@ -131,6 +135,7 @@ class Tree:
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # guarded by _lock
         self._lsn = stored  # guarded by _lock
         self._time_us = time_us  # guarded by _lock
+        self.stored_time_us = time_us  # the highest record time in files
         levels = arrange(TableFile(meta, open_table) for meta in files)
         self._install(Version(Memtable(), (), levels, stored, stored, time_us))
 
@@ -187,17 +192,21 @@ class Tree:
         with self._lock:
             self._freeze()
             self._merge_small()
-            snapshot = Snapshot(replace(self._version, active=None), self._now_us())
+            snapshot = Snapshot(replace(self._version, active=None), self._now_us(), self._forget_snapshot)
             self._snapshots.add(snapshot)
             return snapshot
+
+    def _forget_snapshot(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._snapshots.discard(snapshot)
 
     # -- writing
 
     def apply(self, edit: Edit) -> None:
         """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in."""
-        for key, row in edit.rows.items():
-            if len(key) > KEY_BYTES_MAX or len(row[1]) > VALUE_BYTES_MAX:
-                raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        keys, values = chain(edit.rows, edit.puts), chain(map(itemgetter(1), edit.rows.values()), edit.puts.values())
+        if max(map(len, keys), default=0) > KEY_BYTES_MAX or max(map(len, values), default=0) > VALUE_BYTES_MAX:
+            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
         edit = self._settled(edit)
         with self._lock:
             active = self._version.active
@@ -214,14 +223,16 @@ class Tree:
             self._wake("flush")
 
     def _settled(self, edit: Edit) -> Edit:
-        """The edit with its operands folded, if rows of this tree expire.
+        """The edit with its operands folded, if rows of this tree expire (or operators mix).
 
         Whether an operand meets a row or the gap it left when it expired is decided at the time of the operand's
         record, which no row remembers. Without expiries it does not matter when operands are folded: then they wait.
         """
         version = self._version
         assert version.active is not None
-        if not (version.expires or version.active.expires) or all(row[0] < MERGE for row in edit.rows.values()):
+        if all(row[0] < MERGE for row in edit.rows.values()):
+            return edit
+        if not self.expires() and not self._mixes_operators(edit, version.active):
             return edit
         view = View(version, lambda: edit.time_us)
         deleted = RangeDeletes.of((start, end, edit.lsn) for start, end in edit.ranges)
@@ -231,10 +242,16 @@ class Tree:
         }
         return replace(edit, rows=rows)
 
-    def freeze(self) -> None:
-        """Put the growing memtable among those to be flushed."""
+    def _mixes_operators(self, edit: Edit, active: Memtable) -> bool:
+        """Whether an operand meets one of another operator: a chain of them must not grow for ever."""
+        pairs = ((row[0], active.rows.get(key)) for key, row in edit.rows.items() if row[0] >= MERGE)
+        return any(older is not None and older[0] >= MERGE and older[0] != kind for kind, older in pairs)
+
+    def freeze(self) -> int:
+        """Put the growing memtable among those to be flushed; the LSN up to which all is frozen then."""
         with self._lock:
             self._freeze()
+            return self._lsn
 
     def _freeze(self) -> None:
         version = self._version
@@ -254,14 +271,14 @@ class Tree:
             self._install(replace(version, lsn=self._lsn, time_us=self._time_us))
 
     def _merge_small(self) -> None:
-        """Keep snapshots from leaving a trail of tiny memtables; like meets like, so a row is copied a few times only."""
+        """Keep snapshots from leaving a trail of tiny memtables; like meets like, so rows are not copied often."""
         frozen = list(self._version.frozen)
         while len(frozen) > 1:
             newer, older = frozen[0], frozen[1]
             small = newer.bytes + older.bytes <= self.settings.memtable_bytes and 2 * newer.bytes >= older.bytes
             if not small or older in self._flushing or newer in self._flushing:
                 break
-            frozen[:2] = [merged(older, newer, self._time_us)]
+            frozen[:2] = [merged((older, newer), self._time_us)]
         if len(frozen) < len(self._version.frozen):
             self._install(replace(self._version, frozen=tuple(frozen)))
 
@@ -297,6 +314,11 @@ class Tree:
         """What its rows that are not in files take."""
         return sum(memtable.bytes for memtable in self._version.memtables())
 
+    def growing_bytes(self) -> int:
+        """What its rows take that are not frozen."""
+        active = self._version.active
+        return 0 if active is None else active.bytes
+
     def wait_while_stopped(self, timeout_s: float) -> None:
         """Wait for maintenance if writers are to stop; on a timeout just go on."""
         if self.stall()[0] is Stall.STOP:
@@ -312,8 +334,10 @@ class Tree:
     # -- maintenance: what the jobs of `maintenance` call
 
     def wants_flush(self) -> bool:
-        """Whether a memtable's worth of rows, or many small ones, are frozen."""
+        """Whether a memtable's worth of rows, or many small ones, are frozen, and nobody flushes them."""
         frozen = self._version.frozen
+        if self._flushing:
+            return False
         return sum(memtable.bytes for memtable in frozen) >= self.settings.memtable_bytes or len(frozen) > 8
 
     def begin_flush(self) -> tuple[Memtable, tuple[Memtable, ...]] | None:
@@ -322,20 +346,27 @@ class Tree:
             if self._flushing or not self._version.frozen:
                 return None
             self._flushing = frozen = self._version.frozen
-        rows = frozen[-1]
-        for newer in reversed(frozen[:-1]):
-            rows = merged(rows, newer, self._time_us)
-        return rows, frozen
+        try:
+            return merged(frozen[::-1], self._time_us), frozen
+        except BaseException:
+            self.abandon_flush()
+            raise
 
-    def end_flush(self, frozen: tuple[Memtable, ...], outputs: Sequence[FileMeta]) -> None:
+    def has_unflushed(self) -> bool:
+        """Whether any row is in memory only."""
+        version = self._version
+        return bool(version.frozen) or (version.active is not None and len(version.active) > 0)
+
+    def end_flush(self, frozen: tuple[Memtable, ...], files: Sequence[TableFile], time_us: int) -> None:
         """Swap: the files in, their memtables out."""
         stored = frozen[0].lsn_last
         with self._lock:
+            self.stored_time_us = max(self.stored_time_us, time_us)
             version = self._version
             kept = tuple(memtable for memtable in version.frozen if memtable not in frozen)
             assert len(kept) == len(version.frozen) - len(frozen)
             self._install(
-                replace(version, frozen=kept, levels=self._with_run(outputs), stored=max(version.stored, stored))
+                replace(version, frozen=kept, levels=self._with_run(files), stored=max(version.stored, stored))
             )
             self._flushing = ()
         self._relieve()
@@ -347,21 +378,19 @@ class Tree:
         with self._lock:
             self._flushing = ()
 
-    def _with_run(self, outputs: Sequence[FileMeta]) -> tuple[tuple[Run, ...], ...]:
+    def _with_run(self, files: Sequence[TableFile]) -> tuple[tuple[Run, ...], ...]:
         levels = self._version.levels
-        if not outputs:
-            return levels
-        run = Run(TableFile(meta, self._open_table) for meta in outputs)
-        return ((run, *levels[0]), *levels[1:])
+        return ((Run(files), *levels[0]), *levels[1:]) if files else levels
 
-    def install_adopted(self, outputs: Sequence[FileMeta], lsn: int, time_us: int) -> None:
+    def install_adopted(self, files: Sequence[TableFile], lsn: int, time_us: int) -> None:
         """Add files built elsewhere as the newest run. Requires: every memtable is flushed."""
         with self._lock:
             version = self._version
             assert not version.frozen
             self._time_us = max(self._time_us, time_us)
+            self.stored_time_us = max(self.stored_time_us, time_us)
             self._lsn = lsn
-            self._install(replace(version, levels=self._with_run(outputs), lsn=lsn, stored=lsn, time_us=self._time_us))
+            self._install(replace(version, levels=self._with_run(files), lsn=lsn, stored=lsn, time_us=self._time_us))
         self._relieve()
         self._wake("compaction")
 
@@ -370,19 +399,33 @@ class Tree:
         levels = self._version.levels
         return compact_everything(levels) if everything else pick_compaction(levels, self.settings.limits)
 
-    def end_compaction(self, compaction: Compaction, outputs: Sequence[FileMeta]) -> None:
+    def end_compaction(self, compaction: Compaction, outputs: Sequence[TableFile]) -> None:
         """Swap: outputs in, inputs out; inputs are collected when nobody reads them any more."""
         gone = set(compaction.inputs)
         with self._lock:
             version = self._version
             kept = [file for file in version.files() if file not in gone]
             assert len(kept) == sum(1 for _ in version.files()) - len(gone)
-            files = [*kept, *(TableFile(meta, self._open_table) for meta in outputs)]
-            self._install(replace(version, levels=arrange(files)))
+            self._install(replace(version, levels=arrange([*kept, *outputs])))
             self._retired.update(file.meta.chunk_id for file in gone)
         for file in gone:
             file.retire(self.doomed)
         self._relieve()
+
+    def open_all(self) -> None:
+        """Open every file: an error says that a listed one is not there."""
+        for file in self._version.files():
+            file.table()
+
+    def expires(self) -> bool:
+        """Whether some row does."""
+        version = self._version
+        return version.expires or (version.active is not None and version.active.expires)
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until a flush or a compaction ends, or time is up."""
+        with self._relieved:
+            self._relieved.wait(timeout_s)
 
     def is_current(self, compaction: Compaction) -> bool:
         """Whether the inputs of a compaction are still what the tree holds."""

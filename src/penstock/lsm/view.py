@@ -52,26 +52,29 @@ class View:
         """The value of a key, or None."""
         version = self._version
         active = version.active
-        row = active.rows.get(key) if active is not None else None
-        if row is None:
-            row = self._stored_row(key)
-            if row is None:
-                return None
-        if row[0] == PUT and row[3] == NEVER and not version.ranges and (active is None or not active.ranges):
-            return row[1]
-        found = self.get_row(key)
-        return None if found is None else found[1]
-
-    def _stored_row(self, key: bytes) -> Row | None:
-        for memtable in self._version.frozen:
-            row = memtable.rows.get(key)
-            if row is not None:
-                return row
-        for run in self._version.runs:
-            row = run.get(key)
-            if row is not None:
-                return row
-        return None
+        found: Any = None
+        if active is not None and active.rows:
+            found = active.rows.get(key)
+        if found is None:
+            for memtable in version.frozen:
+                found = memtable.rows.get(key)
+                if found is not None:
+                    break
+            else:
+                for run in version.runs:
+                    find = run.find
+                    found = run.search(key) if find is None else find(key)
+                    if found is not None:
+                        break
+                else:
+                    return None
+        # Asked at every get, so by attributes and not by calls: `starts` for the truth of ranges, `plain` first.
+        if not version.ranges.starts and (active is None or active.plain or not active.has_ranges):
+            value: bytes = found if type(found) is bytes else found[1]
+            if value is found or (found[0] == PUT and found[3] == NEVER):
+                return value
+        row = self.get_row(key)
+        return None if row is None else row[1]
 
     def get_row(self, key: bytes) -> Row | None:
         """The live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
@@ -96,7 +99,7 @@ class View:
 
     def _deleted_below(self, key: bytes) -> int:
         active = self._version.active
-        here = active.ranges.lsn_over(key) if active is not None else 0
+        here = active.deleted_below(key) if active is not None else 0
         return max(here, self._version.ranges.lsn_over(key))
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -142,7 +145,7 @@ class View:
 
     def _ranges(self) -> RangeDeletes:
         active = self._version.active
-        if active is None or not active.ranges:
+        if active is None or not active.has_ranges:
             return self._version.ranges
         return RangeDeletes.of([*active.ranges, *self._version.ranges])
 

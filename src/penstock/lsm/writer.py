@@ -224,7 +224,9 @@ class SstableWriter:
         self._ipc.write_batch(batch)
         end = self._sink.at
         # Arrow writes buffers in the order of the columns and leaves out empty ones: for them the end will do.
-        key_bytes, value_bytes = (int(offsets_of(column)[-1] - offsets_of(column)[0]) for column in (columns.keys, columns.values))
+        key_bytes, value_bytes = (
+            int(offsets_of(column)[-1] - offsets_of(column)[0]) for column in (columns.keys, columns.values)
+        )
         written = (1, key_bytes, 1, 1, batch["expires_us"].null_count, 1, 1, value_bytes)
         buffers = self._sink.take_buffers()
         assert len(buffers) == sum(map(bool, written))

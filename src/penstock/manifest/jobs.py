@@ -15,16 +15,19 @@ Invariants: at most one job of a table and kind waits, at most one is in flight;
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
+from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, OutcomeUnknown, UniqueJobAlreadyPending
+from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.manifest.engine import ReadView
 from penstock.manifest.keys import WHOLE_STORE, JobId, PendingJobKey, WalStateKey
 from penstock.manifest.manifest import Manifest, ManifestTxn
 from penstock.manifest.operations import CommitReceipt, ManifestOp
 from penstock.manifest.records import (
+    REPAIR_OF,
     Completed,
     FailedPermanent,
     FlushGateState,
@@ -136,10 +139,10 @@ class JobQueue:
 
     # -- for workers
 
-    def acquire(self, worker_id: str, kinds: Container[int] | None = None) -> Lease | None:
-        """Lease the oldest job that may run now, or None. A repair counts as the kind that it repairs."""
+    def acquire(self, worker_id: str, kinds: Container[int] | None = None, db_id: int | None = None) -> Lease | None:
+        """Lease the oldest job (of a table) that may run now, or None. A repair counts as the kind that it repairs."""
         for job in self._manifest.read(_runnable):
-            if kinds is not None and job.gate_kind not in kinds:
+            if (kinds is not None and job.gate_kind not in kinds) or (db_id is not None and job.table != db_id):
                 continue
             lease = Lease(job=job, worker_id=worker_id, token=job.attempts + 1)
             if self._hold(lease) and self._begin(lease):
@@ -150,6 +153,25 @@ class JobQueue:
         """Make a lease last `lease_s` from now; `LeaseLost` if it was taken over."""
         with self._lock:
             self._held_locked(lease).expires_s = self._clock.monotonic_s() + self._settings.lease_s
+
+    @contextmanager
+    def keeping(self, lease: Lease) -> Iterator[None]:
+        """Renew a lease from a thread of its own, for as long as the block lasts."""
+        ended = threading.Event()
+
+        def keep() -> None:
+            while not ended.wait(self._settings.lease_s / 3):
+                try:
+                    self.renew(lease)
+                except LeaseLost:
+                    return
+
+        keeper = threads.spawn(keep, name=f"penstock-lease-{lease.job.job_id}")
+        try:
+            yield
+        finally:
+            ended.set()
+            keeper.join(self._settings.lease_s)
 
     def complete(self, lease: Lease, also: Sequence[ManifestOp] = ()) -> CommitReceipt:
         """End a job well, and commit what it made (`also`) with it; `LeaseLost` changes nothing."""
@@ -196,6 +218,10 @@ class JobQueue:
     def compensate_orphans(self) -> list[JobId]:
         """Give up jobs that are in flight under no lease of this process: their workers ended with an earlier one."""
         repairs: list[JobId] = []
+        for job in self._manifest.read(_failed_repairs):  # each opening is a new chance, or a gate stays shut for ever
+            txn = self._manifest.begin_write()
+            repairs.append(self._add_repair(txn, job))
+            txn.commit()
         for job in self._manifest.read(_in_flight):
             with self._lock:
                 mine = job.job_id in self._held
@@ -232,9 +258,14 @@ class JobQueue:
         txn.update_job_state(lease.job.job_id, InFlight(lease.worker_id, self._now_ms(), lease.token))
         try:
             txn.commit()
-        except (GateShut, FixTheCall):  # someone was faster; after other errors the lease stays and expires
+        except OutcomeUnknown:
+            raise  # it may be ours: the lease stays, and expires
+        except (GateShut, FixTheCall):  # someone was faster
             self._let_go(lease)
             return False
+        except BaseException:
+            self._let_go(lease)
+            raise
         return True
 
     def _held_locked(self, lease: Lease) -> _Held:
@@ -320,11 +351,25 @@ def _gate_holder(view: ReadView, job: JobRecord) -> int | None:
     return None if state is None else state.gate(job.gate_kind).active_job_id
 
 
-def _in_flight(view: ReadView) -> list[JobRecord]:
+def _gate_holders(view: ReadView) -> list[JobRecord]:
     """Found by their gates: the finished jobs need not be walked."""
     held = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
     jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in held if job_id is not None)]
-    return [job for job in jobs if job is not None and isinstance(job.state, InFlight)]
+    return [job for job in jobs if job is not None]
+
+
+def _in_flight(view: ReadView) -> list[JobRecord]:
+    return [job for job in _gate_holders(view) if isinstance(job.state, InFlight)]
+
+
+def _failed_repairs(view: ReadView) -> list[JobRecord]:
+    """Repairs that were given up and still hold their gates."""
+    holders = [job for job in _gate_holders(view) if isinstance(job.state, FailedPermanent)]
+    return [job for job in holders if PENDING.get(view, _repair_key(job)) is None]
+
+
+def _repair_key(job: JobRecord) -> PendingJobKey:
+    return PendingJobKey(job.table, REPAIR_OF | job.gate_kind)
 
 
 def _finished(view: ReadView) -> list[int]:

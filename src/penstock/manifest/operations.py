@@ -60,7 +60,7 @@ class PutDb(Operation, frozen=True):
 
 
 class PutWalState(Operation, frozen=True):
-    """Set the progress of a partition; the gates in the row stay as they are."""
+    """Raise the progress of a partition: no number in the row goes back, and its gates stay as they are."""
 
     key: WalStateKey
     value: WalStateRecord
@@ -238,9 +238,9 @@ class Edit:
         DB.put(self._view, operation.db_id, value)
 
     def _put_wal_state(self, operation: PutWalState) -> None:
-        value = operation.value
+        old = WAL_STATE.get(self._view, operation.key) or WalStateRecord()
+        value = old.raised(operation.value)
         if operation.key.shard == 0:
-            old = WAL_STATE.get(self._view, operation.key) or WalStateRecord()
             value = msgspec.structs.replace(value, flush_gate_state=old.flush_gate_state, other_gates=old.other_gates)
         elif value.other_gates or value.flush_gate_state != FlushGateState():
             raise Invalid(f"partition {operation.key}: gates are in shard 0 and follow the jobs")
@@ -294,19 +294,25 @@ class Edit:
             if new.token != job.attempts + 1:
                 raise LeaseLost(f"job {job.job_id}: token {new.token} is not the next one ({job.attempts + 1})")
             job = msgspec.structs.replace(job, attempts=new.token)
-            PENDING.delete(self._view, job.pending_key)
+            self._leave_pending(job)
             self._take_gate(job, held_by=None)
         elif isinstance(old, InFlight) and not isinstance(new, InFlight):
             if operation.token != old.token:
                 raise LeaseLost(f"job {job.job_id} is leased under token {old.token}, not {operation.token}")
             self._leave_gate(job, operation)
         elif isinstance(old, Pending) and isinstance(new, FailedPermanent) and job.kind != JobKind.REPAIR:
-            PENDING.delete(self._view, job.pending_key)  # given up before anyone took it
+            self._leave_pending(job)  # given up before anyone took it
         elif operation.token is not None:
             raise LeaseLost(f"job {job.job_id} is {type(old).__name__}: token {operation.token} is over")
         else:
             raise Invalid(f"job {job.job_id} cannot go from {type(old).__name__} to {type(new).__name__}")
         self._write_job(msgspec.structs.replace(job, state=new, last_error=operation.error or job.last_error))
+
+    def _leave_pending(self, job: JobRecord) -> None:
+        """Give up a job's waiting place, if it has it."""
+        row = PENDING.get(self._view, job.pending_key)
+        if row is not None and row.job_id == job.job_id:
+            PENDING.delete(self._view, job.pending_key)
 
     def _remove_job(self, operation: RemoveJob) -> None:
         job = self._job(operation.job_id)
@@ -316,7 +322,7 @@ class Edit:
         if gates.gate(job.gate_kind).active_job_id == job.job_id:
             raise Invalid(f"job {job.job_id} holds a gate until it is repaired: it cannot be removed")
         if isinstance(job.state, Pending):
-            PENDING.delete(self._view, job.pending_key)
+            self._leave_pending(job)
         JOBS.delete(self._view, job.job_id)
         self._touched_jobs.discard(job.job_id)
 

@@ -143,6 +143,20 @@ class WalStateRecord(Record, frozen=True):
                 f"{self.stored_lsn}, {self.last_applied_lsn}, {self.durable_lsn}, {self.highest_lsn}"
             )
 
+    def raised(self, other: WalStateRecord) -> WalStateRecord:
+        """`other`, with no number below the one that is here: two writers of a row cannot undo each other."""
+        return msgspec.structs.replace(
+            other,
+            stored_lsn=max(self.stored_lsn, other.stored_lsn),
+            last_applied_lsn=max(self.last_applied_lsn, other.last_applied_lsn),
+            durable_lsn=max(self.durable_lsn, other.durable_lsn),
+            highest_lsn=max(self.highest_lsn, other.highest_lsn),
+            last_sealed_segment=max(self.last_sealed_segment, other.last_sealed_segment),
+            last_checkpoint_generation=max(self.last_checkpoint_generation, other.last_checkpoint_generation),
+            restart_epoch=max(self.restart_epoch, other.restart_epoch),
+            detail=other.detail or self.detail,
+        )
+
     def gate(self, kind: int) -> FlushGateState:
         """The gate of a kind of job."""
         if kind == JobKind.FLUSH:

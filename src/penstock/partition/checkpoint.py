@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from penstock.errors import Invalid, NotFound
+from penstock.errors import Closed, Invalid, NotFound
 from penstock.host import threads
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import PartitionId, decode
@@ -74,7 +72,8 @@ class Checkpoint:
             pieces = self._consensus.pieces()
             keep = 1 if everything else self._settings.segments_max
             spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
-            needed = self._dispatcher.tracker.needed_from(self._consensus.committed)
+            with self._dispatcher.turn:  # what is durable and not dispatched is in nobody's account yet
+                needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
             first = self._consensus.truncate(needed)
             dropped = len(pieces) - len(self._consensus.pieces())
             if dropped:
@@ -90,7 +89,8 @@ class Checkpoint:
             tracker.acknowledge(partition.descriptor.partition, max(partition.machine.stored, partition.spill.upto))
 
     def _spill_below(self, lsn: int) -> int:
-        """Make every partition independent of records below `lsn`."""
+        """Make every partition independent of records below `lsn`, as far as they are judged."""
+        lsn = min(lsn, self._dispatcher.ledger.tree.lsn + 1)
         behind = self._dispatcher.tracker.waiting_below(lsn)
         spilled = 0
         for number in behind:
@@ -100,10 +100,13 @@ class Checkpoint:
                 continue
             try:
                 partition = self._dispatcher.partition(number)
-            except NotFound:
+                partition.spill.append(self._sections_of(number, lsn))
+            except (NotFound, Closed):
                 continue  # dropped meanwhile
-            partition.spill.append(self._sections_of(number, lsn))
-            self._commit(partition)
+            with self._dispatcher.turn:  # a row of a dropped table would stay for ever
+                if self._dispatcher.known(number) is not partition:
+                    continue
+                self._commit(partition)
             self._dispatcher.tracker.acknowledge(number, partition.spill.upto)
             spilled += 1
         return spilled
@@ -116,7 +119,7 @@ class Checkpoint:
             if lsn >= below:
                 break
             record = decode(body, lsn=lsn)
-            verdicts = self._dispatcher.ledger.judge(record, lsn).verdicts  # remembered: it was judged before
+            verdicts = self._dispatcher.ledger.verdicts(record, lsn)
             sections = tuple(
                 section
                 for group, verdict in zip(record.groups, verdicts, strict=True)
@@ -131,8 +134,6 @@ class Checkpoint:
     def _commit(self, partition: Partition) -> None:
         """The watermarks of a partition, as far as the manifest may know them."""
         key = WalStateKey(partition.descriptor.table, partition.descriptor.shard)
-        now = self._manifest.get_wal_state(key) or WalStateRecord()
-        highest = max(now.highest_lsn, partition.spill.upto)
         txn = self._manifest.begin_write()
-        txn.put_wal_state(key, msgspec.structs.replace(now, durable_lsn=highest, highest_lsn=highest))
+        txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))
         txn.commit()

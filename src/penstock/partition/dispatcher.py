@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,14 @@ class Partition:
         self.refusal: PenstockError | None = None  # why writes are refused
 
     @property
+    def behind(self) -> PenstockError | None:
+        """Why it cannot be read: something that was acknowledged is not applied."""
+        if not self.failures:
+            return None
+        name, shard = self.descriptor.name, self.descriptor.shard
+        return self.refusal or PartitionPaused(f"shard {shard} of {name} is behind after a failure: it is tried again")
+
+    @property
     def watermarks(self) -> SegmentedWatermarks:
         applied = self.machine.applied
         return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
@@ -88,14 +97,11 @@ class Dispatcher:
         self._settings = settings or DispatcherSettings()
         self.turn = threads.rlock("partition.turn")  # held: no record is half applied
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
+        self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
         self._waiting = 0  # guarded by turn
         self._waiting_bytes = 0  # guarded by turn
 
     # -- partitions
-
-    def known(self, partition: PartitionId) -> Partition | None:
-        """A partition that is open already."""
-        return self._partitions.get(partition)
 
     def partition(self, partition: PartitionId) -> Partition:
         """A partition, opened on first use; `NotFound` if its table was dropped."""
@@ -113,10 +119,10 @@ class Dispatcher:
         descriptor = describe(info, partition & 0xFFFF)
         spill = self._make_spill(descriptor)
         opened = Partition(descriptor, self._factory.open(descriptor, info.options), spill)
-        for entry in spill.entries(opened.machine.stored):
-            opened.machine.apply(entry)
-        opened.highest = max(opened.highest, opened.machine.applied)
         self._partitions[partition] = opened
+        for entry in spill.entries(opened.machine.stored):
+            self._enqueue(opened, entry)
+        self._drain(opened)
         return opened
 
     def partitions(self) -> list[Partition]:
@@ -161,7 +167,10 @@ class Dispatcher:
                 self.tracker.record(LEDGER, lsn)
             for info in judgement.dropped:
                 self._drop(info)
-            for partition, entry in self._entries(record, lsn, judgement, decoded).items():
+            entries = self._entries(record, lsn, judgement, decoded)
+            for partition in entries:
+                self.tracker.record(partition, lsn)  # before anything can fail: the journal must keep it
+            for partition, entry in entries.items():
                 self._offer(partition, entry)
             return judgement
 
@@ -189,20 +198,21 @@ class Dispatcher:
         partition = self.partition(number)
         if entry.lsn <= partition.highest:
             return  # stored or spilled before: a replay
-        self.tracker.record(number, entry.lsn)
+        self._enqueue(partition, entry)
+        self._drain(partition)
+
+    def _enqueue(self, partition: Partition, entry: Entry) -> None:
         partition.highest = entry.lsn
         partition.backlog.append(entry)
         size = sum(len(section.payload) for section in entry.sections)
         partition.backlog_bytes += size
         self._waiting += 1
         self._waiting_bytes += size
-        self._drain(partition)
 
     def _drain(self, partition: Partition) -> None:
         """Apply what waits, until it fails."""
-        if partition.failures and self._clock.monotonic_s() < partition.retry_at_s:
-            return
-        while partition.backlog and partition.failures < self._settings.attempts_max:
+        early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
+        while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             entry = partition.backlog[0]
             try:
                 partition.machine.apply(entry)
@@ -246,16 +256,15 @@ class Dispatcher:
 
     # -- snapshots and drops
 
-    def snapshot(self, tables: Sequence[TableInfo]) -> tuple[int, dict[PartitionId, Any]]:
-        """The state of all shards of these tables at one LSN; an error in the place of a partition that is behind."""
+    def snapshot(self) -> tuple[int, list[TableInfo], dict[PartitionId, Any]]:
+        """All tables and the state of their shards at one LSN; an error in the place of one that is behind."""
         with self.turn:
-            found: dict[PartitionId, Any] = {}
+            tables, found = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
                     partition = self.partition(partition_id(info.table, shard))
-                    behind = partition.backlog and (partition.refusal or PartitionPaused(f"{info.name} is catching up"))
-                    found[partition.descriptor.partition] = behind or partition.machine.snapshot()
-            return self.ledger.tree.lsn, found
+                    found[partition.descriptor.partition] = partition.behind or partition.machine.snapshot()
+            return self.ledger.tree.lsn, tables, found
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):
@@ -264,16 +273,16 @@ class Dispatcher:
             if partition is not None:
                 self._waiting -= len(partition.backlog)
                 self._waiting_bytes -= partition.backlog_bytes
-                partition.spill.close()
                 partition.machine.close()
+                partition.spill.abandon()
             self.tracker.forget(number)
             self._factory.collect(describe(info, shard))
 
     def close(self) -> None:
-        with self.turn:
+        with self.turn, ExitStack() as stack:
             for partition in self._partitions.values():
-                partition.spill.close()
-                partition.machine.close()
+                stack.callback(partition.machine.close)
+                stack.callback(partition.spill.close)
             self._partitions.clear()
 
 

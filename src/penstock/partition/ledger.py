@@ -162,7 +162,7 @@ class Ledger:
     def judge(self, record: JournalRecord, lsn: int) -> Judgement:
         """Judge a record and remember it; a record that was judged before is told again what it was told."""
         if lsn <= self.tree.lsn:
-            return Judgement(self._remembered(record, lsn), repeated=True)
+            return Judgement(self.verdicts(record, lsn), repeated=True)
         work = _Work(self, record.time_us, lsn)
         verdicts = tuple(work.judge(group.condition) for group in record.groups)
         for group, verdict in zip(record.groups, verdicts, strict=True):
@@ -178,7 +178,8 @@ class Ledger:
         self._ids = {table.table: table for table in work.tables.values()}
         return Judgement(verdicts, tuple(work.created), tuple(work.dropped))
 
-    def _remembered(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
+    def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
+        """What a record was told. Requires: it was judged."""
         if not any(group.condition for group in record.groups):
             return (Verdict.ACCEPTED,) * len(record.groups)
         kept = self.tree.get(b"v" + _U64.pack(lsn))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from penstock.errors import Closed
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem
 from penstock.journal.record import Group, JournalRecord, decode, encode
@@ -18,6 +19,14 @@ from penstock.partition.machine import Entry
 
 SETTINGS = LogSettings(segment_bytes=16 << 20, allocate_bytes=64 << 10)
 BATCH_BYTES = 4 << 20
+
+
+def remove_folder(fs: FileSystem, folder: str) -> None:
+    """Remove a log of a dropped table."""
+    if fs.exists(folder):
+        for name in fs.listdir(folder):
+            fs.unlink(f"{folder}/{name}")
+        fs.rmdir(folder)
 
 
 class SpillLog:
@@ -29,6 +38,8 @@ class SpillLog:
         self._random = random
         self._identity = identity
         self._log: Log | None = None
+        self._failed = False  # the end of the log may hold entries past `upto`
+        self._abandoned = False
         self.upto = 0  # the last LSN that is durable here
         if fs.exists(folder):
             for entry in self.entries(0):
@@ -54,7 +65,13 @@ class SpillLog:
         """Copy entries here, durably. Requires: they follow `upto`."""
         if not entries:
             return
-        log, bodies, size = self._open(), [], 0
+        if self._abandoned:
+            raise Closed(f"{self._folder} is of a dropped table")
+        log, bodies, size = self._open(), list[bytes](), 0
+        if self._failed:
+            log.recover()
+            log.truncate_back(log.synced)
+        self._failed = True
         for entry in entries:
             # The LSN stands where a journal record has its epoch.
             bodies.append(encode(JournalRecord(entry.time_us, entry.lsn, (Group(entry.sections),))))
@@ -62,8 +79,10 @@ class SpillLog:
             if size >= BATCH_BYTES:
                 log.append(bodies)
                 bodies, size = [], 0
-        log.append(bodies)
+        if bodies:
+            log.append(bodies)
         log.sync()
+        self._failed = False
         self.upto = entries[-1].lsn
 
     def drop_stored(self, stored: int) -> None:
@@ -76,6 +95,10 @@ class SpillLog:
                 keep = record.index
                 break
         self._log.truncate_front(keep)
+
+    def abandon(self) -> None:
+        """Its table was dropped: take nothing more, and leave the files to who removes them."""
+        self._abandoned = True
 
     def close(self) -> None:
         if self._log is not None:

@@ -279,7 +279,9 @@ class DataReader:
         (start,) = struct.unpack("<Q", tail) if len(tail) == 8 else (0,)
         if not OPENING_BYTES < start < offset <= self.file.size():
             raise CorruptionError(self.file.path, offset, "no index record ends here")
-        record = decode(self.file.pread(offset - start, start), 0, salt=self.opening.salt, path=self.file.path, base=start)
+        record = decode(
+            self.file.pread(offset - start, start), 0, salt=self.opening.salt, path=self.file.path, base=start
+        )
         if record.kind != KIND_INDEX or encoded_size(len(record.body)) != offset - start:
             raise CorruptionError(self.file.path, start, "this is no index record")
         lsn, time, _, _ = _INDEX_TAIL.unpack(record.body[-_INDEX_TAIL.size :])

@@ -326,6 +326,7 @@ def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
 
 
 def has_data_files(fs: FileSystem, folder: str) -> bool:
+    """Whether there is any; stops at the first."""
     return next(data_files(fs, folder), None) is not None
 
 

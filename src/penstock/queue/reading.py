@@ -10,6 +10,7 @@ Invariant: batches come in the order of their sequences, each message once, and 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,50 +72,42 @@ class QueueReader:
         self._lock = lock("queue.reader")
         self._open: OrderedDict[str, DataReader] = OrderedDict()  # guarded by _lock; the least used first
 
-    def read(
-        self, view: View, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool
-    ) -> list[Batch]:
+    def read(self, view: View, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool) -> list[Batch]:
         """Batches from `start` on: none at the end, else at least one message and then within both limits."""
         found: list[Batch] = []
         while start < view.next and limit_messages > 0 and limit_bytes > 0:
             span = view.span(view.files.place_of(start))
             start = max(start, span.first)
-            for batch in self._read_file(span, start, limit_messages, limit_bytes, past_damage):
-                found.append(batch)
-                start = batch.next
-                limit_messages -= len(batch)
-                limit_bytes -= int(batch.messages.ends()[-1])
-            if start < span.next and limit_messages > 0 and limit_bytes > 0:
+            for batch in self._batches(span, start, limit_bytes, past_damage):
+                if batch.first > start and not past_damage:
+                    raise CorruptionError(f"{self._folder}/{span.path}", 0, f"message {start} is missing")
+                part = _within(batch.slice(start, batch.next), limit_messages, limit_bytes, first=not found)
+                start = part.next
+                if len(part):
+                    found.append(part)
+                    limit_messages -= len(part)
+                    limit_bytes -= int(part.messages.ends()[-1])
+                if start < batch.next or limit_messages <= 0 or limit_bytes <= 0:
+                    return found
+            if start < span.next:
                 if not past_damage:
                     raise CorruptionError(f"{self._folder}/{span.path}", span.size, f"message {start} is missing")
                 start = span.next
         return found
 
-    def _read_file(
-        self, span: Span, start: int, limit_messages: int, limit_bytes: int, past_damage: bool
-    ) -> list[Batch]:
+    def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[Batch]:
+        """The batches of one file from the one that holds `start` on."""
         reader = self._file(span.path)
         known, offset = reader.hint
         if known != start:
             offset = (span.index or reader.index(span.size)).before(start)
-        found: list[Batch] = []
         read_bytes = min(max(limit_bytes, _READ_BYTES_MIN), READ_BYTES)
         for at, record in reader.records(offset, span.size, past_damage=past_damage, read_bytes=read_bytes):
             if record.kind != KIND_MESSAGES or record.index + PREFIX.unpack_from(record.body)[2] <= start:
                 continue
             batch = decode_batch(record, path=reader.file.path, offset=at)
-            if batch.first > start and not past_damage:
-                raise CorruptionError(reader.file.path, at, f"message {start} is missing")
-            part = _within(batch.slice(start, batch.next), limit_messages, limit_bytes, first=not found)
-            if len(part):
-                found.append(part)
-                start = part.next
-                limit_messages -= len(part)
-                limit_bytes -= int(part.messages.ends()[-1])
-                reader.hint = (start, at if start < batch.next else at + encoded_size(len(record.body)))
-            if start < batch.next or start >= span.next or limit_messages <= 0 or limit_bytes <= 0:
-                break
-        return found
+            reader.hint = (batch.next, at + encoded_size(len(record.body)))  # a guess where the next read begins
+            yield batch
 
     def seek_time(self, view: View, time_us: int) -> int:
         """The sequence of the first record at or after a time; the next one if there is none."""

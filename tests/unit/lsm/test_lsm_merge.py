@@ -288,6 +288,21 @@ def test_a_merge_runs_in_a_spawned_process(tmp_path: Path) -> None:
     assert [row[1] for row in rows.values()] == [b"1", b"3", b"4"]
 
 
+def test_a_merged_file_has_the_index_of_one_written_at_once() -> None:
+    """The hashes that a merge takes over from its inputs are those of the keys."""
+    disk = SimulatedDisk()
+    older = puts({b"key/%d" % i: b"old" for i in range(0, 3_000, 2)}, lsn=1)
+    newer = puts({b"key/%d" % i: b"new" for i in range(0, 3_000, 3)}, lsn=2)
+    write(disk, "/1.sst", older, chunk_id=1)
+    write(disk, "/2.sst", newer, chunk_id=2)
+    merge(plan_of((MergeInput(path="/2.sst"), MergeInput(path="/1.sst"))), fs=disk)
+    write(disk, "/whole.sst", {**older, **newer}, chunk_id=100)
+    merged = sstable_path(plan_of((MergeInput(path="/2.sst"),)).folder, 100)
+    for one, other in ((merged, "/whole.sst"), (merged[:-4] + ".idx", "/whole.idx")):
+        size = disk.open(one).size()
+        assert disk.open(one).pread(size, 0) == disk.open(other).pread(disk.open(other).size(), 0)
+
+
 def test_range_deletes_are_cut_and_joined() -> None:
     ranges = RangeDeletes.of([(b"a", b"m", 5), (b"c", b"e", 9), (b"m", b"p", 5), (b"x", b"x", 7)])
     assert list(ranges) == [(b"a", b"c", 5), (b"c", b"e", 9), (b"e", b"p", 5)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.files import OsFileSystem
 from penstock.lsm import sstable as sstable_module
 from penstock.lsm import writer as writer_module
-from penstock.lsm.index import PAGE_BYTES, build_slots, fingerprint_mask
+from penstock.lsm.index import PAGE_BYTES, build_slots, fingerprint_mask, hash_keys
 from penstock.lsm.inspect import dump, statistics, verify
 from penstock.lsm.operators import ADD_I64
 from penstock.lsm.ranges import RangeDelete, RangeDeletes
@@ -354,17 +355,61 @@ def test_a_failing_disk_raises_and_the_name_stays_free() -> None:
 def test_hash_slots_find_every_row_with_crowded_homes() -> None:
     chance = np.random.default_rng(4)
     hashes = chance.integers(0, 2**32, 5_000, dtype=np.uint32)
-    hashes[:2_000] |= np.uint32(0xFFFFF000)  # all of them at home in the last slots
+    hashes[:2_000] |= np.uint32(0x0000FFF0)  # all of them at home in the last slots
     bits = (5_000).bit_length()
-    slots, homes = build_slots(hashes, np.arange(5_000, dtype=np.uint32), bits)
+    slots, homes = build_slots(hashes, np.arange(1, 5_001, dtype=np.uint32), bits)
     mask = fingerprint_mask(bits)
     for row in range(0, 5_000, 7):
-        at = int(hashes[row]) * homes >> 32
+        at = int(hashes[row]) & (homes - 1)
         while int(slots[at]) != (int(hashes[row]) & mask) | (row + 1):
             assert slots[at] != 0
             at += 1
     assert slots[-1] == 0
     assert len(np.flatnonzero(slots)) == 5_000
+
+
+@pytest.mark.parametrize("how", [Sealing(), Sealing(codec="lz4")])
+def test_batches_of_any_size_are_found_and_keep_their_hashes(monkeypatch: pytest.MonkeyPatch, how: Sealing) -> None:
+    monkeypatch.setattr(writer_module, "BATCH_ROWS", 64)
+    monkeypatch.setattr(writer_module, "BATCH_ROWS_LEAST", 20)
+    disk = SimulatedDisk()
+    rows = puts({b"%05d" % (3 * i): b"v" * (i % 7) for i in range(1_000)})
+    whole = columns(rows)
+    writer = SstableWriter(disk, "/t.sst", ChunkIdentity(store=STORE, chunk_id=1), sealing=how)
+    writer.delete_ranges(RangeDeletes.of([(b"00300", b"00400", 1)]))
+    cuts = [0, 5, 30, 31, 130, 200, 255, 500, 990, 1_000]
+    for low, high in itertools.pairwise(cuts):
+        writer.append(whole.slice(low, high))
+    writer.finish()
+    table = opened(disk)
+    sizes = table._index.batches["rows"].tolist()
+    assert len(set(sizes)) > 2 and max(sizes) <= 64
+    assert [table.get(b"%05d" % i) for i in range(3_000)] == [rows.get(b"%05d" % i) for i in range(3_000)]
+    assert [table.find(b"%05d" % i) for i in range(0, 3_000, 3)] == [row[1] for row in rows.values()]
+    for piece in table.pieces(0, table.summary.rows):
+        stored = table.columns(*piece, hashes=True)
+        points = stored.kinds != RANGE_DELETE
+        assert stored.hashes is not None
+        assert stored.hashes[points].tolist() == hash_keys(stored.list_keys())[points].tolist()
+
+
+def test_a_probe_checks_each_page_of_slots_before_it_uses_it() -> None:
+    disk = SimulatedDisk()
+    keys = [b"%06d" % i for i in range(20_000)]
+    write(disk, "/t.sst", puts(dict.fromkeys(keys, b"")))
+    index = opened(disk)._index
+    pages = -(-index.slots // (PAGE_BYTES // 4))
+    assert pages > 2
+    disk.flip("/t.idx", 8 * (index._slots_at + PAGE_BYTES + 100))  # in the second page
+    table = opened(disk)
+    wrong = 0
+    for key in keys:
+        try:
+            assert table.find(key) == b""
+        except CorruptionError:
+            wrong += 1
+    assert 0.5 < wrong * pages / len(keys) < 2  # the share of one page
+    assert not table._index.ready
 
 
 def test_any_number_of_threads_read_one_file() -> None:

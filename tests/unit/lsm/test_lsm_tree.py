@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from lsm_files import puts, write
 from tree_place import Place, Write
 
-from penstock.errors import Backpressure, Closed, Invalid
+from penstock.errors import Backpressure, Closed, CommitFailed, GateShut, Invalid, OutcomeUnknown
 from penstock.lsm.compaction import LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, sort_keys
 from penstock.lsm.rows import NEVER, PUT
 from penstock.lsm.tree import Stall, Tree, TreeSettings
 from penstock.lsm.version import FileMeta, Run, TableFile
 from penstock.lsm.view import prefix_end
+from penstock.manifest.jobs import Lease
+from penstock.manifest.records import JobKind
 from penstock.testing import FakeClock
 
 
@@ -37,16 +40,16 @@ def test_a_snapshot_keeps_its_files_until_it_is_closed(place: Place) -> None:
     place.maintenance.flush(place.tree)
     assert place.maintenance.compact(place.tree, everything=True)
     place.clock.advance(1000)
-    place.maintenance.collect()
+    place.collector.collect()
     place.clock.advance(1000)
-    place.maintenance.collect()
+    place.collector.collect()
     assert set(old) <= set(place.files())  # listed no more, and yet needed
     assert dict(snapshot.scan()) == {b"a": b"v", b"b": b"v"}
     assert {meta.file_name.split("/")[-1] for meta in snapshot.files()} <= set(old)
     snapshot.close()
     del snapshot
     gc.collect()
-    assert place.maintenance.collect() == 1
+    assert place.collector.collect() == 2
     assert not set(old) & set(place.files())
     assert place.tree.get(b"a") == b"new"
 
@@ -74,24 +77,24 @@ def test_unlisted_files_go_after_their_grace(place: Place) -> None:
     place.disk.create("/store/tables/1/00000000000000000999.sst")
     place.disk.create("/store/tables/1/00000000000000000999.idx.tmp")
     place.disk.create("/store/tables/1/notes.txt")
-    assert place.maintenance.collect() == 0
+    assert place.collector.collect() == 0
     place.clock.advance(29)
-    assert place.maintenance.collect() == 0
+    assert place.collector.collect() == 0
     place.clock.advance(2)
-    assert place.maintenance.collect() == 2
+    assert place.collector.collect() == 2
     assert place.files() == sorted([*listed, "notes.txt"])
 
 
 def test_a_file_being_published_is_not_collected(place: Place) -> None:
     place.tree.announce([77])
     place.disk.create("/store/tables/1/00000000000000000077.sst")
-    place.maintenance.collect()
+    place.collector.collect()
     place.clock.advance(100)
-    assert place.maintenance.collect() == 0
+    assert place.collector.collect() == 0
     place.tree.withdraw([77])
-    place.maintenance.collect()
+    place.collector.collect()
     place.clock.advance(100)
-    assert place.maintenance.collect() == 1
+    assert place.collector.collect() == 1
 
 
 def test_adopted_files_are_the_newest_run(place: Place) -> None:
@@ -135,16 +138,133 @@ def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> 
     place.maintenance.request_flush(place.tree)
     lease = place.jobs.acquire("doomed")
     assert lease is not None
-    writer = place.maintenance._writer(place.maintenance.trees()[0][1], 1)
+    chunk_id = int(place.manifest.reserve_chunk_id())
+    writer = place.maintenance._writer(place.maintenance.trees()[0][1], chunk_id)
     writer.append(place.tree._version.frozen[0].columns())
     writer.finish()  # ... and the process dies before it could commit
     place.reopen()
-    assert place.files() == ["00000000000000000001.idx", "00000000000000000001.sst"]
+    left = {"00000000000000000001.idx", "00000000000000000001.sst"}
+    assert set(place.files()) == left
     assert place.jobs.gate(1, 1).is_shut()
-    place.maintenance.flush(place.tree)
-    assert "00000000000000000001.sst" not in place.files()
+    place.maintenance.flush(place.tree)  # does the repair first
     assert not place.jobs.gate(1, 1).is_shut()
     assert place.tree.stored == 1
+    place.clock.advance(31)
+    place.collector.collect()
+    place.clock.advance(31)
+    assert place.collector.collect() == 2
+    assert not left & set(place.files())
+
+
+def test_a_repair_fails_while_a_listed_file_is_missing_and_each_opening_tries_again(place: Place) -> None:
+    put(place, b"a")
+    place.maintenance.flush(place.tree)
+    put(place, b"b")
+    place.tree.freeze()
+    place.maintenance.request_flush(place.tree)
+    assert place.jobs.acquire("doomed") is not None
+    missing = next(name for name in place.files() if name.endswith(".sst"))
+    place.disk.rename(f"/store/tables/1/{missing}", f"/store/tables/1/{missing}.away")
+    for _ in range(7):
+        place.reopen()
+        with pytest.raises(FileNotFoundError):
+            place.maintenance.run(JobKind.FLUSH)
+        place.clock.advance(1000)
+    assert place.jobs.gate(1, 1).is_shut()
+    place.disk.rename(f"/store/tables/1/{missing}.away", f"/store/tables/1/{missing}")
+    place.reopen()
+    place.maintenance.flush(place.tree)
+    assert place.tree.stored == 2
+
+
+def test_a_flush_that_cannot_be_done_says_so(place: Place) -> None:
+    put(place, b"a")
+    place.disk._faults = {place.disk.operations + 12: "eio"}
+    with pytest.raises(OSError, match="simulated"):
+        place.maintenance.flush(place.tree)
+    with pytest.raises(GateShut, match="simulated eio"):  # it waits for its next attempt
+        place.maintenance.flush(place.tree)
+    place.clock.advance(60)
+    place.maintenance.flush(place.tree)
+    assert place.tree.stored == 1
+
+
+def test_an_unknown_outcome_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that happened, or did not, without saying so: nothing is flushed twice."""
+    complete = place.jobs.complete
+    for happens in (True, False):
+        place.write([Write("add_i64", b"n", (1).to_bytes(8, "little"))])
+
+        def unsure(lease: Lease, also: Any = (), happens: bool = happens) -> None:
+            if happens:
+                complete(lease, also)
+            raise OutcomeUnknown("who knows")
+
+        monkeypatch.setattr(place.jobs, "complete", unsure)
+        if happens:
+            place.maintenance.flush(place.tree)
+        else:
+            with pytest.raises(CommitFailed):
+                place.maintenance.flush(place.tree)
+        monkeypatch.setattr(place.jobs, "complete", complete)
+    place.clock.advance(100)
+    place.maintenance.flush(place.tree)
+    place.reopen()
+    place.maintenance.compact(place.tree, everything=True)
+    assert place.tree.get(b"n") == (2).to_bytes(8, "little")
+
+
+def test_a_tree_is_not_closed_under_a_flush(place: Place) -> None:
+    with place.maintenance._at_work(1, 0), pytest.raises(GateShut, match="goes on"):
+        place.maintenance.close_tree(1, 0, timeout_s=0.01)
+
+
+def test_files_outlive_a_lease_after_an_opening(place: Place) -> None:
+    for number in range(2):
+        put(place, b"%d" % number)
+        place.maintenance.flush(place.tree)
+    place.reopen()
+    place.maintenance.compact(place.tree, everything=True)
+    gc.collect()
+    assert place.collector.collect() == 0
+    place.clock.advance(31)
+    assert place.collector.collect() == 4
+
+
+def test_expiry_in_a_compaction_is_judged_by_what_is_stored(place: Place) -> None:
+    """A record that is only in memory may be replayed, and must find then what it found the first time."""
+    now_us = place.clock.time_us()
+    place.write([Write("put", b"k", b"base", now_us + 10_000_000)])
+    place.maintenance.flush(place.tree)
+    place.write([Write("append", b"k", b"+x", now_us + 99_000_000)])
+    place.clock.advance(50)
+    place.write([Write("put", b"other", b"")])
+    assert place.tree.get(b"k") == b"base+x"
+    place.maintenance.compact(place.tree, everything=True)
+    place.reopen()
+    assert place.tree.get(b"k") == b"base+x"
+
+
+def test_a_range_delete_and_a_put_inside_it_are_never_seen_apart(place: Place) -> None:
+    put(place, b"k", value=b"old")
+    active = place.tree._version.active
+    assert active is not None
+    seen: list[bytes | None] = []
+    add = active._add_ranges
+    active._add_ranges = lambda added: (seen.append(place.tree.get(b"k")), add(added))  # type: ignore[method-assign, assignment, func-returns-value]
+    place.write([Write("delete_range", b"a", b"z"), Write("put", b"k", b"new")])
+    assert seen == [b"new"]
+    assert place.tree.get(b"k") == b"new"
+
+
+def test_many_range_deletes(place: Place) -> None:
+    for number in range(500):
+        put(place, b"%03d" % number)
+        place.write([Write("delete_range", b"%03d" % number, b"%03d" % (number + 1))])
+    put(place, b"250")
+    assert list(place.tree.scan()) == [(b"250", b"v")]
+    place.maintenance.flush(place.tree)
+    assert list(place.tree.scan()) == [(b"250", b"v")]
 
 
 def test_writers_are_slowed_then_stopped() -> None:
@@ -168,7 +288,7 @@ def test_writers_are_slowed_then_stopped() -> None:
     assert {"flush", "compaction"} <= set(woken)
     work = tree.begin_flush()
     assert work is not None
-    tree.end_flush(work[1], [])
+    tree.end_flush(work[1], [], 0)
     tree.admit(timeout_s=0.01)
 
 

@@ -1,0 +1,101 @@
+"""Collection: removes files of trees that nobody lists, reads or writes.
+
+Thread: one at a time (`_lock`).
+Invariants: (1) a file is removed only if it is not listed, not on its way to be listed, and not in a version that
+someone holds. (2) nothing is removed for one grace period after an opening, and nothing unlisted before it was seen
+unlisted for as long: readers elsewhere may hold files of before.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.errors import Invalid
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
+from penstock.lsm.catalog import Catalog
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree import Tree
+from penstock.lsm.writer import index_path
+from penstock.manifest.keys import ChunkKey
+from penstock.manifest.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionSettings:
+    """How long a file that nobody lists is left alone."""
+
+    grace_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.grace_s < 0:
+            raise Invalid("grace_s must not be negative")
+
+
+class Collector:
+    """Removes what is not needed any more."""
+
+    def __init__(
+        self,
+        maintenance: Maintenance,
+        manifest: Manifest,
+        *,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        settings: CollectionSettings | None = None,
+    ) -> None:
+        self._maintenance = maintenance
+        self._manifest = manifest
+        self._fs = fs
+        self._root = root
+        self._clock = clock
+        self._settings = settings or CollectionSettings()
+        self._lock = threads.lock("lsm.collector")
+        self._opened_s = clock.monotonic_s()
+        self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; file name: when it was first seen so
+
+    def collect(self) -> int:
+        """Remove what can be removed now; how many files."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            may_remove = now_s >= self._opened_s + self._settings.grace_s
+            removed, seen = 0, {}
+            for tree, catalog in self._maintenance.trees():
+                while may_remove and (meta := tree.take_doomed()) is not None:
+                    for name in (meta.file_name, index_path(meta.file_name)):
+                        removed += self._remove(name)
+                for name in self._unlisted(tree, catalog):
+                    since_s = self._unlisted_since_s.get(name, now_s)
+                    if not may_remove or now_s - since_s < self._settings.grace_s:
+                        seen[name] = since_s
+                    elif _chunk_id(name) not in tree.in_use():  # asked again: it may be on its way by now
+                        removed += self._remove(name)
+            self._unlisted_since_s = seen
+            return removed
+
+    def _unlisted(self, tree: Tree, catalog: Catalog) -> list[str]:
+        # In this order: a file on its way is announced before it has a name, and until after it is listed.
+        names = self._fs.listdir(f"{self._root}/{catalog.folder}")
+        in_use = tree.in_use()
+        return [
+            f"{catalog.folder}/{name}"
+            for name in names
+            if (chunk_id := _chunk_id(name)) is not None
+            and chunk_id not in in_use
+            and self._manifest.get_chunk(ChunkKey(catalog.db_id, chunk_id)) is None
+        ]
+
+    def _remove(self, file_name: str) -> int:
+        with suppress(FileNotFoundError):
+            self._fs.unlink(f"{self._root}/{file_name}")
+            return 1
+        return 0
+
+
+def _chunk_id(name: str) -> int | None:
+    """The chunk that a file belongs to, from its name; None for files that are not ours."""
+    stem = name.rsplit("/", 1)[-1].split(".", 1)[0]
+    return int(stem) if stem.isdigit() else None

@@ -1,0 +1,264 @@
+"""The files of a queue and its manifest: which file grows, how it is followed by another, what a crash left.
+
+Thread: the queue's writer.
+Invariants: (1) a manifest is written after all that it says of data files is durable, and a file is unlinked after a
+manifest without it. (2) the active file is the one the manifest names, never the newest in a listing. (3) after an
+unclean end or a failure it is never written again: another one follows the last trusted place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.host.chance import Random
+from penstock.host.files import FileSystem, make_dirs
+from penstock.log.record import Record
+from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place, scan_tail
+from penstock.queue.messages import PREFIX
+from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, data_files
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """Sizes of a queue's files."""
+
+    file_bytes: int = 64 << 20  # a file is rolled before it would grow past this
+    file_age_us: int = 3_600_000_000  # or when its first message is older than this, by record time
+    allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends
+    index_bytes: int = 64 << 10  # one entry of a file's index per so many bytes
+
+    def __post_init__(self) -> None:
+        if not 0 < self.index_bytes <= self.file_bytes or not 0 < self.allocate_bytes <= self.file_bytes:
+            raise Invalid("file_bytes must be at least index_bytes and allocate_bytes, and all of them positive")
+        if self.file_age_us <= 0:
+            raise Invalid(f"file_age_us must be positive, not {self.file_age_us}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRepair:
+    """What opening found at the end of a queue that was not closed."""
+
+    path: str
+    offset: int
+    kept: int  # records that were not known to be synced, and are now
+    torn: str | None  # why the bytes after them do not read; None where nothing was written there
+
+
+class FileChain:
+    """Sealed files, the active one, and the manifest that names them."""
+
+    def __init__(
+        self, fs: FileSystem, folder: str, *, random: Random, settings: QueueSettings, identity: bytes
+    ) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._random = random
+        self._settings = settings
+        self._identity = identity
+        self._manifests = ManifestWriter(fs, folder)
+        self._manifest = Manifest.fresh()  # the last one that was written
+        self._file_sequence = 0  # the highest that was ever tried
+        self._day = ""  # the folder of the day, once it is durable
+        self._doomed: list[str] = []  # listed no more
+        self.active: DataWriter | None = None  # None: there is no data file yet
+        self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
+
+    @property
+    def sealed(self) -> FileTable:
+        return self._manifest.files
+
+    @property
+    def place(self) -> Place:
+        """Where the next record goes."""
+        return self.synced if self.active is None else self.active.place
+
+    # -- opening
+
+    def open(self, cut_after_lsn: int | None) -> QueueRepair | None:
+        """Find or create the files; says what an unclean end left."""
+        manifest = self._manifests.read_latest()
+        if manifest is None:
+            make_dirs(self._fs, self._folder)
+            self._manifests.write(self._manifest)  # before any data file
+            return None
+        self._manifests.settle()
+        self._manifest = manifest
+        active = manifest.active_file
+        self._file_sequence = active.file_sequence
+        if not active.path:
+            return None
+        try:
+            reader = DataReader.open(self._fs, self._folder, active.path, self._identity)
+        except FileNotFoundError:
+            raise CorruptionError(f"{self._folder}/{active.path}", 0, "the active data file is missing") from None
+        try:
+            place, index = reader.place_at(active.write_position)
+            if place.next_sequence != manifest.next_sequence or reader.opening.file_sequence != active.file_sequence:
+                raise CorruptionError(reader.file.path, place.offset, "this is not the file the manifest describes")
+            if reader.file.size() != place.offset:
+                return self._repair(reader, place, cut_after_lsn)
+        finally:
+            reader.file.close()
+        # It ends where the manifest says: it was closed, or nothing was ever written behind that place.
+        self._adopt(reader, place, index)
+        return None
+
+    def _adopt(self, reader: DataReader, place: Place, index: FileIndex | None) -> None:
+        sizes = self._settings
+        index = index or FileIndex(sizes.index_bytes)
+        index.every_bytes = sizes.index_bytes
+        file = self._fs.open(reader.file.path, write=True)
+        path = self._manifest.active_file.path
+        self.active = DataWriter(file, reader.opening, place, index, allocate_bytes=sizes.allocate_bytes, path=path)
+        self.synced = place
+
+    def _repair(self, reader: DataReader, place: Place, cut_after_lsn: int | None) -> QueueRepair:
+        """Go on after an unclean end. Nobody knows which bytes of the old file are durable, so in a new one."""
+        tail = scan_tail(reader, place, cut_after_lsn)
+        if tail.torn is not None:
+            logger.warning("%s: torn tail dropped at byte %d (%s)", reader.file.path, tail.end, tail.torn)
+        time = max(tail.trusted.last_time_us, reader.opening.time_us)
+        if tail.unsynced:
+            time = PREFIX.unpack_from(tail.unsynced[0].body)[1]
+        self.go_on(tail.trusted, tail.unsynced, time)
+        return QueueRepair(reader.file.path, tail.end, len(tail.unsynced), tail.torn)
+
+    def recover(self) -> None:
+        """Go on after a failure, from the last good sync."""
+        self._manifests.settle()
+        if self.active is not None:
+            self.go_on(self.synced, (), max(self.synced.last_time_us, self.active.opening.time_us))
+
+    # -- one file after another
+
+    def file_for(self, size: int, time_us: int) -> DataWriter:
+        """The file that a record of this size and time goes to."""
+        file, settings = self.active, self._settings
+        if file is None:
+            return self.go_on(self.synced, (), time_us)
+        full = bool(file.messages) and file.place.offset + size > settings.file_bytes
+        old = time_us - file.opening.time_us >= settings.file_age_us
+        return self.roll(time_us) if full or old else file
+
+    def sync(self) -> None:
+        file = self.active
+        if file is not None and self.synced != file.place:
+            file.file.fdatasync()
+            self.synced = file.place
+
+    def roll(self, time_us: int) -> DataWriter:
+        """End the active file and begin another."""
+        file = self.active
+        assert file is not None
+        following = self._create(file.place, (), time_us)  # first: a full disk is met with nothing changed
+        self.sync()  # before the index record: it claims that all before it is synced
+        file.finish()
+        self.synced = file.place
+        return self._install(following, file.place)
+
+    def go_on(self, trusted: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+        """Continue in a new file, which begins with `tail`, after the last trusted place of the active one."""
+        return self._install(self._create(trusted, tail, time_us), trusted)
+
+    def _create(self, place: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+        self._file_sequence += 1
+        opening = Opening(
+            file_sequence=self._file_sequence,
+            first=place.next_sequence,
+            last_lsn=place.last_lsn,
+            last_time_us=place.last_time_us,
+            time_us=time_us,
+            salt=int.from_bytes(self._random.randbytes(4), "little"),
+            identity=self._identity,
+        )
+        self._make_day(opening.path.rpartition("/")[0])
+        sizes = self._settings
+        return DataWriter.create(
+            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
+        )
+
+    def _make_day(self, day: str) -> None:
+        if day == self._day:
+            return
+        above = self._folder
+        for part in day.split("/"):
+            self._fs.mkdir(f"{above}/{part}")
+            self._fs.fsync_dir(above)  # also if it was there: whoever made it may have died before this
+            above = f"{above}/{part}"
+        self._day = day
+
+    def _install(self, file: DataWriter, end: Place) -> DataWriter:
+        """Make a new file the active one. The one before it ends at `end`, and all before that is durable."""
+        old, files = self._manifest.active_file, self._manifest.files
+        first = self._manifest.next_sequence - old.message_count
+        if old.path and end.next_sequence > first:
+            files = files.with_file(FileEntry(old.path, first, end.next_sequence - 1, end.offset))
+        self._name_active(file, files)
+        if self.active is not None:
+            self.active.file.close()
+        self.active, self.synced = file, file.place
+        if old.path and end.next_sequence == first:
+            self._doomed.append(old.path)  # it held nothing that counts
+        return file
+
+    def _name_active(self, file: DataWriter, files: FileTable) -> None:
+        """Requires: the file is synced up to its place."""
+        place = file.place
+        active = ActiveFileState(file.opening.file_sequence, place.offset, file.messages, file.path)
+        self._write(Manifest(place.next_sequence, active, files))
+
+    def _write(self, manifest: Manifest) -> None:
+        self._manifests.write(manifest)
+        self._manifest = manifest
+
+    def finish(self) -> None:
+        """End the active file so that the next opening need not scan it. Requires: it is synced."""
+        file = self.active
+        if file is not None:
+            file.finish()
+            if file.place.offset != self._manifest.active_file.write_position:
+                self._name_active(file, self._manifest.files)
+
+    def close(self) -> None:
+        if self.active is not None:
+            self.active.file.close()
+
+    # -- files that go
+
+    def drop_oldest(self, count: int) -> None:
+        """List the oldest sealed files no more. `bury` unlinks them."""
+        manifest = self._manifest
+        paths = [manifest.files[place].path for place in range(count)]
+        self._write(Manifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
+        self._doomed += paths
+
+    def bury(self) -> None:
+        """Unlink what is listed no more. A file that stays only takes space, until `collect`."""
+        doomed, self._doomed = self._doomed, []
+        for path in doomed:
+            try:
+                self._fs.unlink(f"{self._folder}/{path}")
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                logger.warning("%s/%s could not be removed (%s): collect() will", self._folder, path, error)
+        for folder in {path.rpartition("/")[0] for path in doomed}:
+            with suppress(OSError):  # it is not empty
+                while folder:
+                    self._fs.rmdir(f"{self._folder}/{folder}")
+                    self._day = ""
+                    folder = folder.rpartition("/")[0]
+
+    def collect(self) -> int:
+        """Unlink every data file that is not listed; how many. Lists every folder."""
+        listed = {self._manifest.active_file.path, *(entry.path for entry in self._manifest.files)}
+        self._doomed = [path for path in data_files(self._fs, self._folder) if path not in listed]
+        count = len(self._doomed)
+        self.bury()
+        return count

@@ -1,0 +1,331 @@
+"""A durable queue of messages in a folder, numbered from 1.
+
+Alone it is its own log: `append`, `sync`, and readers see what is synced. In a store (`cut_after_lsn`) the journal is
+the log: what is appended is durable already, readers see it at once, and after a crash the store appends again what
+the files had not stored, to the same sequences.
+
+Thread: one writer calls what changes the queue; any thread may read and look at the properties.
+
+Invariants:
+(1) no acknowledged message stands in a file that the durable manifest does not name; what a manifest says of a file was
+    synced before.
+(2) an LSN is one record, so it never spans two files; LSNs rise, record times do not fall.
+(3) after a failed write or fsync the queue is poisoned: bytes past the last good sync are never trusted again, by this
+    process or the next, and nothing is tried twice. `recover` goes on in a new file.
+(4) alone, what `open` shows is durable: a tail that may live in the page cache alone is written again first.
+(5) opening reads the manifest, the place it names and what stands behind that; it lists no folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
+from penstock.host.chance import Random
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
+from penstock.log.record import encoded_size
+from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
+from penstock.queue.messages import SCHEMA, Batch, Messages
+from penstock.queue.reading import QueueReader, Span, View
+
+_TIME_US_MAX = 253_402_300_799_999_999  # the last of the year 9999: a folder's name has four digits
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """A queue at one moment. Sequences are half-open: [first, next) can be read."""
+
+    first: int
+    next: int
+    appended: int  # the sequence after the last one appended
+    stored_lsn: int
+    files: int  # the active one too
+    bytes: int
+    poisoned: bool
+
+
+class PersistentQueue:
+    """A queue of messages in a folder."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        clock: Clock,
+        settings: QueueSettings,
+        identity: bytes,
+        cut_after_lsn: int | None,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._cut_after_lsn = cut_after_lsn  # None: alone
+        self._files = FileChain(fs, folder, random=random, settings=settings, identity=identity)
+        self._view = View()  # replaced whole, never changed: readers take it without a lock
+        self._reader = QueueReader(fs, folder, identity)
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.repair: QueueRepair | None = None
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        clock: Clock,
+        settings: QueueSettings | None = None,
+        identity: bytes = bytes(16),
+        cut_after_lsn: int | None = None,
+    ) -> PersistentQueue:
+        """Open or create the queue in `folder`. The caller sees to it that nobody else has it open.
+
+        In a store, `cut_after_lsn` is the last LSN that was told to be stored: append all after `stored_lsn` again.
+        """
+        if len(identity) != 16:
+            raise Invalid(f"a queue's identity has 16 bytes, not {len(identity)}")
+        queue = cls(
+            fs,
+            folder,
+            random=random,
+            clock=clock,
+            settings=settings or QueueSettings(),
+            identity=identity,
+            cut_after_lsn=cut_after_lsn,
+        )
+        queue.repair = queue._files.open(cut_after_lsn)
+        queue._show()
+        return queue
+
+    # -- what is in it
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest message that is still there, or the next one if there is none."""
+        return self._view.first
+
+    @property
+    def next_sequence(self) -> int:
+        """The number after the last message that can be read."""
+        return self._view.next
+
+    @property
+    def stored_lsn(self) -> int:
+        """Every record up to this LSN is durable in the queue's own files."""
+        return max(self._files.synced.last_lsn, self._cut_after_lsn or 0)
+
+    @property
+    def last_lsn(self) -> int:
+        """Every record up to this LSN was appended, or came before the queue; the next one must have a higher one."""
+        return max(self._files.place.last_lsn, self._cut_after_lsn or 0)
+
+    def statistics(self) -> QueueStatistics:
+        view = self._view
+        return QueueStatistics(
+            first=view.first,
+            next=view.next,
+            appended=self._files.place.next_sequence,
+            stored_lsn=self.stored_lsn,
+            files=len(view.files) + bool(view.active.path),
+            bytes=int(view.files.sizes.sum()) + view.active.size,
+            poisoned=self._failure is not None,
+        )
+
+    def read(
+        self,
+        from_sequence: int,
+        *,
+        limit_messages: int = 10_000,
+        limit_bytes: int = 8 << 20,
+        past_damage: bool = False,
+    ) -> list[Batch]:
+        """Batches from a message on: none at the end, else at least one message and then within both limits.
+
+        A record that does not read is a `CorruptionError`; with `past_damage` it is passed over, and the sequences of
+        the batches show the hole.
+        """
+        while True:
+            view = self._readable()
+            if from_sequence < view.first:
+                raise NotFound(f"message {from_sequence} was trimmed: {self._folder} begins at {view.first}")
+            try:
+                return self._reader.read(
+                    view,
+                    from_sequence,
+                    limit_messages=limit_messages,
+                    limit_bytes=limit_bytes,
+                    past_damage=past_damage,
+                )
+            except NotFound:
+                if self._view is view:
+                    raise
+
+    def scan_arrow(self, from_sequence: int | None = None, to_sequence: int | None = None) -> Any:
+        """The messages [from, to) as an Arrow `RecordBatchReader`; all that can be read now, if not said."""
+        start = self.first_sequence if from_sequence is None else from_sequence
+        stop = self.next_sequence if to_sequence is None else min(to_sequence, self.next_sequence)
+
+        def batches() -> Iterator[Any]:
+            at = start
+            while at < stop:
+                for batch in self.read(at):
+                    at = batch.next
+                    yield batch.slice(batch.first, stop).record_batch()
+                    if at >= stop:
+                        return
+
+        return pa.RecordBatchReader.from_batches(SCHEMA, batches())
+
+    def seek_time(self, time_us: int) -> int:
+        """The first message whose record has this time or a later one; the next sequence if there is none."""
+        while True:
+            view = self._readable()
+            try:
+                return self._reader.seek_time(view, time_us)
+            except NotFound:
+                if self._view is view:
+                    raise
+
+    def _readable(self) -> View:
+        self._check_open()
+        if self._failure is not None and self._cut_after_lsn is not None:
+            raise self._poisoned()  # the view goes past what is synced, and that may be gone
+        return self._view
+
+    # -- writing
+
+    def append(self, messages: Messages, *, lsn: int | None = None, time_us: int | None = None) -> int:
+        """Write a batch as one record; the sequence of its first message. It is durable after `sync`.
+
+        `DiskFull`: nothing was written; the same call may be made again when there is space.
+        """
+        with self._writing():
+            files, place = self._files, self._files.place
+            if not len(messages):
+                return place.next_sequence
+            number = self.last_lsn + 1 if lsn is None else lsn
+            if number <= self.last_lsn:
+                raise Invalid(f"LSN {number} is in {self._folder} already: it holds all up to {self.last_lsn}")
+            time = self._clock.time_us() if time_us is None else time_us
+            if not 0 <= time <= _TIME_US_MAX:
+                raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
+            time = max(time, place.last_time_us)  # a clock that was set back must not put files out of order
+            body = messages.encode(lsn=number, time_us=time)
+            file = files.file_for(encoded_size(len(body)), time)
+            file.claim(encoded_size(len(body)))
+            file.write(body, synced=files.synced.next_sequence - 1)
+            self._show()
+            return place.next_sequence
+
+    def sync(self) -> int:
+        """Make all that was appended durable; the sequence after the last durable message."""
+        with self._writing():
+            self._files.sync()
+            self._show()
+        return self._files.synced.next_sequence
+
+    def _show(self) -> None:
+        """Let readers see what is there now, and only then unlink what is gone."""
+        files = self._files
+        file, place = files.active, files.synced if self._cut_after_lsn is None else files.place
+        if file is not None:
+            span = Span(file.path, file.opening.first, place.next_sequence, place.offset, file.index)
+            self._view = View(files.sealed, span)
+        files.bury()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time."""
+        self._check_open()
+        if self._failure is not None:
+            raise self._poisoned()
+        try:
+            yield
+        except (DiskFull, Invalid, NotFound, CorruptionError):
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _poisoned(self) -> Poisoned:
+        error = Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it")
+        error.__cause__ = self._failure
+        return error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the queue {self._folder} is closed: open it again")
+
+    # -- trimming
+
+    def trim(self, *, before_sequence: int | None = None, before_time_us: int | None = None) -> int:
+        """Give up messages before a sequence, or records before a time, as far as whole files go; the new first."""
+        if (before_sequence is None) == (before_time_us is None):
+            raise Invalid("trim takes before_sequence or before_time_us, one of the two")
+        with self._writing():
+            files, place = self._files, self._files.place
+            sequence, time = before_sequence or 0, before_time_us or 0
+            if sequence > place.next_sequence:
+                raise Invalid(f"cannot trim before {sequence}: the next message is {place.next_sequence}")
+            everything = sequence == place.next_sequence or time > place.last_time_us
+            if everything and files.active is not None and files.active.messages:
+                files.roll(place.last_time_us)
+                self._show()
+            if before_sequence is not None:
+                count = files.sealed.place_of(sequence)
+            else:
+                count = self._reader.files_before(self._view, time)
+            if count:
+                files.drop_oldest(count)
+                self._show()
+        return self.first_sequence
+
+    def collect(self) -> int:
+        """Remove data files that the manifest does not list, as crashes leave them; how many. Lists every folder."""
+        with self._writing():
+            return self._files.collect()
+
+    # -- recovering, closing
+
+    def recover(self) -> None:
+        """Go on after a failure: keep what was synced, forget the rest. If this fails too, the queue stays poisoned."""
+        self._check_open()
+        if self._failure is None:
+            return
+        failure, self._failure = self._failure, None
+        try:
+            with self._writing():
+                self._files.recover()
+                self._show()
+        except BaseException:
+            self._failure = failure
+            raise
+
+    def close(self) -> None:
+        """Sync, write the final manifest and let go. A poisoned queue is let go as it is."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None:
+                with self._writing():
+                    self._files.sync()
+                    with suppress(DiskFull):  # without the index record the next open has a little more to do
+                        self._files.finish()
+        finally:
+            self._closed = True
+            self._reader.forget()
+            self._files.close()
+
+    def __enter__(self) -> PersistentQueue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,306 @@
+"""What a store promises across crashes, as a scenario for `penstock.testing.explore`.
+
+The history holds events in the order in which they were tried: `batch` (number, writes, token, time), `create` and
+`drop` (number, name); `told` (number) when the world heard that all up to this event is durable, and `never` (number)
+for one that was refused before it was taken in. So what may be missing after a crash is an end of the events: the
+state found must be the one that some number of them leads to, in every table and for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from store_model import (
+    START_US,
+    StoreModel,
+    Token,
+    Write,
+    difference,
+    number,
+    open_simulated,
+    perform,
+    read_all,
+    read_snapshot,
+)
+
+from penstock.errors import OutcomeUnknown, PenstockError, TokenTooOld
+from penstock.store import Store
+from penstock.testing import FakeClock, History, SimulatedDisk, Violation
+
+
+def play(history: History) -> tuple[StoreModel, list[tuple[int, Callable[[StoreModel], object]]]]:
+    """The model of all that was told, and the events after it that may have happened."""
+    never = {values[0] for word, *values in history.events if word == "never"}
+    told = max([0, *(values[0] for word, *values in history.events if word == "told")])
+    model, open_end = StoreModel(), []
+    for word, *values in history.events:
+        if word in ("told", "never", "time") or values[0] in never:
+            continue
+        step = _step(word, values)
+        if values[0] <= told:
+            step(model)
+        else:
+            open_end.append((values[0], step))
+    return model, open_end
+
+
+def _step(word: str, values: list[object]) -> Callable[[StoreModel], object]:
+    if word == "create":
+        return lambda model: model.create(values[1])  # type: ignore[arg-type]
+    if word == "drop":
+        return lambda model: model.drop(values[1])  # type: ignore[arg-type]
+    return lambda model: model.batch(values[1], values[3], values[2])  # type: ignore[arg-type]
+
+
+def time_of(history: History) -> int:
+    return max([START_US, *(values[0] for word, *values in history.events if word == "time")])
+
+
+class StoreUser:
+    """Somebody who uses a store and writes down what happens. After a failure: recover, and go on."""
+
+    def __init__(self, store: Store, history: History, clock: FakeClock) -> None:
+        self.store, self.history, self.clock = store, history, clock
+        self._count = max([0, *(v[0] for w, *v in history.events if w not in ("told", "never", "time"))])
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.history.note("time", self.clock.time_us())
+
+    def create(self, name: str, shards: int = 1) -> None:
+        self._try("create", name, act=lambda: self.store.kv(name, shards=shards))
+
+    def drop(self, name: str) -> None:
+        self._try("drop", name, act=lambda: self.store.drop(name))
+
+    def write(self, *writes: Write) -> None:
+        """One after the other, acknowledged by one flush."""
+        for write in writes:
+            self._try("batch", (write,), None, self.clock.time_us(), act=lambda w=write: self._put(w), flush=False)
+        self._flush()
+
+    def _put(self, write: Write) -> None:
+        perform(self.store.kv(write.table, create=False), write)
+
+    def batch(self, writes: Sequence[Write], token: Token | None = None) -> None:
+        self._try("batch", tuple(writes), token, self.clock.time_us(), act=lambda: self._batch(writes, token))
+
+    def _batch(self, writes: Sequence[Write], token: Token | None) -> None:
+        model, open_end = play(self.history)
+        for _, step in open_end[:-1]:
+            step(model)
+        expected = "accepted" if token is None else model.verdict(token)
+        with suppress(TokenTooOld), self.store.batch(token=token) as batch:
+            for write in writes:
+                perform(batch.kv(write.table), write)
+        found = "duplicate" if batch.duplicate else "accepted"
+        if expected != "too old" and found != expected:
+            raise Violation(f"token {token} is told to be {found}, but was {expected}")
+
+    def maintain(self, act: Callable[[], object]) -> None:
+        """Work that users do not see: it may fail."""
+        try:
+            act()
+        except (OSError, PenstockError):
+            self.clock.advance(120)  # past the backoff of a failed job
+            self.history.note("time", self.clock.time_us())
+            self._mend()
+
+    def _try(self, word: str, *values: object, act: Callable[[], object], flush: bool = True) -> None:
+        self._count += 1
+        self.history.note(word, self._count, *values)
+        before = self.store._coordinator.last
+        try:
+            act()
+        except (OSError, PenstockError) as error:
+            if self.store._coordinator.last == before:
+                self.history.note("never", self._count)
+            self._mend()
+            if not isinstance(error, (OutcomeUnknown, OSError, PenstockError)):
+                raise
+        if flush:
+            self._told()
+
+    def _told(self) -> None:
+        self.history.note("told", self._count)
+
+    def _flush(self) -> None:
+        try:
+            self.store.flush()
+        except (OSError, PenstockError):
+            self._mend()
+        self._told()
+
+    def _mend(self) -> None:
+        self.store.recover()
+        self.store.flush()
+
+    def check(self) -> None:
+        """What is seen now is what was written, durable or not. A table that failed is not shown before it is mended."""
+        for name in self.store.tables():
+            self.store.resume(name)
+        model, open_end = play(self.history)
+        for _, step in open_end:
+            step(model)
+        compare(read_all(self.store), model, self.clock)
+
+
+def compare(found: dict[str, dict[bytes, bytes]], model: StoreModel, clock: FakeClock) -> None:
+    expected = model.everything(clock.time_us())
+    if found != expected:
+        raise Violation(f"the store holds otherwise than it was told (found, expected): {difference(found, expected)}")
+
+
+def rows(n: int, *tables: str) -> list[Write]:
+    """A batch across tables: each has a mark of it, a counter, a log, a delete, and something that expires."""
+    writes: list[Write] = []
+    for name in tables:
+        writes += [
+            Write(name, "put", b"mark%02d" % n, b"%d" % n * 10),
+            Write(name, "add_i64", b"count", number(1)),
+            Write(name, "append", b"log", b"%d," % n),
+            Write(name, "delete", b"mark%02d" % (n - 2)),
+            Write(name, "put", b"short%d" % (n % 3), b"%d" % n, ttl_s=5.0),
+        ]
+        if n % 3 == 0:
+            writes.append(Write(name, "delete_range", b"mark", b"mark%02d" % n))
+            writes.append(Write(name, "add_i64", b"short%d" % (n % 2), number(n)))
+    return writes
+
+
+class StoreScenario:
+    """Batches across three tables and everything that happens to their files meanwhile."""
+
+    def open(self, disk: SimulatedDisk, history: History) -> StoreUser:
+        clock = FakeClock(time_us=time_of(history))
+        return StoreUser(open_simulated(disk, clock), history, clock)
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        user = self.open(disk, history)
+        store = user.store
+        user.create("a")
+        user.create("b", shards=2)
+        user.create("c")
+        user.batch(rows(1, "a", "b", "c"))
+        user.batch(rows(2, "a", "b"), Token("p", 1))
+        user.maintain(lambda: flush_ledger(store))  # the ledger is further than the others
+        user.write(*rows(3, "a"), Write("b", "add_i64", b"count", number(1)))
+        user.batch(rows(4, "b", "c"), Token("p", 7))
+        user.batch(rows(5, "a", "c"), Token("p", 3))  # out of order
+        user.batch(rows(6, "a", "c"), Token("p", 7))  # a duplicate
+        user.maintain(lambda: flush_table(store, "a"))  # a table is further than the ledger
+        user.advance(3)
+        user.batch(rows(6, "a", "b", "c"), Token("q", 5))
+        user.maintain(store._checkpoint.run)
+        user.check()
+        user.batch(rows(7, "a", "c"), Token("p", 8))
+        user.maintain(lambda: flush_table(store, "c"))
+        user.maintain(lambda: store.compact("c"))
+        user.drop("b")
+        user.batch(rows(8, "a", "c"), Token("p", 8))
+        user.create("b")
+        user.advance(3)
+        user.batch(rows(9, "a", "b", "c"), Token("p", 9))
+        user.maintain(store._retry_task)  # removes what the drop left
+        user.maintain(store.checkpoint)  # everything but the newest segment goes; laggards are spilled
+        user.write(*rows(10, "b"))
+        user.check()
+        store.close()
+        user = self.open(disk, history)
+        user.check()
+        user.batch(rows(11, "a", "b", "c"), Token("p", 11))
+        user.maintain(user.store.checkpoint)
+        user.maintain(lambda: user.store.compact("a"))
+        user.maintain(user.store._collector.collect)
+        user.batch(rows(12, "a", "b"), Token("p", 11))
+        user.check()
+        # It is not closed: the end of the run is one more place to crash.
+
+    def resume(self, disk: SimulatedDisk, history: History) -> None:
+        user = self.open(disk, history)
+        try:
+            self._settle(user)
+            self._submit_again(user)
+            user.create("c")
+            user.batch(rows(20, "c"), Token("resumed", len(history.events)))
+            user.maintain(user.store.checkpoint)
+            user.check()
+            self._snapshot_agrees(user)
+            user.store._retry_task()
+            self._no_strays(user.store, disk)
+        finally:
+            user.store.close()
+
+    def _settle(self, user: StoreUser) -> None:
+        """Find out how far the history went: all that was told, and then any number of what was only tried."""
+        model, open_end = play(user.history)
+        found = read_all(user.store)
+        states = [model]
+        for _, step in open_end:
+            states.append(states[-1].copy())
+            step(states[-1])
+        now_us = user.clock.time_us()
+        fitting = [at for at, state in enumerate(states) if state.everything(now_us) == found]
+        if not fitting:
+            wrong = difference(found, states[0].everything(now_us))
+            raise Violation(f"no end of the history leads to what is found: {wrong} after {len(open_end)} open events")
+        for index, _ in open_end[fitting[-1] :]:
+            user.history.note("never", index)
+        if open_end[: fitting[-1]]:
+            user.history.note("told", open_end[fitting[-1] - 1][0])
+
+    def _submit_again(self, user: StoreUser) -> None:
+        """Every token agrees with its data: `batch` itself compares the answer with the model."""
+        for _, (writes, token) in tokens_of(user.history).items():
+            alive = set(user.store.tables())
+            user.batch([write for write in writes if write.table in alive], token)
+
+    def _no_strays(self, store: Store, disk: SimulatedDisk) -> None:
+        """Of a dropped table nothing is left."""
+        alive = {"1", *(str(info.table) for info in store._ledger.tables())}
+        strays = set(disk.listdir("/store/tables")) - alive
+        if strays:
+            raise Violation(f"folders of dropped tables are left: {sorted(strays)}")
+
+    def _snapshot_agrees(self, user: StoreUser) -> None:
+        model, _ = play(user.history)
+        _, found = read_snapshot(user.store)
+        compare(found, model, user.clock)
+
+
+def tokens_of(history: History) -> dict[Token, tuple[Sequence[Write], Token]]:
+    found: dict[Token, tuple[Sequence[Write], Token]] = {}
+    for word, *values in history.events:
+        if word == "batch" and values[2] is not None and values[2].producer in ("p", "q"):
+            found.setdefault(values[2], (values[1], values[2]))
+    return found
+
+
+def flush_ledger(store: Store) -> None:
+    store._maintenance.flush(store._ledger.tree)
+
+
+def flush_table(store: Store, name: str) -> None:
+    info = store._ledger.table(name)
+    assert info is not None
+    for tree, catalog in store._maintenance.trees():
+        if catalog.db_id == info.table:
+            store._maintenance.flush(tree)
+
+
+class Short(StoreScenario):
+    """Few steps, for what is tried many times over: a spill, verdicts that are read again, a drop."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        user = self.open(disk, history)
+        user.create("a")
+        user.create("c")
+        user.batch(rows(1, "a", "c"), Token("p", 1))
+        user.maintain(lambda: flush_ledger(user.store))
+        user.batch(rows(2, "a", "c"), Token("p", 2))
+        user.maintain(lambda: flush_table(user.store, "a"))
+        user.batch(rows(3, "c"), Token("p", 2))
+        user.batch(rows(3, "a", "c"), Token("p", 3))
+        user.maintain(user.store.checkpoint)  # spills c, and what a has not stored
+        user.batch(rows(4, "a", "c"), Token("p", 4))

@@ -1,0 +1,203 @@
+"""The store against every crash, crashes in recovery and faults; with seeded bugs that must be caught."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from store_scenario import Short, StoreScenario
+
+import penstock.testing.disk as disk_module
+from penstock.journal.consensus import Alone
+from penstock.journal.record import JournalRecord, Lsn, PartitionId
+from penstock.log import Log
+from penstock.partition.checkpoint import Checkpoint, CheckpointReport
+from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.ledger import Judgement, Ledger, Verdict, _Work
+from penstock.partition.machine import Entry
+from penstock.partition.spill import SpillLog
+from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Failures are injected by the thousand: what is logged about them is of no use here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_crash() -> None:
+    report = explore(StoreScenario(), modes=("strict", "torn"), depth=1)
+    assert {"commit", "rename", "fdatasync", "fsync_dir", "unlink", "rmdir"} <= report.labels
+    assert report.crashes > 500
+
+
+@pytest.mark.parametrize("scenario", [StoreScenario(), Short()])
+def test_the_scenarios_spill_and_drop_segments(scenario: StoreScenario, monkeypatch: Patch) -> None:
+    reports: list[CheckpointReport] = []
+    run = Checkpoint.run
+
+    def noted(self: Checkpoint, *, everything: bool = False) -> CheckpointReport:
+        reports.append(run(self, everything=everything))
+        return reports[-1]
+
+    monkeypatch.setattr(Checkpoint, "run", noted)
+    scenario.run(SimulatedDisk(), History())
+    assert sum(report.spilled for report in reports) > 0
+    assert sum(report.segments_dropped for report in reports) > 0
+
+
+def short_crashes() -> None:
+    explore(Short(), depth=1)
+
+
+def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
+    explore(Short(), modes=("kept", "restart"), depth=1)
+
+
+class Recovering(Short):
+    """Samples its images: every crash during recovery costs a run."""
+
+    every = 7
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def resume(self, disk: Any, history: Any) -> None:
+        if disk.on_image is not None:  # the first crash: another will follow
+            self._count += 1
+            if self._count % self.every:
+                return
+        super().resume(disk, history)
+
+
+def test_crashes_in_recovery() -> None:
+    report = explore(Recovering(), modes=("strict",), recovery_modes=("strict",))
+    assert report.crashes_in_recovery > 100
+
+
+def test_faults_crossed_with_crashes() -> None:
+    faults = Faults(kinds=("eio", "enospc", "short"), every=151, images_every=83)
+    explore(StoreScenario(), modes=("strict",), depth=1, faults=faults)
+
+
+def failed_syncs() -> None:
+    faults = Faults(kinds=("eio",), operations=("fdatasync",), every=2, images_every=5)
+    explore(Short(), modes=("strict",), depth=1, faults=faults)
+
+
+def test_failed_syncs() -> None:
+    failed_syncs()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_every_fault_and_every_crash_in_recovery() -> None:
+    explore(StoreScenario(), depth=1, torn_seeds=3)
+    explore(Short())
+    explore(StoreScenario(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=9))
+
+
+# -- seeded bugs
+
+
+def acknowledged_before_the_fsync(patch: Patch) -> None:
+    def unsynced(self: Alone, bodies: Sequence[bytes]) -> Lsn:
+        return Lsn(self._log.append(bodies))
+
+    patch.setattr(Alone, "propose", unsynced)
+
+
+def verdicts_decided_anew(patch: Patch) -> None:
+    def anew(self: Ledger, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
+        work = _Work(self, record.time_us, lsn)
+        return tuple(work.judge(group.condition) for group in record.groups)
+
+    patch.setattr(Ledger, "verdicts", anew)
+
+
+def journal_dropped_before_the_spill_is_synced(patch: Patch) -> None:
+    append = SpillLog.append
+
+    def unsynced(self: SpillLog, entries: Sequence[Entry]) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Log, "sync", lambda log: log.last)
+            append(self, entries)
+
+    patch.setattr(SpillLog, "append", unsynced)
+
+
+def journal_dropped_without_a_spill(patch: Patch) -> None:
+    def pretend(self: SpillLog, entries: Sequence[Entry]) -> None:
+        self.upto = entries[-1].lsn
+
+    patch.setattr(SpillLog, "append", pretend)
+
+
+def fsync_retried(patch: Patch) -> None:
+    """The bytes of a failed fsync are trusted because the second one reports success."""
+    fdatasync = disk_module.SimulatedFile.fdatasync
+
+    def again(file: disk_module.SimulatedFile) -> None:
+        try:
+            fdatasync(file)
+        except OSError:
+            fdatasync(file)
+
+    patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
+
+
+def other_partition_forgotten(patch: Patch) -> None:
+    """A group is replayed for the first of its partitions only."""
+    entries = Dispatcher._entries
+
+    def first(
+        self: Dispatcher, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Any
+    ) -> Mapping[PartitionId, Entry]:
+        found = entries(self, record, lsn, judgement, decoded)
+        return found if decoded is not None else dict(list(found.items())[:1])
+
+    patch.setattr(Dispatcher, "_entries", first)
+
+
+def replayed_twice(patch: Patch) -> None:
+    """What a partition has spilled is applied again from the journal, where it still is."""
+
+    def entries(self: SpillLog, after: int) -> Iterator[Entry]:
+        for entry in original(self, after):
+            yield Entry(entry.lsn, entry.time_us, entry.sections * 2)
+
+    original = SpillLog.entries
+    patch.setattr(SpillLog, "entries", entries)
+
+
+def tokens_forgotten_at_reopening(patch: Patch) -> None:
+    """A record that the ledger judged, but had not stored, is replayed without its tokens."""
+    judge = _Work.judge
+    patch.setattr(_Work, "judge", lambda self, condition: Verdict.ACCEPTED if self._lsn % 2 else judge(self, condition))
+
+
+@pytest.mark.parametrize(
+    ("seed_bug", "suite"),
+    [
+        (acknowledged_before_the_fsync, short_crashes),
+        (verdicts_decided_anew, short_crashes),
+        (journal_dropped_before_the_spill_is_synced, short_crashes),
+        (journal_dropped_without_a_spill, short_crashes),
+        (fsync_retried, failed_syncs),
+        (other_partition_forgotten, short_crashes),
+        (replayed_twice, short_crashes),
+        (tokens_forgotten_at_reopening, short_crashes),
+    ],
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises(Violation) as caught:
+            suite()
+        assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
