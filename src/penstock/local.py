@@ -127,7 +127,7 @@ class LocalPort:
                         return self._folded(partition, key)
         place = self._known(partition)
         machine = self._machine(partition) if place is None else place.machine
-        return machine.tree.get(key)  # type: ignore[union-attr,attr-defined,no-any-return]
+        return machine.tree.get(key)  # type: ignore[union-attr]
 
     def _folded(self, partition: PartitionId, key: bytes) -> bytes | None:
         """The value of a key that is being written: through all layers."""

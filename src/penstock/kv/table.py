@@ -32,6 +32,7 @@ class KvReader:
 
     def __init__(self, port: Port, info: TableInfo) -> None:
         self._port = port
+        self._lookup = port.lookup
         self._info = info
         self._partitions = partitions_of(info)
         self._options = decode_options(info.options)
@@ -54,7 +55,7 @@ class KvReader:
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        value = self._port.lookup(self._one or self._partition(key), key)
+        value = self._lookup(self._one or self._partition(key), key)
         if value is None:
             return default
         return value if self._raw else self._decode(value)

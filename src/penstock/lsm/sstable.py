@@ -240,7 +240,7 @@ class Sstable:
         return row
 
     def find(self, key: bytes, whole: bool = False) -> bytes | Row | None:
-        """The value of `key` if it is a put that never expires, its row if it is not (or `whole`), or None."""
+        """The value of `key`, or None; its row, if its batch holds other rows than plain puts, or if `whole`."""
         if hash64 is None:
             return self._get_sorted(key)
         hashed = hash64(key)

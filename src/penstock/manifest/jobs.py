@@ -82,7 +82,7 @@ class JobQueue:
         self._clock = manifest.clock
         self._random = random
         self._settings = settings or JobSettings()
-        self._lock = threading.Lock()
+        self._lock = threads.lock("manifest.jobs")
         self._held: dict[int, _Held] = {}  # guarded by _lock: leases of this process, by job id
         self._not_before_s: dict[int, float] = {}  # guarded by _lock: backoff, by job id
 

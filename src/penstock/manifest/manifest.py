@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound
+from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, parent, publish
 from penstock.manifest import tables
@@ -154,9 +154,9 @@ class Manifest:
         self._engine = engine
         self._settings = settings
         self._fs = fs
-        self._ids_lock = threading.Lock()
+        self._ids_lock = threads.lock("manifest.ids")
         self._ids: dict[int, range] = {}  # guarded by _ids_lock: reserved and not yet given out
-        self._backup_lock = threading.Lock()
+        self._backup_lock = threads.lock("manifest.backup")
         self.migrated = migrate(engine)
         with engine.read() as view:
             generations = load_generations(view)

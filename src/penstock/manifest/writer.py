@@ -19,8 +19,10 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import cast
 
 from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, PenstockError, Poisoned
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.manifest.engine import Engine, ReadView
 from penstock.manifest.fork import ForkGuard
@@ -62,9 +64,10 @@ class ManifestWriter:
         self._clock = clock
         self._settings = settings
         self._guard = ForkGuard("the manifest")
-        self._lock = threading.Lock()
-        self._wakeup = threading.Condition(self._lock)  # for the writer thread
-        self._idle = threading.Condition(self._lock)  # for close
+        self._lock = threads.lock("manifest.writer")
+        plain = cast(threading.Lock, self._lock)  # a checked lock of a test looks the same
+        self._wakeup = threading.Condition(plain)  # for the writer thread
+        self._idle = threading.Condition(plain)  # for close
         self._channel: deque[_Request] = deque()  # guarded by _lock
         self._busy = False  # guarded by _lock: someone has the turn
         self._turn_given = False  # guarded by _lock: it is the writer thread's

@@ -99,15 +99,14 @@ def test_other_version_is_refused_with_its_number() -> None:
     [
         (16, struct.pack("<I", 3)),  # one file more than there is
         (16, struct.pack("<I", 1)),  # one less
-        (82, struct.pack("<Q", 300)),  # the first file begins after its end
-        (90 + 8 + 8, struct.pack("<H", 27)),  # a path that is longer by one
+        (80, struct.pack("<Q", 300)),  # the first file begins after its end
+        (104, struct.pack("<H", 27)),  # a path that is longer by one
         (54, b"/026"),  # a path that leads out of the folder
         (54, b"../6"),
         (54, b"\xff"),  # no UTF-8
     ],
 )
 def test_sealed_nonsense_is_corrupted(start: int, data: bytes) -> None:
-    assert by_hand()[80:90] == b"\x65" + bytes(7) + b"\xc8\x00" or start != 82
     content = by_hand()
     with pytest.raises(ManifestCorrupted):
         Manifest.decode(resealed(content[:start] + data + content[start + len(data) :]))
@@ -354,7 +353,7 @@ def test_after_a_failure_the_old_one_counts_and_the_next_write_is_whole(kind: st
             writer.write(numbered(later))
 
 
-def test_disk_full_in_the_slot_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_in_the_slot_changes_nothing() -> None:
     disk, writer = folder()
     writer.write(numbered(1))
     writer.write(numbered(2))
