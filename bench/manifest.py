@@ -1,25 +1,22 @@
 """The manifest beside plain LMDB: durable commits with 32 threads and with one, and opening with a million chunk rows.
 
-Ours and the peer's are measured in turn, in short rounds, and the median counts, because the machine's disk changes
-its mind between rounds. Run: `python bench/manifest.py [results.json]`.
+The peer is one plain LMDB transaction per commit, with the same keys and values. Chunk ids come from one counter, as
+they do in a store; with one table its rows lie side by side, with 32 tables every commit touches pages of its own.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import lmdb
 
+from bench.harness import Case, Goal, folder, run
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.keys import ChunkKey, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -27,10 +24,10 @@ from penstock.manifest.records import ChunkEntryRecord, MetricDelta, MetricRecor
 from penstock.manifest.recovery import recover
 from penstock.manifest.tables import CHUNKS, METRICS, WAL_STATE
 
-ROUNDS = 7
 COMMITS_PER_THREAD = 100
 COMMITS_PLAIN = 1_000
 THREADS = 32
+GATE = "32 threads, one table"
 CHUNK_ROWS = 1_000_000
 
 
@@ -146,38 +143,38 @@ def opening(path: str) -> float:
     return seconds
 
 
-def compare(ours: Callable[[], float], peer: Callable[[], float], rounds: int = ROUNDS) -> tuple[float, float]:
-    """Medians of rounds taken in turn."""
-    pairs = [(ours(), peer()) for _ in range(rounds)]
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
-
-
-def run(chunk_rows: int = CHUNK_ROWS) -> dict[str, dict[str, float]]:
-    results: dict[str, dict[str, float]] = {}
-
-    def note(name: str, ours: float, peer: float, ratio: float) -> None:
-        results[name] = {"ours_us": ours * 1e6, "peer_us": peer * 1e6, "ratio": ratio}
-
-    for tables, what in ((1, "gate: 4 times"), (THREADS, "report")):
-        ours, peer = compare(functools.partial(commits_ours, tables), functools.partial(commits_plain, tables))
-        note(f"{THREADS} threads, {tables} tables, rate against plain transactions ({what})", ours, peer, peer / ours)
-    ours, peer = latencies()
-    note("1 thread, latency against a plain transaction (goal: 1.5 times)", ours, peer, ours / peer)
-    with tempfile.TemporaryDirectory() as folder:
-        fill(f"{folder}/full", chunk_rows)
-        fill(f"{folder}/empty", 0)
-        ours, peer = compare(lambda: opening(f"{folder}/full"), lambda: opening(f"{folder}/empty"), 9)
-    note(f"opening with {chunk_rows:,} chunk rows against empty (goal: 2 times)", ours, peer, ours / peer)
-    return results
-
-
-def main() -> None:
-    results = run()
-    for name, row in results.items():
-        sys.stdout.write(f"{name}: {row['ours_us']:.0f} us, {row['peer_us']:.0f} us, ratio {row['ratio']:.2f}\n")
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
+def main() -> bool:
+    with folder() as path:
+        fill(f"{path}/full", CHUNK_ROWS)
+        fill(f"{path}/empty", 0)
+        return run(
+            "manifest",
+            [
+                Case(name=GATE, run=lambda: 1 / commits_ours(1)),
+                Case(name="plain transactions, one table", run=lambda: 1 / commits_plain(1), peer_of=GATE),
+                Case(name="32 threads, 32 tables", run=lambda: 1 / commits_ours(THREADS)),
+                Case(
+                    name="plain transactions, 32 tables",
+                    run=lambda: 1 / commits_plain(THREADS),
+                    peer_of="32 threads, 32 tables",
+                ),
+                Case(name="1 thread", run=lambda: 1 / latencies()[0]),
+                Case(name="plain transactions, 1 thread", run=lambda: 1 / latencies()[1], peer_of="1 thread"),
+                Case(name="opening, 1,000,000 chunk rows", run=lambda: 1 / opening(f"{path}/full")),
+                Case(
+                    name="opening, empty",
+                    run=lambda: 1 / opening(f"{path}/empty"),
+                    peer_of="opening, 1,000,000 chunk rows",
+                ),
+            ],
+            [
+                Goal(ours=GATE, ratio=4.0, gate=True),
+                Goal(ours="1 thread", ratio=1 / 1.5),
+                Goal(ours="opening, 1,000,000 chunk rows", ratio=1 / 2),
+            ],
+            rounds=5,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

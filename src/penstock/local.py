@@ -126,7 +126,7 @@ class LocalPort:
                     if find(part, key) is not None:
                         return self._folded(partition, key)
         place = self._known(partition)
-        machine = self._machine(partition) if place is None else place.machine
+        machine = self._machine(partition) if place is None or place.failures else place.machine
         return machine.tree.get(key)  # type: ignore[union-attr]
 
     def _folded(self, partition: PartitionId, key: bytes) -> bytes | None:

@@ -16,12 +16,12 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, KindMismatch, NotFound, TokenTooOld
 from penstock.flusher import StoreFlusher
-from penstock.host import threads
+from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, zero_fill
@@ -103,7 +103,7 @@ class StoreSettings:
     @property
     def rows_bytes_max(self) -> int:
         """For rows in memtables; the rest is for writes on their way and for what a flush needs while it works."""
-        return self.memory_bytes_max * 5 // 8
+        return self.memory_bytes_max // 2
 
     @property
     def tree(self) -> TreeSettings:
@@ -144,6 +144,7 @@ class Store:
         self._started = False  # background work is done by threads
         self._dropped: deque[PartitionDescriptor] = deque()  # shards whose files are to be removed
         self.metrics = Metrics()
+        memory.expect_large_blocks()
         make_dirs(fs, self.path)
         self._parts = ExitStack()  # closes what is open, the newest first
         self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
@@ -468,9 +469,9 @@ class Store:
     # -- durability
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until all writes up to `epoch` (None: all so far) are durable."""
+        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
         self._check_usable()
-        return self._coordinator.flush(epoch, timeout_s)
+        return self._coordinator.flush(epoch or None, timeout_s)
 
     def recover(self) -> None:
         """Go on after a failed write: what was kept is written again."""
@@ -608,7 +609,11 @@ class _BatchPort:
         return self._batch._port.time_us()
 
     def __getattr__(self, name: str) -> Any:
-        raise Invalid("a batch takes writes only: read from the store's table")
+        return _refuse_reads
+
+
+def _refuse_reads(*_: Any) -> NoReturn:
+    raise Invalid("a batch takes writes only: read from the store's table")
 
 
 class StoreSnapshot:

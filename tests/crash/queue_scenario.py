@@ -194,7 +194,9 @@ class QueueScenario:
         history.note("seen", first, found)  # shown to someone: it must survive the next crash
         if queue.statistics().appended != queue.next_sequence:
             raise Violation("an opened queue shows less than it holds")
-        user = User(queue, history, f"r{len(history.events)}-", START_US + 48 * HOUR_US)
+        self.go_on(queue, User(queue, history, f"r{len(history.events)}-", START_US + 48 * HOUR_US))
+
+    def go_on(self, queue: PersistentQueue, user: User) -> None:
         user.write((440,))  # as long as one that may have been torn: what stands behind it must not join in
         user.write((0, 400), (900,))
         queue.collect()

@@ -1,8 +1,8 @@
 """A store whose writers are faster than its disk stays within its memory: they wait, nothing grows.
 
-The writer runs in a process of its own, so that what it takes is measured alone: the growth of its resident memory from
-the opened store to the peak. The limit counts rows and writes on their way; what the interpreter, Arrow and the pages
-of mapped files take comes on top, and has an allowance here.
+The writer runs in a process of its own, so that what it takes is measured alone: how far its anonymous memory grows
+beyond that of the opened store. The limit counts rows and writes on their way; the buffers of a flush while it works,
+and what allocators keep, come on top and have an allowance here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-MEMORY_BYTES_MAX = 192 << 20
-ALLOWANCE_BYTES = 96 << 20
+MEMORY_BYTES_MAX = 256 << 20
+ALLOWANCE_BYTES = 160 << 20  # without bounds, a million puts take 500 MiB and ten million 3 GiB
 
 WRITER = """
 import random, resource, sys

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from lsm_files import puts
+from lsm_files import write as write_sstable
 from tree_place import Model, Place, Write
 
 from penstock.lsm.operators import union_of
@@ -61,16 +71,33 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(batch=writes())
     def write(self, batch: list[Write]) -> None:
-        now_us = self.place.clock.time_us()
+        now_us = self.now_us  # a record's time never goes back
         timed = [
             w._replace(expires_us=now_us + w.expires_us if w.expires_us not in (0, NEVER) else NEVER) for w in batch
         ]
-        self.place.write(timed)
+        self.place.write_at(timed, self.place.tree.lsn + 1, now_us)
         self.model.write(timed, now_us)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.place.clock.advance(seconds)
+
+    @rule(seconds=st.sampled_from([-3600.0, -1.0, 3600.0]))
+    def clock_jumps(self, seconds: float) -> None:
+        self.place.clock.jump(seconds)
+
+    @rule(pairs=st.dictionaries(keys, values, min_size=1, max_size=8), cut=st.integers(0, 8))
+    def adopt(self, pairs: dict[bytes, bytes], cut: int) -> None:
+        """Files built elsewhere, one or two, as one run."""
+        place, ordered = self.place, sorted(pairs)
+        parts = [part for part in (ordered[:cut], ordered[cut:]) if part]
+        ids = [int(place.manifest.reserve_chunk_id()) for _ in parts]
+        for chunk_id, part in zip(ids, parts, strict=True):
+            path = f"/store/tables/1/{chunk_id:020d}.sst"
+            write_sstable(place.disk, path, puts({key: pairs[key] for key in part}), chunk_id=chunk_id)
+        now_us = max(place.clock.time_us(), place.tree.time_us)
+        place.maintenance.adopt(place.tree, ids, place.tree.lsn + 1, now_us)
+        self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us)
 
     @rule()
     def flush(self) -> None:
@@ -150,3 +177,10 @@ def arrow(batches: object) -> list[tuple[bytes, bytes]]:
 
 TestTree = TreeMachine.TestCase
 TestTree.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_tree_for_long() -> None:
+    long = settings(max_examples=2_000, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(TreeMachine, settings=long)  # type: ignore[no-untyped-call]

@@ -18,13 +18,14 @@ from penstock.journal.record import PartitionId
 from penstock.kinds import Port, partitions_of
 from penstock.kv import section
 from penstock.kv.machine import kv_schema
-from penstock.kv.values import DECODERS, ENCODERS, arrow_values, decode_options
+from penstock.kv.values import DECODERS, ENCODERS, MERGES, arrow_values, decode_options
 from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
 from penstock.partition.ledger import TableInfo
 
 ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
+_ABSENT = object()
 
 
 class KvReader:
@@ -55,6 +56,8 @@ class KvReader:
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
+        if type(key) is not bytes:
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
         value = self._lookup(self._one or self._partition(key), key)
         if value is None:
             return default
@@ -65,10 +68,10 @@ class KvReader:
         return [self.get(key) for key in keys]
 
     def __getitem__(self, key: bytes) -> Any:
-        value = self._port.lookup(self._partition(key), key)
-        if value is None:
+        value = self.get(key, _ABSENT)
+        if value is _ABSENT:
             raise KeyError(key)
-        return value if self._raw else self._decode(value)
+        return value
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, bytes) and self._port.lookup(self._partition(key), key) is not None
@@ -84,8 +87,8 @@ class KvReader:
     ) -> Iterator[tuple[bytes, Any]]:
         """(key, value) of [start, end) within `prefix`, in order of the keys, as of this moment."""
         start, end = narrowed(start, end, prefix)
-        if limit is not None and limit < 0:
-            raise Invalid(f"limit is {limit}: give 0 or more")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise Invalid(f"limit is {limit!r}: give 0 or more")
         shards = [self._port.scan(partition, start, end, reverse) for partition in self._partitions]
         pairs: Iterator[tuple[bytes, bytes]] = shards[0] if len(shards) == 1 else heapq.merge(*shards, reverse=reverse)
         if limit is not None:
@@ -188,7 +191,8 @@ class KvTable(KvReader):
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove all keys in [start, end)."""
-        self._check(start, end)
+        for border in (start, end):
+            self._check(border, b"")
         if end <= start:
             raise Invalid(f"a range runs upwards: {end!r} is not above {start!r}")
         epoch = Epoch(0)
@@ -200,6 +204,9 @@ class KvTable(KvReader):
         self, key: bytes, operand: Any, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
     ) -> Epoch:
         """Fold an operand into a key by a named operator (see `penstock.lsm.operators`)."""
+        if operator not in MERGES[self._options.value]:
+            allowed = ", ".join(MERGES[self._options.value]) or "none"
+            raise Invalid(f"{operator!r} does not fit a table of {self._options.value}: use one of: {allowed}")
         data = operand if isinstance(operand, bytes) else self._encode(operand)
         kind = check_operand(operator, data)
         partition = self._check(key, data)
@@ -224,8 +231,8 @@ class KvTable(KvReader):
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
 
     def _expiry(self, ttl_s: float) -> int:
-        if not 0 < ttl_s < 1e11:
-            raise Invalid(f"ttl_s is {ttl_s}: give seconds above 0")
+        if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < 1e11:
+            raise Invalid(f"ttl_s is {ttl_s!r}: give seconds above 0")
         return self._port.time_us() + int(ttl_s * 1_000_000)
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:

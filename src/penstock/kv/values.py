@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptionError, Invalid
+from penstock.lsm.operators import OPERATORS
 
 ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
 VALUE_TYPES: tuple[ValueType, ...] = ("bytes", "utf8", "json", "int64", "float64")
@@ -63,7 +64,10 @@ def _bytes(value: Any) -> bytes:
 def _utf8(value: Any) -> bytes:
     if not isinstance(value, str):
         raise Invalid(f"this table holds text, not {type(value).__name__}")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise Invalid(f"this table holds text, and the value is none ({error})") from None
 
 
 def _json(value: Any) -> bytes:
@@ -82,7 +86,10 @@ def _int64(value: Any) -> bytes:
 def _float64(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(f"this table holds numbers, not {value!r}")
-    return _F64.pack(value)
+    try:
+        return _F64.pack(value)
+    except struct.error:
+        raise Invalid("this table holds numbers of 64 bits, and the value is larger") from None
 
 
 ENCODERS: dict[ValueType, Callable[[Any], bytes]] = {
@@ -99,6 +106,15 @@ DECODERS: dict[ValueType, Callable[[bytes], Any]] = {
     "json": json.loads,
     "int64": lambda data: _I64.unpack(data)[0],
     "float64": lambda data: _F64.unpack(data)[0],
+}
+
+# The merge operators whose results are values of the type again.
+MERGES: dict[ValueType, tuple[str, ...]] = {
+    "bytes": tuple(OPERATORS),
+    "utf8": ("append",),
+    "json": (),
+    "int64": ("add_i64", "min_i64", "max_i64"),
+    "float64": ("min_f64", "max_f64"),
 }
 
 _ARROW: dict[ValueType, Any] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import reduce
 from typing import NewType
 
 import google_crc32c
@@ -72,10 +73,8 @@ def encode(
     parts: list[bytes] = []
     for index, body in enumerate(bodies, first):
         length = len(body)
-        covered = b"".join(
-            (_REST.pack(length, kind, flags, 0, incarnation, index, synced), body, _PADDING[-length & 7])
-        )
-        parts += (_CHECKSUM.pack(checksum(salt, covered)), covered)
+        covered = (_REST.pack(length, kind, flags, 0, incarnation, index, synced), body, _PADDING[-length & 7])
+        parts += (_CHECKSUM.pack(reduce(checksum, covered, salt)), *covered)  # in pieces: a body may be large
     return b"".join(parts)
 
 

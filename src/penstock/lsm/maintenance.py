@@ -32,7 +32,7 @@ from penstock.errors import (
     Poisoned,
     UniqueJobAlreadyPending,
 )
-from penstock.host import threads
+from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, make_dirs
 from penstock.lsm.catalog import Catalog
@@ -292,6 +292,8 @@ class Maintenance:
             raise
         tree.end_flush(frozen, files, rows.time_us)
         tree.withdraw(ids)
+        del work, rows, frozen
+        memory.release_unused()
         return True
 
     def _write(self, rows: Memtable, catalog: Catalog, ids: Sequence[int]) -> list[Summary]:

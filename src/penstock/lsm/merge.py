@@ -26,9 +26,9 @@ from penstock.lsm.folding import fold_groups
 from penstock.lsm.index import ROWS_MAX, Summary
 from penstock.lsm.order import Flags, Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
-from penstock.lsm.rows import DELETE, I64, MERGE, RANGE_DELETE, U8, U64, Columns
+from penstock.lsm.rows import DELETE, I64, MERGE, PUT, RANGE_DELETE, U8, U64, Columns
 from penstock.lsm.sstable import Sstable
-from penstock.lsm.writer import SstableWriter, index_path
+from penstock.lsm.writer import BATCH_ROWS, SstableWriter, index_path
 
 SLICE_ROWS = 3 << 14
 SLICE_BYTES = 1 << 25
@@ -162,12 +162,15 @@ class _Outputs:
 def slices(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
     """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
     samples: list[tuple[bytes, int, int]] = []
+    every, enough = max(64, SLICE_ROWS // (4 * len(tables) or 1)), SLICE_ROWS
+    if len(tables) == 1:  # nothing to merge: a batch at a time, which is used as it lies
+        every, enough = BATCH_ROWS, 1
     for table in tables:
-        samples.extend(_samples(table, start, end, max(64, SLICE_ROWS // (4 * len(tables)))))
+        samples.extend(_samples(table, start, end, every))
     samples.sort()
     low, rows, size = start, 0, 0
     for key, more_rows, more_bytes in samples:
-        if key > low and (rows >= SLICE_ROWS or size >= SLICE_BYTES):
+        if key > low and (rows >= enough or size >= SLICE_BYTES):
             yield low, key
             low, rows, size = key, 0, 0
         rows += more_rows
@@ -209,6 +212,8 @@ def _merge_slice(
 
 def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bottom: bool, lsn_floor: int) -> Columns:
     """One run in place of several, newest first. Requires: at least one part, and none is empty."""
+    if len(parts) == 1 and not ranges and parts[0].kinds.max() == PUT and parts[0].expires.min() > now_us:
+        return parts[0]
     keys = Keys.of([part.keys for part in parts])
     lsns = np.concatenate([part.lsns for part in parts])
     kinds = np.concatenate([part.kinds for part in parts])

@@ -47,6 +47,7 @@ assert 1 << _PAGE_SHIFT == PAGE_BYTES
 SLICE_ROWS_FIRST = 128
 SLICE_ROWS_MAX = 1_024
 _OPEN_BATCHES_MAX = 8  # of a chunk that is not mapped
+_FENCE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class _Batch:
     """The buffers of one record batch. Keys and row columns are checked when it is opened, values page by page."""
 
     __slots__ = (
-        "expires", "first", "key_base", "key_bytes", "key_offsets", "kinds", "lsns", "rows", "source", "special",
-        "value_base", "value_bytes", "value_offsets",
+        "expires", "fences", "first", "key_base", "key_bytes", "key_offsets", "kinds", "lsns", "rows", "source",
+        "special", "value_base", "value_bytes", "value_offsets",
     )  # fmt: skip
 
     def __init__(self, table: Sstable, place: Any, first: int, lsn: int | None) -> None:
@@ -83,6 +84,7 @@ class _Batch:
 
         self.first = first
         self.rows = rows
+        self.fences: list[bytes] = []  # every so many keys, once they are asked for: a search starts among them
         self.key_offsets = part("key_offsets", 4 * (rows + 1), "i")
         self.value_offsets = part("value_offsets", 4 * (rows + 1), "i")
         self.lsns = part("lsns", 8 * rows, "Q")
@@ -103,6 +105,14 @@ class _Batch:
         offsets, base = self.key_offsets, self.key_base
         key: bytes = self.source[base + offsets[row] : base + offsets[row + 1]]
         return key
+
+    def between_fences(self, key: bytes) -> tuple[int, int]:
+        """Rows [low, high], one of which is the first whose key is not below `key`."""
+        fences = self.fences
+        if not fences:
+            fences = self.fences = [self.key(row) for row in range(0, self.rows, _FENCE_ROWS)]
+        high = bisect_left(fences, key) * _FENCE_ROWS
+        return max(0, high - _FENCE_ROWS), min(high, self.rows)
 
 
 def _equal_length(path: str, offsets: memoryview, base: int, end: int) -> int:
@@ -310,7 +320,7 @@ class Sstable:
         if number < 0:
             return 0
         batch = self._batch(number)
-        low, high = 0, batch.rows
+        low, high = batch.between_fences(key)
         source, base, offsets = batch.source, batch.key_base, batch.key_offsets
         while low < high:
             middle = (low + high) >> 1

@@ -2,7 +2,8 @@
 
     qmft        the dual-slot manifest
     messages    batches of messages as columns
-    files       one data file: opening record, messages, index records, the scan of a tail
+    files       one data file: opening record, messages, index records
+    tail        the scan of an active file after an unclean end
     chain       which file grows, how another follows it, what a crash left
     reading     what readers see, and how they find it
     persistent  the queue: append, sync, read, trim, recover

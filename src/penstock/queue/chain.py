@@ -17,9 +17,10 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem, make_dirs
 from penstock.log.record import Record
-from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place, scan_tail
+from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, data_files
+from penstock.queue.tail import scan_tail
 
 logger = logging.getLogger(__name__)
 

@@ -97,7 +97,8 @@ def dump(fs: FileSystem, folder: str, *, past_damage: bool = False) -> Iterator[
     )
     for file in listed_files(manifest):
         state = "active" if file.active else "sealed"
-        yield f"{file.path}: {state}, messages {file.first} to {file.next - 1}, {file.size} bytes"
+        messages = f"messages {file.first} to {file.next - 1}" if file.first < file.next else "no message"
+        yield f"{file.path}: {state}, {messages}, {file.size} bytes"
         for offset, found in dump_file(fs, folder, file, past_damage=past_damage):
             if isinstance(found, CorruptionError):
                 yield f"  DAMAGED {offset:>10}  {found.reason}"

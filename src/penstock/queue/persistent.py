@@ -18,10 +18,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -33,6 +33,8 @@ from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, Batch, Messages
 from penstock.queue.reading import QueueReader, Span, View
+
+T = TypeVar("T")
 
 _TIME_US_MAX = 253_402_300_799_999_999  # the last of the year 9999: a folder's name has four digits
 
@@ -152,21 +154,15 @@ class PersistentQueue:
         A record that does not read is a `CorruptionError`; with `past_damage` it is passed over, and the sequences of
         the batches show the hole.
         """
-        while True:
-            view = self._readable()
+
+        def look(view: View) -> list[Batch]:
             if from_sequence < view.first:
                 raise NotFound(f"message {from_sequence} was trimmed: {self._folder} begins at {view.first}")
-            try:
-                return self._reader.read(
-                    view,
-                    from_sequence,
-                    limit_messages=limit_messages,
-                    limit_bytes=limit_bytes,
-                    past_damage=past_damage,
-                )
-            except NotFound:
-                if self._view is view:
-                    raise
+            return self._reader.read(
+                view, from_sequence, limit_messages=limit_messages, limit_bytes=limit_bytes, past_damage=past_damage
+            )
+
+        return self._look(look)
 
     def scan_arrow(self, from_sequence: int | None = None, to_sequence: int | None = None) -> Any:
         """The messages [from, to) as an Arrow `RecordBatchReader`; all that can be read now, if not said."""
@@ -186,13 +182,17 @@ class PersistentQueue:
 
     def seek_time(self, time_us: int) -> int:
         """The first message whose record has this time or a later one; the next sequence if there is none."""
+        return self._look(lambda view: self._reader.seek_time(view, time_us))
+
+    def _look(self, look: Callable[[View], T]) -> T:
+        """Look at the view, and again if what it lists was trimmed meanwhile."""
         while True:
             view = self._readable()
             try:
-                return self._reader.seek_time(view, time_us)
-            except NotFound:
+                return look(view)
+            except FileNotFoundError as error:
                 if self._view is view:
-                    raise
+                    raise CorruptionError(str(error.filename), 0, "the data file is missing") from None
 
     def _readable(self) -> View:
         self._check_open()
@@ -282,7 +282,7 @@ class PersistentQueue:
             if before_sequence is not None:
                 count = files.sealed.place_of(sequence)
             else:
-                count = self._reader.files_before(self._view, time)
+                count = self._look(lambda view: self._reader.files_before(view, time))
             if count:
                 files.drop_oldest(count)
                 self._show()

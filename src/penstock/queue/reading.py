@@ -5,6 +5,7 @@ takes one reference and sees one state. A file that a reader has open outlives i
 
 Thread: any number of readers; one lock guards the few files that are kept open.
 Invariant: batches come in the order of their sequences, each message once, and never from past the view.
+A file that was unlinked before it was opened is a `FileNotFoundError`: the caller looks whether its view is old.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.errors import CorruptionError, NotFound
+from penstock.errors import CorruptionError
 from penstock.host.files import FileSystem
 from penstock.host.threads import lock
 from penstock.log.record import encoded_size
@@ -142,10 +143,7 @@ class QueueReader:
             if reader is not None:
                 self._open.move_to_end(path)
                 return reader
-        try:
-            reader = DataReader.open(self._fs, self._folder, path, self._identity)
-        except FileNotFoundError:
-            raise NotFound(f"{self._folder}/{path} was trimmed away: read from the queue's first message") from None
+        reader = DataReader.open(self._fs, self._folder, path, self._identity)
         with self._lock:
             self._open[path] = reader
             if len(self._open) > _OPEN_FILES_MAX:

@@ -177,7 +177,7 @@ def test_a_merge_of_nothing_but_old_deletes_writes_no_file() -> None:
     disk = SimulatedDisk()
     inputs = write_runs(disk, [({b"a": (DELETE, b"", 5, NEVER)}, [])])
     assert merge(plan_of(inputs, bottom=True, lsn_floor=10), fs=disk) == ()
-    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst"]
+    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst", "1.idx", "1.sst"]
 
 
 def test_an_adopted_file_takes_the_lsn_of_its_record() -> None:
@@ -263,12 +263,13 @@ def test_too_few_chunk_ids_are_refused() -> None:
     disk = SimulatedDisk()
     slice_rows, merge_module.SLICE_ROWS = merge_module.SLICE_ROWS, 10
     try:
-        inputs = write_runs(disk, [(puts({b"%05d" % i: bytes(40) for i in range(2_000)}), [])])
+        rows = puts({b"%05d" % i: bytes(40) for i in range(2_000)})
+        inputs = write_runs(disk, [(rows, []), (puts({b"00000": b""}), [])])
         with pytest.raises(Invalid, match="outputs_max"):
             merge(plan_of(inputs, chunk_ids=(100,), output_bytes=500), fs=disk)
     finally:
         merge_module.SLICE_ROWS = slice_rows
-    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst"]
+    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst", "1.idx", "1.sst"]
     assert outputs_max(10, 10) == 1
 
 

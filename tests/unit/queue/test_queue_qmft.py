@@ -1,4 +1,4 @@
-"""The queue's manifest: golden bytes from the table of its format, and every row of the tables of crashes and errors."""
+"""The queue's manifest: golden bytes from the format's table, every row of the tables of crashes and errors."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_after_a_failure_the_old_one_counts_and_the_next_write_is_whole(kind: st
         writer.write(numbered(77))
         for later in (78, 79):
             for mode in ("strict", "torn", "kept", "restart"):
-                after = disk.image().restore(mode)  # type: ignore[arg-type]
+                after = disk.image().restore(mode)
                 assert ManifestWriter(after, FOLDER).read_latest() == numbered(later - 1), (at, mode, number)
             writer.write(numbered(later))
 

@@ -1,0 +1,73 @@
+"""What stands in the active file behind the manifest's write position, and how much of it counts.
+
+Thread: the queue's writer, when a queue is opened. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.errors import CorruptionError
+from penstock.log.record import HEADER, Record
+from penstock.queue.files import KIND_MESSAGES, DataReader, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a scan of the active file found behind the manifest's write position."""
+
+    trusted: Place  # everything before it is durable for certain
+    unsynced: list[Record]  # sound, in order, but perhaps in the page cache only
+    end: int  # behind them
+    torn: str | None  # why what follows does not read; None where nothing was written
+
+
+def scan_tail(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Tail:
+    """Read the active file from `place` to its end, and tell a torn tail from damage.
+
+    Alone (no `cut_after_lsn`): records that a later one knew to be synced are trusted; other sound ones are kept, to be
+    written again. In a store: records up to that LSN are trusted, because the store was told that they are synced; the
+    journal has all others.
+    """
+    trusted, torn = place, None
+    unsynced: deque[tuple[Record, Place]] = deque()  # each with the place behind it
+    path, size = reader.file.path, reader.file.size()
+    try:
+        for offset, record in reader.records(place.offset, size):
+            if record.index != place.next_sequence:
+                raise CorruptionError(path, offset, f"{record.index} stands where {place.next_sequence} belongs")
+            behind = place.after(record)
+            if cut_after_lsn is not None and behind.last_lsn > cut_after_lsn:
+                break
+            place = behind
+            if record.kind == KIND_MESSAGES:
+                unsynced.append((record, place))
+            while unsynced and (cut_after_lsn is not None or unsynced[0][0].index <= record.synced):
+                trusted = unsynced.popleft()[1]
+    except CorruptionError as error:
+        rest = reader.file.pread(size - place.offset, place.offset)
+        _refuse_damage(reader, place, rest, cut_after_lsn, error)
+        if np.frombuffer(rest, np.uint8).any():
+            torn = error.reason
+    return Tail(trusted, [record for record, _ in unsynced], place.offset, torn)
+
+
+def _refuse_damage(
+    reader: DataReader, place: Place, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
+) -> None:
+    """Raise if what does not read at `place` was synced once: then it is damage, not a torn tail."""
+    expected = place.next_sequence
+    synced = any(record.synced >= expected for _, record in reader.sound(rest))
+    if not synced and cut_after_lsn is not None and len(rest) >= HEADER.size + 8:
+        # A store syncs a record before it calls its LSN stored; so one that bears such an LSN was whole once.
+        _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
+        (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
+        ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)
+        synced = ours and place.last_lsn < lsn <= cut_after_lsn
+    if synced:
+        reason = f"the record of message {expected} was synced, but {error.reason}"
+        raise CorruptionError(error.path, place.offset, reason) from None

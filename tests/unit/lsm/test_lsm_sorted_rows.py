@@ -1,0 +1,99 @@
+"""The bulk ways of a memtable: puts without rows of their own, many memtables as one, and rows in order for a flush."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.errors import Invalid
+from penstock.host.clock import SystemClock
+from penstock.lsm import memtable as module
+from penstock.lsm.memtable import Edit, Memtable, SortedRows, merged
+from penstock.lsm.operators import ADD_I64
+from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, Row, bytes_list
+from penstock.lsm.tree import Tree
+
+
+def one(n: int) -> bytes:
+    return n.to_bytes(8, "little")
+
+
+def read(table: SortedRows, step: int) -> list[tuple[bytes, Row]]:
+    found: list[tuple[bytes, Row]] = []
+    for at in range(0, len(table), step):
+        columns = table.columns(at, min(len(table), at + step))
+        rows = zip(
+            columns.kinds.tolist(),
+            bytes_list(columns.values),
+            columns.lsns.tolist(),
+            columns.expires.tolist(),
+            strict=True,
+        )
+        found += zip(bytes_list(columns.keys), rows, strict=True)
+    return found
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("width", [(16, 16), (0, 40)])
+def test_rows_come_in_order_whatever_the_parts(
+    monkeypatch: pytest.MonkeyPatch, plain: bool, width: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(module, "_GATHER_ROWS", 100)
+    monkeypatch.setattr(module, "_ARRAY_BYTES", 2_000)  # so that values lie in several arrays
+    chance = random.Random(3)
+    memtable = Memtable()
+    for lsn in range(1, 8):
+        puts = {chance.randbytes(chance.randint(*width)): chance.randbytes(chance.randint(0, 30)) for _ in range(150)}
+        memtable.apply(Edit(lsn=lsn, time_us=0, puts=puts))
+    if not plain:
+        rows: dict[bytes, Row] = {
+            key: chance.choice([(DELETE, b"", 9, NEVER), (PUT, b"x", 9, 77), (ADD_I64, one(1), 9, NEVER)])
+            for key in chance.sample(list(memtable.rows), 200)
+        }
+        memtable.apply(Edit(lsn=9, time_us=0, rows=rows))
+    assert memtable.plain is plain
+    expected = sorted(memtable.rows.items())
+    table = SortedRows(memtable)
+    assert read(table, 64) == expected
+    assert table.key(5) == expected[5][0]
+
+
+def test_no_rows_are_in_order_too() -> None:
+    assert len(SortedRows(Memtable())) == 0
+
+
+def test_puts_are_rows() -> None:
+    by_puts, by_rows = Memtable(), Memtable()
+    by_puts.apply(Edit(lsn=4, time_us=1, puts={b"a": b"1", b"b": b"22"}))
+    by_rows.apply(Edit(lsn=4, time_us=1, rows={b"a": (PUT, b"1", 4, NEVER), b"b": (PUT, b"22", 4, NEVER)}))
+    assert by_puts.rows == by_rows.rows
+    assert (by_puts.bytes, by_puts.plain, by_puts.lsn_last) == (by_rows.bytes, True, 4)
+
+
+def test_puts_have_the_limits_of_rows() -> None:
+    tree = Tree([], lambda meta: pytest.fail("no file is opened"), clock=SystemClock())
+    with pytest.raises(Invalid, match="a key has at most"):
+        tree.apply(Edit(lsn=1, time_us=0, puts={bytes(KEY_BYTES_MAX + 1): b""}))
+    assert tree.lsn == 0
+
+
+def test_several_memtables_as_one_are_what_one_would_have_been() -> None:
+    chance = random.Random(11)
+    edits: list[Edit] = []
+    for lsn in range(1, 60):
+        keys = [b"%02d" % chance.randrange(20) for _ in range(3)]
+        kinds: list[Row] = [(PUT, one(5), lsn, NEVER), (DELETE, b"", lsn, NEVER), (ADD_I64, one(lsn), lsn, NEVER)]
+        rows = {key: chance.choice(kinds) for key in keys}
+        ranges = [(b"05", b"12")] if lsn % 7 == 0 else []
+        edits.append(Edit(lsn=lsn, time_us=lsn, rows=rows, ranges=ranges))
+    whole, parts = Memtable(), [Memtable() for _ in range(6)]
+    for edit in edits:
+        whole.apply(edit)
+        parts[(edit.lsn - 1) // 10].apply(edit)
+    once = merged(parts, 60)
+    by_two = merged([merged(parts[:3], 60), merged(parts[3:], 60)], 60)
+    for result in (once, by_two):
+        assert result.rows == whole.rows
+        assert list(result.ranges) == list(whole.ranges)
+        assert (result.lsn_last, result.time_us, result.plain) == (whole.lsn_last, whole.time_us, whole.plain)

@@ -1,0 +1,80 @@
+"""The bytes of a data file, written out by hand from docs/format/qmft.md and compared with what the code writes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import google_crc32c
+
+from penstock.queue import Messages, PersistentQueue
+from penstock.testing import FakeClock, SimulatedDisk
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "queue" / "0000000001.data"
+SALT = 0x0D8A1C2B
+IDENTITY = bytes(range(16))
+TIME_US = 1_769_083_200_000_000
+
+
+def record(salt: int, kind: int, index: int, synced: int, body: bytes) -> bytes:
+    covered = struct.pack("<IBBHIQQ", len(body), kind, 0, 0, 1, index, synced) + body + bytes(-len(body) % 8)
+    return struct.pack("<I", google_crc32c.extend(salt, covered)) + covered
+
+
+def by_hand() -> bytes:
+    opening = b"PSTKQUE\0" + struct.pack("<HHI", 1, 0, SALT) + IDENTITY + struct.pack("<Qqq", 0, 0, TIME_US)
+    data = record(0, 1, 1, 0, opening)
+    plain = struct.pack("<QqIHH", 1, TIME_US, 2, 0, 0) + struct.pack("<3i4x", 0, 3, 4) + b"abcd" + bytes(4)
+    first = len(data)
+    data += record(SALT, 16, 1, 0, plain)
+    full = struct.pack("<QqIHH", 9, TIME_US + 5, 2, 7, 0)
+    full += struct.pack("<2q", 100, 200)  # times
+    full += b"\x02" + bytes(7)  # the first message has no key
+    full += struct.pack("<3i4x", 0, 0, 1) + b"k" + bytes(7)
+    full += struct.pack("<3i4x", 0, 0, 8) + b"payload!"
+    data += record(SALT, 16, 3, 2, full)
+    index = struct.pack("<QQQ", 1, first, TIME_US)  # the next entry would come after 64 KiB
+    index += struct.pack("<QqQQ", 9, TIME_US + 5, 4, len(data))
+    return data + record(SALT, 17, 5, 4, index)
+
+
+class FixedSalt(random.Random):
+    def randbytes(self, n: int) -> bytes:
+        return SALT.to_bytes(n, "little")
+
+
+def test_the_bytes_are_those_of_the_format_page() -> None:
+    disk = SimulatedDisk()
+    clock = FakeClock(time_us=TIME_US)
+    queue = PersistentQueue.open(disk, "/q", random=FixedSalt(), clock=clock, identity=IDENTITY)
+    queue.append(Messages.of([b"abc", b"d"]))
+    queue.sync()
+    queue.append(Messages.of([b"", b"payload!"], [None, b"k"], [100, 200]), lsn=9, time_us=TIME_US + 5)
+    queue.close()
+    file = disk.open("/q/2026/01/22/0000000001.data")
+    assert file.pread(file.size(), 0) == by_hand() == GOLDEN.read_bytes()
+
+
+def test_the_golden_file_is_read() -> None:
+    disk = SimulatedDisk()
+    for folder in ("/q", "/q/2026", "/q/2026/01", "/q/2026/01/22"):
+        disk.mkdir(folder)
+    data = GOLDEN.read_bytes()
+    disk.create("/q/2026/01/22/0000000001.data").pwrite(data, 0)
+    path = b"2026/01/22/0000000001.data"
+    manifest = b"QMFT" + struct.pack("<IQII8x", 1, 5, 0, 0)
+    manifest += struct.pack("<IQQH", 1, len(data), 4, len(path)) + path
+    manifest = manifest[:20] + struct.pack("<I", zlib.crc32(manifest)) + manifest[24:]
+    disk.create("/q/manifest.1").pwrite(manifest, 0)
+    disk.create("/q/manifest.current").pwrite(b"\x01", 0)
+    queue = PersistentQueue.open(disk, "/q", random=FixedSalt(), clock=FakeClock(), identity=IDENTITY)
+    found = [
+        (b.first, b.lsn, b.time_us, b.payloads.to_pylist(), b.keys.to_pylist(), b.times.tolist()) for b in queue.read(1)
+    ]
+    assert found == [
+        (1, 1, TIME_US, [b"abc", b"d"], [None, None], [TIME_US, TIME_US]),
+        (3, 9, TIME_US + 5, [b"", b"payload!"], [None, b"k"], [100, 200]),
+    ]
+    assert queue.stored_lsn == 9
