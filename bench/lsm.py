@@ -440,8 +440,9 @@ def worst_gets(tree: Tree, keys: Sequence[bytes], go_on: Callable[[int], bool]) 
 def bench_latency(path: str) -> bool:
     engines = Engines()
     with copy_of(f"{path}/ours") as copy:
-        tree = Ours(copy).tree
-        keys = [key for key, _ in islice(tree.scan(), 0, 200_000, 100)]
+        ours = Ours(copy)
+        keys = [key for key, _ in islice(ours.tree.scan(), 0, 200_000, 100)]
+        ours.close()
     random.Random(5).shuffle(keys)
 
     def idle() -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn
@@ -356,7 +356,8 @@ class Store:
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = encode_ops(Forget(before))
-        self._port.submit(group, 64)
+        with suppress(Closed):  # the next one will say it for this one too
+            self._port.submit(group, 64)
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""

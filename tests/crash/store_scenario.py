@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from store_model import (
     START_US,
@@ -24,7 +25,7 @@ from store_model import (
     read_snapshot,
 )
 
-from penstock.errors import OutcomeUnknown, PenstockError, TokenTooOld
+from penstock.errors import PenstockError, TokenTooOld
 from penstock.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
@@ -54,7 +55,8 @@ def _step(word: str, values: list[object]) -> Callable[[StoreModel], object]:
 
 
 def time_of(history: History) -> int:
-    return max([START_US, *(values[0] for word, *values in history.events if word == "time")])
+    times: list[int] = [values[0] for word, *values in history.events if word == "time"]
+    return max([START_US, *times])
 
 
 class StoreUser:
@@ -77,7 +79,8 @@ class StoreUser:
     def write(self, *writes: Write) -> None:
         """One after the other, acknowledged by one flush."""
         for write in writes:
-            self._try("batch", (write,), None, self.clock.time_us(), act=lambda w=write: self._put(w), flush=False)
+            act = partial(self._put, write)
+            self._try("batch", (write,), None, self.clock.time_us(), act=act, flush=False)
         self._flush()
 
     def _put(self, write: Write) -> None:
@@ -113,12 +116,10 @@ class StoreUser:
         before = self.store._coordinator.last
         try:
             act()
-        except (OSError, PenstockError) as error:
+        except (OSError, PenstockError):
             if self.store._coordinator.last == before:
                 self.history.note("never", self._count)
             self._mend()
-            if not isinstance(error, (OutcomeUnknown, OSError, PenstockError)):
-                raise
         if flush:
             self._told()
 
@@ -137,7 +138,7 @@ class StoreUser:
         self.store.flush()
 
     def check(self) -> None:
-        """What is seen now is what was written, durable or not. A table that failed is not shown before it is mended."""
+        """What is seen now is what was written, durable or not. What failed is mended first: it is not shown."""
         for name in self.store.tables():
             self.store.resume(name)
         model, open_end = play(self.history)

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from store_model import StoreModel, Token, Write, difference, number, open_simulated, perform, read_all
 
 from penstock.errors import TokenTooOld
@@ -244,6 +251,4 @@ TestWatchedMachine.settings = settings(FEW, max_examples=30)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", [StoreMachine, WatchedMachine])
 def test_many_histories(machine: type[StoreMachine]) -> None:
-    case = machine.TestCase()
-    case.settings = settings(FEW, max_examples=2_000, stateful_step_count=60)
-    case.runTest()
+    run_state_machine_as_test(machine, settings=settings(FEW, max_examples=2_000, stateful_step_count=60))

@@ -183,4 +183,4 @@ TestTree.settings = settings(max_examples=40, stateful_step_count=25, deadline=N
 @pytest.mark.timeout(3600)
 def test_tree_for_long() -> None:
     long = settings(max_examples=2_000, stateful_step_count=50, deadline=None)
-    run_state_machine_as_test(TreeMachine, settings=long)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(TreeMachine, settings=long)

@@ -231,7 +231,7 @@ class KvTable(KvReader):
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
 
     def _expiry(self, ttl_s: float) -> int:
-        if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < 1e11:
+        if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < 1e11:  # type: ignore[redundant-expr]
             raise Invalid(f"ttl_s is {ttl_s!r}: give seconds above 0")
         return self._port.time_us() + int(ttl_s * 1_000_000)
 

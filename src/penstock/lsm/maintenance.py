@@ -1,14 +1,14 @@
 """Flush, compaction and adoption of trees, as durable jobs.
 
 Order of publication: files synced under their names and opened, one manifest transaction (rows, watermark, job,
-generation), the swap of the version. Every attempt writes under ids of its own, so what a vanished one left can never be
-taken for something else; `collection` removes it. The repair of a vanished job makes sure that the listed files are
+generation), the swap of the version. Every attempt writes under ids of its own, so what a vanished one left can never
+be taken for something else; `collection` removes it. The repair of a vanished job makes sure that the listed files are
 there; until it has, the gate of its kind stays shut.
 
 Thread: handlers run on the scheduler's workers or in the thread of a caller, at most one of a kind and table at a time
 (the job's gate sees to it). A tree is closed or dropped only while no handler works on it.
-Invariants: (1) a listed file is whole and durable. (2) what was committed is swapped in: nothing between can fail. (3) if
-nobody can tell whether a commit happened, the tree is not flushed again before it is reopened.
+Invariants: (1) a listed file is whole and durable. (2) what was committed is swapped in: nothing between can fail. (3)
+if nobody can tell whether a commit happened, the tree is not flushed again before it is reopened.
 """
 
 from __future__ import annotations

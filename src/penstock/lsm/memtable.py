@@ -83,7 +83,7 @@ class Memtable:
         """Take in an edit. Requires: its LSN is above all before."""
         if edit.lsn <= self.lsn_last:
             raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn_last}")
-        added: list[RangeDelete] = [(start, end, edit.lsn) for start, end in edit.ranges]
+        added: list[RangeDelete] = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
         self.plain = self.plain and not added
         if edit.rows:
             rows = self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES)

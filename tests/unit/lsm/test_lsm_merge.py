@@ -177,7 +177,7 @@ def test_a_merge_of_nothing_but_old_deletes_writes_no_file() -> None:
     disk = SimulatedDisk()
     inputs = write_runs(disk, [({b"a": (DELETE, b"", 5, NEVER)}, [])])
     assert merge(plan_of(inputs, bottom=True, lsn_floor=10), fs=disk) == ()
-    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst", "1.idx", "1.sst"]
+    assert sorted(disk.listdir("/")) == ["0.idx", "0.sst"]
 
 
 def test_an_adopted_file_takes_the_lsn_of_its_record() -> None:

@@ -1,0 +1,122 @@
+"""The ledger: windows of tokens against a set, verdicts that are kept, tables, conditions of kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.journal.record import Group, JournalRecord, Section, SegmentedRecordHeader
+from penstock.lsm.tree import Tree
+from penstock.partition.ledger import (
+    FIRST_TABLE,
+    LEDGER,
+    TOKEN_WINDOW,
+    Condition,
+    Create,
+    Drop,
+    Forget,
+    KindCondition,
+    Ledger,
+    LedgerOp,
+    Verdict,
+    check_token,
+    encode_condition,
+    encode_ops,
+)
+from penstock.testing import FakeClock
+
+
+def make(conditions: Mapping[str, KindCondition] | None = None) -> Ledger:
+    return Ledger(Tree([], lambda meta: None, clock=FakeClock()), conditions)  # type: ignore[arg-type, return-value]
+
+
+def tokens(*wanted: tuple[str, int]) -> JournalRecord:
+    return JournalRecord(1, 1, tuple(Group((), encode_condition(Condition(token))) for token in wanted))
+
+
+def command(*operations: LedgerOp) -> JournalRecord:
+    return JournalRecord(1, 1, (Group((Section(SegmentedRecordHeader(LEDGER), encode_ops(*operations)),)),))
+
+
+numbers = st.one_of(st.integers(0, 5), st.integers(1_000, 1_100), st.integers(2_000, 2_200), st.integers(0, 1 << 62))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from("pq"), numbers), min_size=1, max_size=4), max_size=30))
+def test_tokens_against_a_set(records: list[list[tuple[str, int]]]) -> None:
+    ledger = make()
+    used: dict[str, set[int]] = {"p": set(), "q": set()}
+    judged: list[tuple[JournalRecord, tuple[Verdict, ...]]] = []
+    for lsn, wanted in enumerate(records, 1):
+        expected = []
+        for producer, number in wanted:
+            highest = max(used[producer], default=-1)
+            if number in used[producer] and number >= highest - TOKEN_WINDOW:
+                expected.append(Verdict.DUPLICATE)
+            elif number < highest - TOKEN_WINDOW:
+                expected.append(Verdict.TOKEN_TOO_OLD)
+            else:
+                expected.append(Verdict.ACCEPTED)
+                used[producer].add(number)
+        record = tokens(*wanted)
+        assert list(ledger.judge(record, lsn).verdicts) == expected
+        judged.append((record, tuple(expected)))
+    for lsn, (record, verdicts) in enumerate(judged, 1):  # told again what they were told
+        again = ledger.judge(record, lsn)
+        assert again.repeated
+        assert again.verdicts == ledger.verdicts(record, lsn) == verdicts
+
+
+def test_tables_come_and_go() -> None:
+    ledger = make()
+    first = ledger.judge(command(Create("t", "kv", 2, b"x"), Create("u", "kv", 1, b"")), 1)
+    assert [info.table for info in first.created] == [FIRST_TABLE, FIRST_TABLE + 1]
+    assert not ledger.judge(command(Create("t", "kv", 5, b"y")), 2).created  # there is one
+    assert ledger.table("t") == first.created[0]
+    assert [info.name for info in ledger.judge(command(Drop("t"), Drop("nobody")), 3).dropped] == ["t"]
+    assert ledger.judge(command(Create("t", "kv", 1, b"")), 4).created[0].table == FIRST_TABLE + 2  # never used twice
+    assert [info.name for info in ledger.tables()] == ["t", "u"]
+    assert Ledger(ledger.tree).tables() == ledger.tables()
+
+
+def test_verdicts_are_forgotten_on_demand_only() -> None:
+    ledger = make()
+    records = [tokens(("p", number)) for number in range(1, 4)]
+    for lsn, record in enumerate(records, 1):
+        ledger.judge(record, lsn)
+    ledger.judge(command(Forget(3)), 4)
+    assert ledger.verdicts(records[2], 3) == (Verdict.ACCEPTED,)
+    with pytest.raises(CorruptionError):
+        ledger.verdicts(records[0], 1)
+    assert ledger.judge(tokens(("p", 1)), 5).verdicts == (Verdict.DUPLICATE,)  # tokens stay
+
+
+def test_a_refused_group_leaves_nothing() -> None:
+    """Nothing of it: neither its token nor what another of its conditions wrote."""
+
+    def takes(argument: bytes, get: object, put: object) -> bool:
+        put(b"x" + argument, b"1")  # type: ignore[operator]
+        return argument != b"no"
+
+    ledger = make({"takes": takes})
+
+    def group(argument: bytes) -> JournalRecord:
+        return JournalRecord(1, 1, (Group((), encode_condition(Condition(("p", 1), (("takes", argument),)))),))
+
+    assert ledger.judge(group(b"no"), 1).verdicts == (Verdict.REFUSED,)
+    assert ledger.tree.get(b"xno") is None
+    assert ledger.judge(group(b"yes"), 2).verdicts == (Verdict.ACCEPTED,)
+    assert ledger.tree.get(b"xyes") == b"1"
+    assert ledger.judge(group(b"yes"), 3).verdicts == (Verdict.DUPLICATE,)
+
+
+@pytest.mark.parametrize(
+    "token", [None, "p", ("p",), ("p", "1"), ("", 1), ("p" * 513, 1), ("p", -1), ("p", 1 << 63), (b"p", 1)]
+)
+def test_tokens_of_the_wrong_shape(token: object) -> None:
+    with pytest.raises(Invalid):
+        check_token(token)
