@@ -328,7 +328,8 @@ class Readers:
 
     def __init__(self, path: str) -> None:
         with penstock.open(f"{path}/store") as store:
-            store.kv("rows").put_many(dict(pairs()))
+            for some in chunks():
+                store.kv("rows").put_many(some)
         self.store = penstock.open(f"{path}/store")
         self.table = self.store.kv("rows", create=False)
         with closing(plyvel.DB(f"{path}/level", create_if_missing=True)) as level:

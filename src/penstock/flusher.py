@@ -8,26 +8,38 @@ to files has its record to itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.coordinator import Batch, Durability
 from penstock.errors import DiskFull
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
-from penstock.journal.record import Group, JournalRecord, PartitionId, Section, SegmentedRecordHeader, encode
+from penstock.journal.record import (
+    REFERENCE,
+    Group,
+    JournalRecord,
+    PartitionId,
+    Section,
+    SegmentedRecordHeader,
+    encode,
+)
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
+from penstock.partition.reference import Reference, encode_reference
 
 
-class Flushed(NamedTuple):
+class FlushedRecord(NamedTuple):
     """A durable record, and what it was made from."""
 
     lsn: int
     record: JournalRecord
     groups: list[PendingGroup]
     decoded: list[list[Any]]
+
+
+Flushed: TypeAlias = list[FlushedRecord]
 
 
 class StoreFlusher:
@@ -56,20 +68,27 @@ class StoreFlusher:
         return Durability.DISK if self._consensus.durability == "disk" else Durability.QUORUM
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
-        """One record for the batch, synced."""
+        """One record for the batch, synced; more if groups refer to files."""
         groups = [group for delta in batch.deltas for group in delta.groups]
         self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
+        made = [self._record(some, batch.last) for some in _apart(groups)]
+        last = self._propose([encode(record) for record, _, _ in made])
+        flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(made, last - len(made) + 1)]
+        for record in flushed:
+            for group in record.groups:
+                group.lsn = record.lsn  # before it is applied: see `pending`
+        return flushed
+
+    def _record(
+        self, groups: list[PendingGroup], last_epoch: int
+    ) -> tuple[JournalRecord, list[PendingGroup], list[list[Any]]]:
         encoded: list[Group] = []
         decoded: list[list[Any]] = []
         for group in groups:
             held = [(number, part) for number, sections in group.sections.items() for part in parts(sections)]
             encoded.append(Group(tuple(self._encode(number, part) for number, part in held), group.condition))
             decoded.append([part for _, part in held])
-        record = JournalRecord(self._time_us, batch.last, tuple(encoded))
-        lsn = self._propose(encode(record))
-        for group in groups:
-            group.lsn = lsn  # before it is applied: see `pending`
-        return Flushed(lsn, record, groups, decoded)
+        return JournalRecord(self._time_us, last_epoch, tuple(encoded)), groups, decoded
 
     def _encode(self, number: PartitionId, part: Any) -> Section:
         if number == LEDGER:
@@ -77,23 +96,40 @@ class StoreFlusher:
         info = self._dispatcher.ledger.table_by_id(number >> 16)
         if info is None:  # dropped since: the section is void, and stays in its place
             return Section(SegmentedRecordHeader(number), b"")
+        if isinstance(part, Reference):
+            return Section(SegmentedRecordHeader(number, REFERENCE), encode_reference(part))
         return Section(SegmentedRecordHeader(number), self._kinds[info.kind].encode(part))
 
-    def _propose(self, body: bytes) -> int:
+    def _propose(self, bodies: list[bytes]) -> int:
         try:
-            return self._consensus.propose([body])
+            return self._consensus.propose(bodies)
         except DiskFull:  # found before a byte was written: trying again is no retry of a failed write
             if not self._make_room():
                 raise
-            return self._consensus.propose([body])
+            return self._consensus.propose(bodies)
 
     def apply(self, flushed: Flushed) -> int:
-        """Dispatch a record; the LSN up to which everything is applied."""
-        judgement = self._dispatcher.dispatch(flushed.record, flushed.lsn, flushed.decoded)
-        for group, verdict in zip(flushed.groups, judgement.verdicts, strict=True):
-            group.verdict = verdict
+        """Dispatch records; the LSN up to which everything is applied."""
+        for lsn, record, groups, decoded in flushed:
+            judgement = self._dispatcher.dispatch(record, lsn, decoded)
+            for group, verdict in zip(groups, judgement.verdicts, strict=True):
+                group.verdict = verdict
         self._applied()
-        return flushed.lsn
+        return flushed[-1].lsn
 
     def recover(self) -> None:
         self._consensus.recover()
+
+
+def _apart(groups: list[PendingGroup]) -> list[list[PendingGroup]]:
+    """The groups of each record, in order: one that refers to files stands alone."""
+    records: list[list[PendingGroup]] = []
+    alone = True
+    for group in groups:
+        refers = any(isinstance(part, Reference) for held in group.sections.values() for part in parts(held))
+        if refers or alone:
+            records.append([group])
+        else:
+            records[-1].append(group)
+        alone = refers
+    return records

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -30,7 +31,7 @@ from penstock.journal.consensus import Alone
 from penstock.journal.record import PartitionId, decode, partition_id
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Kind
-from penstock.kv.machine import KvKind
+from penstock.kv.machine import KvKind, KvMachine, folder_of
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.values import VALUE_TYPES, Options, ValueType, encode_options
 from penstock.local import LocalPort, SnapshotPort
@@ -60,6 +61,7 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
+from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.partition.spill import SpillLog, remove_folder
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.scheduler import Scheduler
@@ -206,6 +208,7 @@ class Store:
             clock=self._clock,
             settings=settings.collection,
         )
+        self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
         self._kinds: dict[str, Kind] = {kind.name: kind for kind in (KvKind(),)}
         self._ledger = Ledger(self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0"))
         self._tracker = SegmentedAckTracker()
@@ -294,7 +297,9 @@ class Store:
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
         for lsn, body in self._consensus.records(self._consensus.first):
-            self._dispatcher.dispatch(decode(body, where=f"{self.path}/journal", lsn=lsn), lsn)
+            record = decode(body, where=f"{self.path}/journal", lsn=lsn)
+            self._staging.name_all(record)
+            self._dispatcher.dispatch(record, lsn)
             self._after_apply()
         self._find_dropped()
         self._keep_reserve()
@@ -346,6 +351,7 @@ class Store:
         """A copy of the manifest, and an end to the rows of jobs that ended long ago."""
         self._manifest.backup()
         self._jobs.prune(FINISHED_JOBS_KEPT)
+        self._staging.purge(info.table for info in self._ledger.tables())
         return None
 
     def checkpoint(self) -> CheckpointReport:
@@ -490,6 +496,33 @@ class Store:
         lsn, tables, states = self._dispatcher.snapshot()
         return StoreSnapshot(lsn, SnapshotPort(states, {info.name: info for info in tables}))
 
+    def _accept(self, number: PartitionId, files: Sequence[StagedFile]) -> Reference:
+        """The owner's duties before files are named in the journal: hash, sync, and that they can be adopted."""
+        reference = self._staging.accept(number >> 16, files)
+        machine = self._dispatcher.partition(number).machine
+        try:
+            assert isinstance(machine, KvMachine)
+            self._maintenance.check_adoptable(machine.tree, [file.chunk_id for file in files])
+        except BaseException:
+            self._staging.release(file.chunk_id for file in files)
+            raise
+        return reference
+
+    def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
+        """Places for sstables to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
+        self._check_usable()
+        info = self._existing(name)
+        if not 0 <= shard < info.shards:
+            raise Invalid(f"table {name} has the shards 0 to {info.shards - 1}, not {shard}")
+        descriptor = self._dispatcher.partition(partition_id(info.table, shard)).descriptor
+        return self._staging.reserve(info.table, folder_of(descriptor), count, lease_s)
+
+    def _existing(self, name: str) -> TableInfo:
+        info = self._port.table(name)
+        if info is None:
+            raise NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
+        return info
+
     def compact(self, name: str) -> None:
         """Bring a table into as few files as possible, in this thread."""
         self._check_usable()
@@ -538,6 +571,7 @@ class StoreBatch:
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
+        self._files: dict[PartitionId, tuple[StagedFile, ...]] = {}
         self._bytes = 0
         self._ended = False
         self.duplicate = False
@@ -548,6 +582,12 @@ class StoreBatch:
         self._check_open()
         table = self._store.kv(name, create=False)
         return KvTable(_BatchPort(self), table._info)  # type: ignore[arg-type]
+
+    def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
+        """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
+        self._check_open()
+        number = partition_id(self._store._existing(name).table, shard)
+        self._files[number] = (*self._files.get(number, ()), *files)
 
     def __enter__(self) -> StoreBatch:
         return self
@@ -567,6 +607,9 @@ class StoreBatch:
         """Write it. `duplicate` says afterwards whether its token was used before."""
         self._check_open()
         self._ended = True
+        if self._files and self._token is not None and self._store._ledger.was_used(*self._token):
+            self.duplicate = True  # known without a look at the files
+            return
         group = self._group()
         if group is None:
             return
@@ -586,6 +629,10 @@ class StoreBatch:
         for gathered in self._gathered.groups:
             for partition, section in gathered.sections.items():
                 group.sections[partition] = (*group.sections.get(partition, ()), section)
+        for partition, files in self._files.items():
+            if partition in group.sections:
+                raise Invalid("a batch either writes to a shard or adopts files for it")
+            group.sections[partition] = self._store._accept(partition, files)
         if not group.sections and self._token is None:
             return None
         return group

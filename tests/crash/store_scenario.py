@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from lsm_files import columns, puts
 from store_model import (
     START_US,
     StoreModel,
@@ -25,7 +26,10 @@ from store_model import (
     read_snapshot,
 )
 
+from penstock.archive.container import ChunkIdentity
 from penstock.errors import PenstockError, TokenTooOld
+from penstock.lsm.writer import SstableWriter
+from penstock.partition.reference import sealed
 from penstock.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
@@ -100,6 +104,22 @@ class StoreUser:
         found = "duplicate" if batch.duplicate else "accepted"
         if expected != "too old" and found != expected:
             raise Violation(f"token {token} is told to be {found}, but was {expected}")
+
+    def load(self, pairs: dict[str, dict[bytes, bytes]], token: Token) -> None:
+        """A batch by reference: files are built as an executor would, then committed. To the model it is a batch."""
+        writes = tuple(Write(table, "put", key, value) for table, rows in pairs.items() for key, value in rows.items())
+        self._try("batch", writes, token, self.clock.time_us(), act=lambda: self._load(pairs, token))
+
+    def _load(self, pairs: dict[str, dict[bytes, bytes]], token: Token) -> None:
+        store = self.store
+        with store.batch(token=token) as batch:
+            for table, rows in pairs.items():
+                place = store.stage(table)[0]
+                identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
+                writer = SstableWriter(store._fs, f"{store.path}/{place.file_name}", identity)
+                writer.append(columns(puts(rows)))
+                writer.finish()
+                batch.adopt(table, [sealed(store._fs, store.path, place)])
 
     def maintain(self, act: Callable[[], object]) -> None:
         """Work that users do not see: it may fail."""
@@ -196,6 +216,8 @@ class StoreScenario:
         user.maintain(store._checkpoint.run)
         user.check()
         user.batch(rows(7, "a", "c"), Token("p", 8))
+        user.load({"a": {b"a1": b"loaded", b"zz": b"new"}, "c": {b"c1": b"loaded"}}, Token("p", 10))
+        user.batch(rows(7, "a"), Token("p", 12))  # on top of what was loaded
         user.maintain(lambda: flush_table(store, "c"))
         user.maintain(lambda: store.compact("c"))
         user.drop("b")
@@ -305,3 +327,4 @@ class Short(StoreScenario):
         user.batch(rows(3, "a", "c"), Token("p", 3))
         user.maintain(user.store.checkpoint)  # spills c, and what a has not stored
         user.batch(rows(4, "a", "c"), Token("p", 4))
+        user.load({"a": {b"a1": b"loaded"}, "c": {b"c1": b"loaded"}}, Token("p", 5))

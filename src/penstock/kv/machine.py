@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.journal.record import REFERENCE
 from penstock.kv import section
 from penstock.kv.values import Options, arrow_type, decode_options
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Snapshot, Tree
 from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.reference import decode_reference
 
 
 class KvMachine:
@@ -33,6 +35,11 @@ class KvMachine:
         return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
+        if entry.sections[0].header.form == REFERENCE:
+            files = [file for part in entry.sections for file in decode_reference(part.payload).files]
+            ids = [file.chunk_id for file in files]
+            self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us)
+            return
         sections = entry.decoded or [section.decode(part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 

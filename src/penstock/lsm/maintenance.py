@@ -384,25 +384,30 @@ class Maintenance:
             MergeMetric(MetricKey(catalog.db_id, time_kind), _observation(took_us)),
         ]
 
+    def check_adoptable(self, tree: Tree, chunk_ids: Sequence[int], lsn: int | None = None) -> list[FileMeta]:
+        """What files built elsewhere hold; `Invalid` if they cannot be adopted as they are."""
+        catalog = self._catalog(tree)
+        summaries = [self._summary(catalog, chunk_id) for chunk_id in chunk_ids]
+        if any(summary.merges for summary in summaries):
+            raise Invalid("files to adopt hold puts and deletes only: resolve the merges first")
+        added = [catalog.describe(summary, level=0, run=chunk_ids[0], lsn=lsn) for summary in summaries]
+        check_disjoint(added)
+        return added
+
     def adopt(self, tree: Tree, chunk_ids: Sequence[int], lsn: int, time_us: int) -> None:
         """Take in sorted files that were built elsewhere, as one run whose rows all have `lsn`.
 
         They stand in the tree's folder under ids reserved for them, synced, and are disjoint by key. All that was
         applied before is flushed first, so that runs stand in the order of their LSNs.
         """
-        catalog = self._catalog(tree)
         if lsn <= tree.lsn:
             raise Invalid(f"files cannot be adopted at LSN {lsn}: {tree.lsn} was applied already")
-        summaries = [self._summary(catalog, chunk_id) for chunk_id in chunk_ids]
-        if tree.expires() and any(summary.merges for summary in summaries):
-            raise Invalid("a table with rows that expire adopts puts and deletes only: resolve the merges first")
-        added = [catalog.describe(summary, level=0, run=chunk_ids[0], lsn=lsn) for summary in summaries]
-        check_disjoint(added)
+        added = self.check_adoptable(tree, chunk_ids, lsn)
         tree.announce(chunk_ids)
         try:
             self.flush(tree)
             files = self._open_files(added)
-            operations = catalog.publish(added, stored=(lsn, time_us), sealing=self._sealing)
+            operations = self._catalog(tree).publish(added, stored=(lsn, time_us), sealing=self._sealing)
             self._manifest.apply(operations)
             tree.install_adopted(files, lsn, time_us)
         finally:

@@ -34,6 +34,7 @@ from penstock.lsm.tree import Tree
 LEDGER_TABLE = 1
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
+PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # after which a producer's tokens are forgotten
 TOKEN_WINDOW = 1_024  # below the highest number of a producer
 
 _U64 = struct.Struct(">Q")
@@ -157,6 +158,10 @@ class Ledger:
         """Whether a section for this partition has someone to go to."""
         return partition == LEDGER or partition >> 16 in self._ids
 
+    def was_used(self, producer: str, number: int) -> bool:
+        """Whether a token is known to be used: then its batch need not be looked at again."""
+        return _Work(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
+
     # -- judging
 
     def judge(self, record: JournalRecord, lsn: int) -> Judgement:
@@ -252,6 +257,13 @@ class _Work:
                 self._drop(operation.name)
             else:
                 self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
+                self._expire_producers()
+
+    def _expire_producers(self) -> None:
+        """Forget producers that were idle for long, by the time of records: every replica forgets the same."""
+        for key, value in self._ledger.tree.scan(prefix=b"t"):
+            if key not in self._rows and _tokens.decode(value).time_us + PRODUCER_IDLE_US <= self._time_us:
+                self.put(key, None)
 
     def _create(self, wanted: Create) -> None:
         if wanted.name in self.tables:

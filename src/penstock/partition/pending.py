@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.journal.record import PartitionId
 from penstock.partition.ledger import Verdict
+from penstock.partition.reference import Reference
 
 
 class PendingGroup:
@@ -64,6 +65,7 @@ class PendingDelta:
             for group in reversed(self.groups)
             if not group.condition and partition in group.sections
             for section in reversed(parts(group.sections[partition]))
+            if not isinstance(section, Reference)  # files are seen when they are adopted
         ]
 
 

@@ -14,6 +14,7 @@ from penstock.lsm.tree import Tree
 from penstock.partition.ledger import (
     FIRST_TABLE,
     LEDGER,
+    PRODUCER_IDLE_US,
     TOKEN_WINDOW,
     Condition,
     Create,
@@ -120,3 +121,14 @@ def test_a_refused_group_leaves_nothing() -> None:
 def test_tokens_of_the_wrong_shape(token: object) -> None:
     with pytest.raises(Invalid):
         check_token(token)
+
+
+def test_idle_producers_are_forgotten_by_the_time_of_records() -> None:
+    ledger = make()
+    ledger.judge(tokens(("old", 1)), 1)
+    late = JournalRecord(PRODUCER_IDLE_US, 1, tokens(("busy", 1)).groups)
+    ledger.judge(late, 2)
+    forget = command(Forget(1))
+    ledger.judge(JournalRecord(PRODUCER_IDLE_US + 1, 1, forget.groups), 3)
+    assert not ledger.was_used("old", 1)
+    assert ledger.was_used("busy", 1)

@@ -1,0 +1,175 @@
+"""Sections by reference: files that were built elsewhere, and what the owner does before it names them in the journal.
+
+A bulk load stages files under ids reserved for it, in the folder of the shard they are for, and hands in their
+sizes and hashes. The owner checks both, syncs the files, and only then proposes a record that refers to them. A staged
+file has a row in the manifest with a time after which it may be purged; adoption turns that row into a listed file.
+
+Thread: any; `_lock` guards `_named`.
+Invariants: (1) a journal record names only files that are whole, synced and listed as staged. (2) a staged file is
+given up only when its row is still staged, its time is over, and no record, spill or commit on its way names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem, make_dirs
+from penstock.journal.record import REFERENCE, JournalRecord
+from penstock.lsm.writer import index_path
+from penstock.manifest.keys import ChunkKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import ChunkEntryRecord
+
+READ_BYTES = 1 << 20
+
+
+class StagedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file to be built, and then one that was: `size_bytes` and `digest` are its builder's to fill in."""
+
+    chunk_id: int
+    file_name: str  # relative to the store; its index stands beside it
+    size_bytes: int = 0
+    digest: bytes = b""  # SHA-256 over the file and its index
+
+
+class Reference(msgspec.Struct, frozen=True, array_like=True):
+    """What a section holds instead of rows."""
+
+    files: tuple[StagedFile, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Reference)
+
+
+def encode_reference(reference: Reference) -> bytes:
+    """A section's payload."""
+    return _encode(reference)
+
+
+def decode_reference(payload: bytes) -> Reference:
+    """The files a section refers to."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise CorruptionError("reference", 0, f"it does not decode ({error})") from None
+
+
+def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
+    """A staged file after it was built, with its size and hash: what its builder hands in."""
+    size, digest = _measure(fs, root, staged.file_name)
+    return msgspec.structs.replace(staged, size_bytes=size, digest=digest)
+
+
+def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
+    digest, size = hashlib.sha256(), 0
+    for name in (file_name, index_path(file_name)):
+        file = fs.open(f"{root}/{name}")
+        try:
+            offset = 0
+            while data := file.pread(READ_BYTES, offset):
+                digest.update(data)
+                offset += len(data)
+            size += offset
+        finally:
+            file.close()
+    return size, digest.digest()
+
+
+class Staging:
+    """Staged files of a store."""
+
+    def __init__(self, manifest: Manifest, *, fs: FileSystem, root: str, clock: Clock) -> None:
+        self._manifest = manifest
+        self._fs = fs
+        self._root = root
+        self._clock = clock
+        self._lock = threads.lock("partition.staging")
+        self._named: set[int] = set()  # guarded by _lock: ids that a record, or a commit on its way, names
+
+    def reserve(self, table: int, folder: str, count: int, lease_s: float) -> list[StagedFile]:
+        """Places for files to be built; kept for so long, and for as long as a commit names them."""
+        if count < 1 or lease_s <= 0:
+            raise Invalid("a load stages at least one file, for more than 0 seconds")
+        make_dirs(self._fs, f"{self._root}/{folder}")
+        purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
+        staged: list[StagedFile] = []
+        txn = self._manifest.begin_write()
+        for _ in range(count):
+            chunk_id = int(self._manifest.reserve_chunk_id())
+            file_name = f"{folder}/{chunk_id:020d}.sst"
+            row = ChunkEntryRecord(file_name, 0, 0, purge_after_epoch_ms=purge_after_ms, staged=True)
+            txn.upsert_chunk(ChunkKey(table, chunk_id), row)
+            staged.append(StagedFile(chunk_id, file_name))
+        txn.commit()
+        return staged
+
+    def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
+        """Check files and make them durable, before a record names them; `Invalid` if one is not what was handed in."""
+        for file in files:
+            row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
+            if row is None or not row.staged or row.file_name != file.file_name:
+                raise Invalid(f"{file.file_name} is not staged (any more): stage and build it again")
+        self.name(file.chunk_id for file in files)  # before the look at the bytes: it must not be purged under it
+        try:
+            for file in files:
+                if not self._fs.exists(f"{self._root}/{file.file_name}"):
+                    raise Invalid(f"{file.file_name} was not built: build it, then commit")
+                if _measure(self._fs, self._root, file.file_name) != (file.size_bytes, file.digest):
+                    raise Invalid(
+                        f"{file.file_name} does not have the size and hash that were handed in: build it again"
+                    )
+                self._sync(file.file_name)
+        except BaseException:
+            self.release(file.chunk_id for file in files)
+            raise
+        return Reference(tuple(files))
+
+    def _sync(self, file_name: str) -> None:
+        for name in (file_name, index_path(file_name)):
+            file = self._fs.open(f"{self._root}/{name}", write=True)
+            try:
+                file.fsync()
+            finally:
+                file.close()
+        self._fs.fsync_dir(f"{self._root}/{file_name.rsplit('/', 1)[0]}")
+
+    def name(self, chunk_ids: Iterable[int]) -> None:
+        """A record or a commit on its way names these."""
+        with self._lock:
+            self._named.update(chunk_ids)
+
+    def release(self, chunk_ids: Iterable[int]) -> None:
+        """No commit names these any more."""
+        with self._lock:
+            self._named.difference_update(chunk_ids)
+
+    def name_all(self, record: JournalRecord) -> None:
+        """What a replayed record refers to must stay, whatever became of the record."""
+        for group in record.groups:
+            for section in group.sections:
+                if section.header.form == REFERENCE:
+                    self.name(file.chunk_id for file in decode_reference(section.payload).files)
+
+    def purge(self, tables: Iterable[int]) -> int:
+        """Give up staged files whose time is over and that nobody names; the collector removes what they left."""
+        now_ms, gone = self._clock.time_us() // 1_000, 0
+        for table in tables:
+            for key, row in list(self._manifest.scan_chunks(table)):
+                with self._lock:
+                    named = key.chunk_id in self._named
+                if row.staged and not named and (row.purge_after_epoch_ms or 0) <= now_ms:
+                    txn = self._manifest.begin_write()
+                    txn.delete_chunk(key)
+                    txn.commit()
+                    gone += 1
+        return gone
