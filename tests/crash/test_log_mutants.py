@@ -117,7 +117,7 @@ def short_write_ignored(patch: Patch) -> None:
 
 def length_not_covered(patch: Patch) -> None:
     whole = record_module.checksum
-    patch.setattr(record_module, "checksum", lambda salt, covered: whole(salt, covered[4:]))
+    patch.setattr(record_module, "checksum", lambda salt, *covered: whole(salt, covered[0][4:], *covered[1:]))
 
 
 def incarnation_not_raised(patch: Patch) -> None:

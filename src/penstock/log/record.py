@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import reduce
 from typing import NewType
 
 import google_crc32c
@@ -54,9 +53,11 @@ def encoded_size(body_bytes: int) -> int:
     return HEADER.size + body_bytes + (-body_bytes & 7)
 
 
-def checksum(salt: int, covered: bytes) -> int:
-    """The checksum of a record, from all that follows the checksum itself."""
-    return int(google_crc32c.extend(salt, covered))
+def checksum(salt: int, *covered: bytes) -> int:
+    """The checksum of a record, from all that follows the checksum itself, whole or in pieces."""
+    for piece in covered:
+        salt = google_crc32c.extend(salt, piece)
+    return salt
 
 
 def encode(
@@ -74,7 +75,7 @@ def encode(
     for index, body in enumerate(bodies, first):
         length = len(body)
         covered = (_REST.pack(length, kind, flags, 0, incarnation, index, synced), body, _PADDING[-length & 7])
-        parts += (_CHECKSUM.pack(reduce(checksum, covered, salt)), *covered)  # in pieces: a body may be large
+        parts += (_CHECKSUM.pack(checksum(salt, *covered)), *covered)  # in pieces: a body may be large
     return b"".join(parts)
 
 
