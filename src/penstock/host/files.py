@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from penstock.errors import CorruptionError, StoreLocked
+from penstock.errors import CorruptionError, DiskFull, StoreLocked
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -125,6 +125,28 @@ def zero_fill(file: File, start: int, end: int) -> None:
         size = min(end - start, len(_ZEROS))
         file.pwrite(memoryview(_ZEROS)[:size], start)
         start += size
+
+
+def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
+    """Claim space for `size` bytes at `end` in a file that has it up to `claimed`; up to where it has it then.
+
+    `DiskFull` if there is none, with nothing written. Small appends are given zero-filled room ahead, in steps, so that
+    their fdatasync writes no new file size. A large one would pay twice for that, so it gets its exact range.
+    """
+    needed = end + size
+    if needed <= claimed:
+        return claimed
+    ahead = size * 8 < step
+    target = -(-needed // step) * step if ahead else needed
+    try:
+        file.allocate(claimed, target - claimed)
+        if ahead:
+            zero_fill(file, claimed, target)
+    except OSError as error:
+        if is_disk_full(error):
+            raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
+        raise
+    return target
 
 
 def publish(fs: FileSystem, file: File, target: str) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
-from penstock.host.files import File, FileSystem, is_disk_full, reveal, zero_fill
+from penstock.host.files import File, FileSystem, claim, is_disk_full, reveal
 from penstock.log.chain import SegmentName
 from penstock.log.record import HEADER, KIND_DATA, KIND_SEAL, KIND_SEGMENT, Record, decode, encode, encoded_size
 
@@ -147,26 +147,8 @@ class SegmentWriter:
         return segment
 
     def claim(self, size: int) -> None:
-        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written.
-
-        Small appends are given zero-filled room ahead, so that their fdatasync writes no new file size. A large one
-        would pay twice for that, so it gets its exact range.
-        """
-        needed = self.end + size
-        if needed <= self._claimed:
-            return
-        step = self._allocate_bytes
-        ahead = size * 8 < step
-        target = -(-needed // step) * step if ahead else needed
-        try:
-            self.file.allocate(self._claimed, target - self._claimed)
-            if ahead:
-                zero_fill(self.file, self._claimed, target)
-        except OSError as error:
-            if is_disk_full(error):
-                raise DiskFull(f"{self.file.path} cannot grow by {size} bytes: free some space, then retry") from error
-            raise
-        self._claimed = target
+        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
+        self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
 
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
         """Append records, numbered from `first`. Requires: the room for them is claimed."""

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
-from penstock.host.files import File, FileSystem, is_disk_full, zero_fill
+from penstock.host.files import File, FileSystem, claim, is_disk_full
 from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode, encode, encoded_size
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import DATA_SUFFIX
@@ -197,25 +197,8 @@ class DataWriter:
         return self.place.next_sequence - self.opening.first
 
     def claim(self, size: int) -> None:
-        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written.
-
-        Small appends get zero-filled room ahead, so that their fdatasync writes no new file size.
-        """
-        needed = self.place.offset + size
-        if needed <= self._claimed:
-            return
-        step = self._allocate_bytes
-        ahead = size * 8 < step
-        target = -(-needed // step) * step if ahead else needed
-        try:
-            self.file.allocate(self._claimed, target - self._claimed)
-            if ahead:
-                zero_fill(self.file, self._claimed, target)
-        except OSError as error:
-            if is_disk_full(error):
-                raise DiskFull(f"{self.file.path} cannot grow by {size} bytes: free some space, then retry") from error
-            raise
-        self._claimed = target
+        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
+        self._claimed = claim(self.file, self._claimed, self.place.offset, size, self._allocate_bytes)
 
     def write(self, body: bytes, *, synced: int, kind: int = KIND_MESSAGES) -> None:
         """Append one record. `synced`: the last sequence that is known to be durable."""
