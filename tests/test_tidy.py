@@ -27,8 +27,11 @@ LAYERS = [
     {"coordinator"},
     {"kinds"},
     {"queue", "kv"},
+    {"registry"},
     {"flusher"},
     {"local"},
+    {"batch"},
+    {"tables"},
     {"store"},
 ]
 

@@ -15,7 +15,8 @@
     │   ├── NotFound          what was named is not there (any more)
     │   ├── KindMismatch      the table is of another kind or shape
     │   ├── TokenTooOld       the token is below the window that is remembered: nobody knows if it was used
-    │   └── LeaseLost         the lease ended and someone else has the work
+    │   ├── LeaseLost         the lease ended and someone else has the work
+    │   └── PositionConflict  somebody else moved the consumer: nothing was written
     ├── Reopen                this object is finished; open a new one
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
@@ -102,6 +103,10 @@ class TokenTooOld(FixTheCall):
 
 class LeaseLost(FixTheCall):
     """The lease is not held any more, so its work may not be completed."""
+
+
+class PositionConflict(FixTheCall):
+    """A stream's batch does not begin where its consumer is."""
 
 
 class Reopen(PenstockError):

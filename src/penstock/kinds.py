@@ -1,31 +1,144 @@
 """What a kind of table must be, and the port through which its API reaches a store.
 
 The API classes of a kind stand on `Port` alone, so that they are the same in the owner of a store and in a client of
-it. The store knows kinds by their names in a registry and in no other way.
+it. Who opens stores, serves them or reads them from Spark knows kinds by their names in `registry` and in no other way.
+
+A table is cut into shards, and a shard is read by ranges of keys, as bytes in their order: a kv table has its own keys,
+a queue the sequences of its messages in eight bytes. What only one kind can do goes through `call`.
 
 Thread: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.coordinator import Acknowledgement, Epoch
+from penstock.errors import PenstockError
+from penstock.host.chance import Random
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
 from penstock.journal.record import PartitionId, partition_id
 from penstock.lsm.maintenance import Maintenance
-from penstock.partition.ledger import TableInfo
+from penstock.manifest.manifest import Manifest
+from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
+from penstock.partition.reference import Reference, StagedFile
 
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
+Waiting = Sequence[tuple[int | None, Any]]  # sections that are not applied yet, each with its LSN if it has one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a kind's state machines live: the parts of the store they may use."""
+
+    fs: FileSystem
+    root: str
+    identity: bytes
+    clock: Clock
+    random: Random
+    manifest: Manifest
+    maintenance: Maintenance
+
+
+class State(Protocol):
+    """A shard at one moment."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) of [start, end)."""
+
+    def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
+        """Record batches of [start, end)."""
+
+    def pieces(self, count: int) -> list[Piece]:
+        """About `count` parts of about one size that a reader elsewhere can read by themselves."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of keys of one shard, and where it can be read without the owner, if it can."""
+
+    partition: PartitionId
+    start: bytes
+    end: bytes | None
+    detail: bytes = b""  # the files, as the kind describes them to its own `read_piece`; empty: ask the owner
+    rows: int = 0  # about
+
+
+class Machine(PartitionStateMachine, Protocol):
+    """The state machine of a shard, and how it is read."""
+
+    @property
+    def get(self) -> Callable[[bytes], bytes | None]:
+        """The value of a key in what is applied."""
+
+    def snapshot(self) -> State: ...
+
+    def touches(self, section: Any, key: bytes) -> bool:
+        """Whether a section that is not applied yet says something about a key that readers may see already."""
+
+    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
+        """The value of a key through sections that are not applied yet, newest first."""
+
+    def overlay(self, state: Any, sections: Sequence[Any], time_us: int) -> Any:
+        """A state with sections on top, oldest first."""
+
+    def check_staged(self, files: Sequence[StagedFile]) -> None:
+        """`Invalid` if files that were built elsewhere cannot be taken in."""
+
+
+class Service(Protocol):
+    """What the owner does for one table beyond reading and writing. Made on first use."""
+
+    def call(self, name: str, argument: bytes) -> bytes:
+        """Answer a call of the API class of this kind."""
+
+    def admit(self, name: str, argument: bytes) -> None:
+        """Refuse a condition before anything is written, by what only the owner's memory knows."""
+
+    def tend(self) -> None:
+        """Called every now and then."""
+
+    def close(self) -> None:
+        """Answer whoever waits."""
+
+
+class Host(Protocol):
+    """What the owner lends to services."""
+
+    @property
+    def port(self) -> Port: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Of the store: no two openings have the same."""
+
+    def machine(self, partition: PartitionId) -> Any: ...
+
+    def remembered(self, key: bytes) -> bytes | None:
+        """A row of the ledger."""
+
+    def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of the ledger that begin so."""
 
 
 class Kind(Protocol):
     """A kind of table."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    staged_suffix: str  # of files that are built elsewhere
+    conditions: Mapping[str, KindCondition]  # what groups may depend on, beside tokens
 
     def encode(self, section: Any) -> bytes:
         """A section as bytes: once, when it is flushed."""
@@ -33,19 +146,72 @@ class Kind(Protocol):
     def decode(self, payload: bytes) -> Any:
         """The section that `encode` was given; `CorruptionError` for other bytes."""
 
-    def open_machine(
-        self, descriptor: PartitionDescriptor, options: bytes, maintenance: Maintenance
-    ) -> PartitionStateMachine:
+    def gives_room(self, section: Any) -> bool:
+        """Whether a section may be written to a full disk, because it deletes."""
+
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> Machine:
         """The state machine of a shard."""
 
-    def collect(self, descriptor: PartitionDescriptor, maintenance: Maintenance) -> None:
-        """Remove what a dropped shard left."""
+    def service(self, info: TableInfo, host: Host) -> Service:
+        """The service of a table."""
+
+    def refusal(self, condition: str, argument: bytes) -> PenstockError:
+        """What to raise when the ledger refused a condition."""
+
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
+        """The API of a table."""
+
+    def reader(self, port: Reading, info: TableInfo) -> Any:
+        """The API of a table in a snapshot."""
 
     def schema(self, options: bytes) -> Any:
-        """The Arrow schema of a table."""
+        """The Arrow schema of a table, as the world sees it."""
+
+    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+        """A record batch of a shard's scan in the table's schema."""
+
+    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+        """Record batches (as of a shard's scan) read from the piece's files; None if they cannot be read here."""
 
 
-class Port(Protocol):
+class Reading(Protocol):
+    """A store to read from: live, or as of a snapshot."""
+
+    def table(self, name: str) -> TableInfo | None:
+        """What the store knows of a table."""
+
+    def tables(self) -> list[TableInfo]:
+        """All tables by name."""
+
+    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
+        """The value of a key; live in the owner: one's own writes included."""
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key."""
+
+    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
+        """(key, value) of a range."""
+
+    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
+        """Record batches of a range."""
+
+    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
+        """A shard in parts for several readers."""
+
+    def time_us(self) -> int:
+        """The store's clock."""
+
+
+class SnapshotReading(Reading, Protocol):
+    """A store as of one LSN."""
+
+    @property
+    def lsn(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Port(Reading, Protocol):
     """A store, as an API class sees it."""
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
@@ -54,26 +220,38 @@ class Port(Protocol):
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         """Put a group of its own into the pending delta."""
 
-    def flush(self, epoch: int | None, timeout_s: float) -> Acknowledgement:
+    def settle(self, group: PendingGroup, size: int, timeout_s: float = 60.0) -> Epoch:
+        """Submit a group and wait until it is judged: `group.verdict` says how."""
+
+    def flush(self, epoch: int | None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until an epoch is durable."""
 
-    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        """The value of a key, one's own writes included."""
-
-    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        """(key, value) of a range, one's own writes included."""
-
-    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        """Record batches of a range, one's own writes included."""
-
-    def table(self, name: str) -> TableInfo | None:
-        """What the store knows of a table."""
+    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+        """Ask the service of a table."""
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         """Make a table if it is absent."""
 
-    def time_us(self) -> int:
-        """The store's clock."""
+    def drop(self, name: str) -> None:
+        """Remove a table; `NotFound` if there is none."""
+
+    def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
+        """Places for files to be built elsewhere."""
+
+    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
+        """What a group says of files that were built elsewhere, checked and synced."""
+
+    def was_used(self, token: tuple[str, int]) -> bool:
+        """Whether a token is known to be used."""
+
+    def snapshot(self) -> SnapshotReading:
+        """Everything that is applied, at one LSN."""
+
+
+class Conditional(Protocol):
+    """A batch whose writes can depend on a condition of a kind."""
+
+    def require(self, condition: str, argument: bytes) -> None: ...
 
 
 def partitions_of(info: TableInfo) -> Sequence[PartitionId]:

@@ -8,27 +8,23 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.flusher import Flushed
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.record import PartitionId
-from penstock.kinds import Insert
-from penstock.kv.machine import KvMachine
-from penstock.kv.section import Ranges, delete_ranges, find, operate, to_edit
-from penstock.lsm.memtable import Memtable
-from penstock.lsm.rows import DELETE, Row
-from penstock.lsm.tree import Snapshot
-from penstock.lsm.view import View, resolve
+from penstock.kinds import Insert, Machine, Piece, Service, State
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER, Create, Drop, TableInfo, encode_ops
+from penstock.partition.ledger import LEDGER, Create, Drop, TableInfo, decode_condition, encode_ops
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
+from penstock.partition.reference import Reference, StagedFile, Staging
+from penstock.registry import kind_named
 
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
-ALL_LATER = 1 << 62  # the LSN of rows that have none yet
 GROUP_BYTES = 256
 WAIT_S = 60.0
 
@@ -37,62 +33,97 @@ class LocalPort:
     """The store of this process."""
 
     def __init__(
-        self, coordinator: Coordinator, dispatcher: Dispatcher, *, clock: Clock, check_usable: Callable[[], None]
+        self,
+        coordinator: Coordinator,
+        dispatcher: Dispatcher,
+        staging: Staging,
+        *,
+        clock: Clock,
+        incarnation: int,
+        check_usable: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._dispatcher = dispatcher
-        self._clock = clock
+        self._staging = staging
+        self.clock = clock
+        self.incarnation = incarnation
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self.read_only: DiskFull | None = None  # set while the disk is full
+        self._lock = threads.lock("local.services")
+        self._services: dict[int, Service] = {}  # guarded by _lock; by table
 
     def time_us(self) -> int:
         """The clock, or the time of the newest record if that is later: what the trees go by."""
-        return max(self._clock.time_us(), self._dispatcher.ledger.tree.time_us)
+        return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
     def cut_off(self) -> None:
         """In a forked child: refuse everything, without a look at locks that nobody there will release."""
         self._known = self._write_into = _refuse_in_child  # type: ignore[assignment]
-        self._coordinator = self._dispatcher = _InChild()  # type: ignore[assignment]
+        self._coordinator = self._dispatcher = self._lock = _InChild()  # type: ignore[assignment]
 
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         place = self._known(partition)
         if place is None or place.refusal is not None or self.read_only is not None:
-            self._admit(partition, insert, b)
+            self._admit(partition, insert, a, b)
         return self._write_into(insert, size, partition, a, b)
 
-    def _admit(self, partition: PartitionId, insert: Insert, operation: Any) -> None:
+    def _admit(self, partition: PartitionId, insert: Insert, a: Any, b: Any) -> None:
         """The slow look: a partition that is new, paused or behind, or a full disk, which still takes deletes."""
         self._check_usable()
         self._dispatcher.admit(self._dispatcher.partition(partition))
-        deletes = insert is delete_ranges or (insert is operate and operation[0] == DELETE)
-        if self.read_only is not None and not deletes:
-            raise self.read_only
+        if self.read_only is not None:
+            alone = PendingDelta()
+            insert(alone, partition, a, b)
+            if not all(map(self._gives_room, alone.groups)):
+                raise self.read_only
+
+    def _gives_room(self, group: PendingGroup) -> bool:
+        """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
+        for partition, sections in group.sections.items():
+            info = self._dispatcher.ledger.table_by_id(partition >> 16)
+            if partition != LEDGER and info is not None:
+                kind = kind_named(info.kind, info.name)
+                if not all(not isinstance(part, Reference) and kind.gives_room(part) for part in parts(sections)):
+                    return False
+        return True
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
-        if self.read_only is not None and not _gives_room(group):
+        if self.read_only is not None and not self._gives_room(group):
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
                 self._dispatcher.admit(self._dispatcher.partition(partition))
+        for name, argument in decode_condition(group.condition).others:
+            table = int.from_bytes(argument[:8], "big")  # every condition of a kind begins with its table
+            self._service(self._dispatcher.ledger.table_by_id(table)).admit(name, argument)
         return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+
+    def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
+        epoch = self.submit(group, size)
+        self.wait_applied(epoch, timeout_s)
+        return epoch
+
+    def wait_applied(self, epoch: int, timeout_s: float = WAIT_S) -> None:
+        """Wait until a write can be read by everybody."""
+        self._coordinator.wait_applied(epoch, timeout_s)
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
         return self._coordinator.flush(epoch, timeout_s)
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
-        """Submit a group and wait until it is judged."""
-        epoch = self.submit(group, size)
-        self._coordinator.wait_applied(epoch, timeout_s)
-        return epoch
+    def was_used(self, token: tuple[str, int]) -> bool:
+        return self._dispatcher.ledger.was_used(*token)
 
     # -- tables
 
     def table(self, name: str) -> TableInfo | None:
         return self._dispatcher.ledger.table(name)
+
+    def tables(self) -> list[TableInfo]:
+        return self._dispatcher.ledger.tables()
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         self._command(encode_ops(Create(name, kind, shards, options)))
@@ -102,14 +133,80 @@ class LocalPort:
         return info
 
     def drop(self, name: str) -> None:
-        if self.table(name) is None:
+        info = self.table(name)
+        if info is None:
             raise NotFound(f"there is no table {name}")
         self._command(encode_ops(Drop(name)))
+        with self._lock:
+            service = self._services.pop(info.table, None)
+        if service is not None:
+            service.close()
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = operations
         self.settle(group, len(operations))
+
+    # -- files that are built elsewhere
+
+    def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
+        self._check_usable()
+        descriptor = self._dispatcher.partition(partition).descriptor
+        suffix = kind_named(descriptor.kind, descriptor.name).staged_suffix
+        return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
+
+    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
+        reference = self._staging.accept(partition >> 16, files)
+        try:
+            self.machine(partition).check_staged(files)
+        except BaseException:
+            self._staging.release(file.chunk_id for file in files)
+            raise
+        return reference
+
+    # -- what kinds do for their tables
+
+    @property
+    def port(self) -> LocalPort:
+        return self
+
+    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+        self._check_usable()
+        return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+
+    def _service(self, info: TableInfo | None) -> Service:
+        if info is None:
+            raise NotFound("the table was dropped")
+        with self._lock:
+            service = self._services.get(info.table)
+            if service is None:
+                service = self._services[info.table] = kind_named(info.kind, info.name).service(info, self)
+            return service
+
+    def tend(self) -> None:
+        """Let every table's service look after it."""
+        for info in self.tables():
+            self._service(info).tend()
+
+    def close(self) -> None:
+        """Answer whoever waits for a service."""
+        with self._lock:
+            services = list(self._services.values())
+        for service in services:
+            service.close()
+
+    def remembered(self, key: bytes) -> bytes | None:
+        return self._dispatcher.ledger.tree.get(key)
+
+    def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._dispatcher.ledger.tree.scan(prefix=prefix)
+
+    def machine(self, partition: PartitionId) -> Machine:
+        """The state machine of a shard that is whole; an error for one that is behind."""
+        place = self._dispatcher.partition(partition)
+        if place.failures and (behind := place.behind) is not None:
+            raise behind
+        return place.machine  # type: ignore[return-value]
 
     # -- reading
 
@@ -120,52 +217,35 @@ class LocalPort:
             value = rows.get(key)
             if type(value) is bytes:
                 return value
-        if layers.deltas or layers.pending.groups:
-            for delta in (layers.pending, *layers.deltas):
-                for _, part in delta.sections(partition):
-                    if find(part, key) is not None:
-                        return self._folded(partition, key)
         place = self._known(partition)
-        machine = self._machine(partition) if place is None or place.failures else place.machine
-        return machine.tree.get(key)  # type: ignore[union-attr]
+        machine: Any = self.machine(partition) if place is None or place.failures else place.machine
+        if layers.deltas or layers.pending.groups:
+            waiting = [
+                (group.lsn, part)
+                for delta in (layers.pending, *layers.deltas)
+                for group, part in delta.sections(partition)
+            ]
+            if any(machine.touches(part, key) for _, part in waiting):
+                found: bytes | None = machine.fold(key, waiting, self.time_us())
+                return found
+        return machine.get(key)  # type: ignore[no-any-return]
 
-    def _folded(self, partition: PartitionId, key: bytes) -> bytes | None:
-        """The value of a key that is being written: through all layers."""
-        layers = self._coordinator.layers
-        tree = self._machine(partition).tree
-        applied = tree.lsn  # before the row: groups up to here are in it, and those up to the row's LSN too
-        stored = tree.get_row(key)
-        applied = applied if stored is None else max(applied, stored[2])
-        rows: list[Row] = []
-        for delta in (layers.pending, *layers.deltas):
-            for group, part in delta.sections(partition):
-                operation = find(part, key)
-                if operation is None or (group.lsn is not None and group.lsn <= applied):
-                    continue
-                kind, value, expires = operation
-                rows.append((kind, value, ALL_LATER, expires))
-        if stored is not None:
-            rows.append(stored)
-        live = resolve(rows, 0, self.time_us())
-        return None if live is None else live[1]
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.lookup(partition, key) for key in keys]
 
-    def _view(self, partition: PartitionId) -> View:
+    def _view(self, partition: PartitionId) -> State:
         """One moment of a shard, one's own writes included."""
-        machine = self._machine(partition)
+        machine = self.machine(partition)
         with self._dispatcher.turn:  # no record is half applied: what a group's LSN says is exact
             layers = self._coordinator.seal_pending()
-            snapshot = machine.snapshot()
+            applied, state = machine.applied, machine.snapshot()
             waiting = [
                 part
                 for delta in reversed(layers.deltas)
                 for group, part in reversed(delta.sections(partition))
-                if group.lsn is None or group.lsn > snapshot.lsn
+                if group.lsn is None or group.lsn > applied
             ]
-        if not waiting:
-            return snapshot
-        overlay = Memtable()
-        overlay.apply(to_edit(waiting, ALL_LATER, self.time_us()))
-        return snapshot.under(overlay)
+        return machine.overlay(state, waiting, self.time_us()) if waiting else state
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._view(partition).scan(start, end, reverse=reverse)
@@ -173,13 +253,13 @@ class LocalPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._view(partition).scan_arrow(start, end)
 
-    def _machine(self, partition: PartitionId) -> KvMachine:
-        place = self._dispatcher.partition(partition)
-        if place.failures and (behind := place.behind) is not None:
-            raise behind
-        machine = place.machine
-        assert isinstance(machine, KvMachine)
-        return machine
+    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
+        raise Invalid("pieces are read from a snapshot: take one")
+
+    def snapshot(self) -> SnapshotPort:
+        self._check_usable()
+        lsn, tables, states = self._dispatcher.snapshot()
+        return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us())
 
 
 class _InChild:
@@ -188,35 +268,41 @@ class _InChild:
     def __getattr__(self, name: str) -> Any:
         _refuse_in_child()
 
+    def __enter__(self) -> NoReturn:
+        _refuse_in_child()
+
+    def __exit__(self, *_: object) -> None: ...
+
 
 def _refuse_in_child(*_: Any) -> NoReturn:
     raise Closed("this store was opened before a fork: open or connect to it in this process")
 
 
-def _gives_room(group: PendingGroup) -> bool:
-    """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
-    return all(
-        partition == LEDGER
-        or all(
-            isinstance(part, Ranges)
-            or all(not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values())
-            for part in parts(sections)
-        )
-        for partition, sections in group.sections.items()
-    )
-
-
 class SnapshotPort:
     """A store as of one LSN: reads only."""
 
-    def __init__(self, states: Mapping[PartitionId, Snapshot | PenstockError], tables: Mapping[str, TableInfo]) -> None:
+    def __init__(
+        self,
+        lsn: int,
+        states: Mapping[PartitionId, State | PenstockError],
+        tables: Mapping[str, TableInfo],
+        time_us: int,
+    ) -> None:
+        self.lsn = lsn
         self._states = dict(states)
         self._tables = dict(tables)
+        self._time_us = time_us
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
 
-    def _state(self, partition: PartitionId) -> Snapshot:
+    def tables(self) -> list[TableInfo]:
+        return sorted(self._tables.values(), key=lambda info: info.name)
+
+    def time_us(self) -> int:
+        return self._time_us
+
+    def _state(self, partition: PartitionId) -> State:
         state = self._states.get(partition)
         if state is None:
             raise Closed("the snapshot was closed: take another")
@@ -227,31 +313,20 @@ class SnapshotPort:
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         return self._state(partition).get(key)
 
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(map(self._state(partition).get, keys))
+
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._state(partition).scan(start, end, reverse=reverse)
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._state(partition).scan_arrow(start, end)
 
+    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
+        return self._state(partition).pieces(count)
+
     def close(self) -> None:
         for state in self._states.values():
-            if isinstance(state, Snapshot):
+            if not isinstance(state, PenstockError):
                 state.close()
         self._states.clear()
-
-    # A snapshot takes no writes; these complete the port.
-
-    def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        raise Invalid("a snapshot cannot be written to")
-
-    def submit(self, group: PendingGroup, size: int) -> Epoch:
-        raise Invalid("a snapshot cannot be written to")
-
-    def flush(self, epoch: int | None, timeout_s: float) -> Acknowledgement:
-        raise Invalid("a snapshot has nothing to flush")
-
-    def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
-        raise Invalid("a snapshot cannot be written to")
-
-    def time_us(self) -> int:
-        raise Invalid("a snapshot has no clock")

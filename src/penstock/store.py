@@ -11,30 +11,24 @@ before a fork does not work in the child.
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NoReturn
 
-from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, KindMismatch, NotFound, TokenTooOld
+from penstock.coordinator import CoordinatorSettings, WriteCoordinator
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, zero_fill
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, remove_folder, zero_fill
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
-from penstock.journal.record import PartitionId, decode, partition_id
+from penstock.journal.record import decode, partition_id
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.kinds import Kind
-from penstock.kv.machine import KvKind, KvMachine, folder_of
-from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import VALUE_TYPES, Options, ValueType, encode_options
-from penstock.local import LocalPort, SnapshotPort
+from penstock.kinds import Machine, Site
+from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
 from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.maintenance import Maintenance
@@ -47,30 +41,19 @@ from penstock.manifest.jobs import JobQueue
 from penstock.manifest.manifest import Manifest
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
-from penstock.partition.ledger import (
-    LEDGER,
-    LEDGER_TABLE,
-    Condition,
-    Forget,
-    Ledger,
-    TableInfo,
-    Verdict,
-    check_token,
-    encode_condition,
-    encode_ops,
-)
-from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
+from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
+from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup
-from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.partition.spill import SpillLog, remove_folder
+from penstock.partition.reference import Staging
+from penstock.partition.spill import SpillLog
+from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
+from penstock.tables import Tables
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-SHARDS_MAX = 1_024
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
@@ -132,14 +115,17 @@ def open_store(
     )
 
 
-class Store:
+class Store(Tables):
     """An open store."""
+
+    _port: LocalPort
 
     def __init__(
         self, path: str, *, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random, engine: EngineOpener
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings
+        self._durable = settings.durable
         self._fs, self._clock, self._random = fs, clock, random
         self._process = threads.process_id()
         self._closed = False
@@ -209,8 +195,17 @@ class Store:
             settings=settings.collection,
         )
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
-        self._kinds: dict[str, Kind] = {kind.name: kind for kind in (KvKind(),)}
-        self._ledger = Ledger(self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0"))
+        self._site = Site(
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+            clock=self._clock,
+            random=self._random,
+            manifest=self._manifest,
+            maintenance=self._maintenance,
+        )
+        ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
+        self._ledger = Ledger(ledger, conditions())
         self._tracker = SegmentedAckTracker()
         self._dispatcher = Dispatcher(
             self._ledger,
@@ -228,7 +223,7 @@ class Store:
         flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
-            self._kinds,
+            KINDS,
             clock=self._clock,
             make_room=self._release_reserve,
             applied=self._after_apply,
@@ -241,7 +236,14 @@ class Store:
             clock=self._clock,
             settings=settings.coordinator,
         )
-        self._port = LocalPort(self._coordinator, self._dispatcher, clock=self._clock, check_usable=self._check_usable)
+        self._port = LocalPort(
+            self._coordinator,
+            self._dispatcher,
+            self._staging,
+            clock=self._clock,
+            incarnation=self._consensus.incarnation,
+            check_usable=self._check_usable,
+        )
         self._checkpoint = Checkpoint(
             self._dispatcher,
             self._consensus,
@@ -261,12 +263,9 @@ class Store:
             self._fs.unlink(f"{self.path}/RESERVE")
             return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
 
-    def open(self, descriptor: PartitionDescriptor, options: bytes) -> PartitionStateMachine:
+    def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
-        kind = self._kinds.get(descriptor.kind)
-        if kind is None:
-            raise KindMismatch(f"table {descriptor.name} is of the kind {descriptor.kind}, which this Penstock lacks")
-        return kind.open_machine(descriptor, options, self._maintenance)
+        return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
 
     def collect(self, descriptor: PartitionDescriptor) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
@@ -275,7 +274,8 @@ class Store:
     def _collect_dropped(self) -> None:
         while self._dropped:
             descriptor = self._dropped[0]
-            self._kinds[descriptor.kind].collect(descriptor, self._maintenance)
+            self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
+            remove_folder(self._fs, f"{self.path}/{descriptor.folder}")
             remove_folder(self._fs, self._spill_folder(descriptor))
             table = f"{self.path}/tables/{descriptor.table}"
             if self._fs.exists(table) and not self._fs.listdir(table):
@@ -283,7 +283,7 @@ class Store:
             self._dropped.popleft()
 
     def _spill_folder(self, descriptor: PartitionDescriptor) -> str:
-        return f"{self.path}/tables/{descriptor.table}/{descriptor.shard}-log"
+        return f"{self.path}/{descriptor.folder}-log"
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         return SpillLog(self._fs, self._spill_folder(descriptor), random=self._random, identity=self.identity)
@@ -311,7 +311,7 @@ class Store:
                 folders = self._fs.listdir(f"{self.path}/tables/{name}")
                 for shard in sorted({int(folder.removesuffix("-log")) for folder in folders} or {0}):
                     number = partition_id(int(name), shard)
-                    self._dropped.append(PartitionDescriptor(number, int(name), shard, "", "kv"))
+                    self._dropped.append(PartitionDescriptor(number, int(name), shard, "", ""))
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
@@ -324,6 +324,7 @@ class Store:
             self._scheduler.register(runner)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
+        self._scheduler.register(TreeTask("services", 10.0, self._services_task))
         self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.start()
         self._started = True
@@ -346,6 +347,10 @@ class Store:
         self._keep_reserve()
         self._collect_dropped()
         return Load.BUSY if behind else Load.IDLE
+
+    def _services_task(self) -> Outcome:
+        self._port.tend()
+        return None
 
     def _housekeeping_task(self) -> Outcome:
         """A copy of the manifest, and an end to the rows of jobs that ended long ago."""
@@ -428,109 +433,20 @@ class Store:
 
     # -- tables
 
-    def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable:
-        """A kv table; made if it is absent, unless `create=False` (`NotFound`)."""
-        if value is not None and value not in VALUE_TYPES:
-            raise Invalid(f"value={value!r} is unknown: use one of {', '.join(VALUE_TYPES)}")
-        wanted = encode_options(Options(value or "bytes"))
-        info = self._table(name, "kv", shards, wanted, create=create)
-        if value is not None and info.options != wanted:
-            raise KindMismatch(f"table {name} holds values of another type than {value}")
-        return KvTable(self._port, info, durable=self.settings.durable)
-
-    def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
-        self._check_usable()
-        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
-            raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
-        if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:  # type: ignore[redundant-expr]
-            raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
-        info = self._port.table(name)
-        if info is None:
-            if not create:
-                raise NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
-            info = self._port.create(name, kind, shards, options)
-        if info.kind != kind:
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
-        if shards not in (1, info.shards):
-            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}")
-        return info
-
-    def tables(self) -> list[str]:
-        """The names of all tables."""
-        self._check_usable()
-        return [info.name for info in self._ledger.tables()]
-
-    def drop(self, name: str) -> None:
-        """Remove a table and all that is in it."""
-        self._check_usable()
-        self._port.drop(name)
-
     def resume(self, name: str) -> None:
         """Let a paused table try again."""
-        self._check_usable()
-        info = self._port.table(name)
-        if info is None:
-            raise NotFound(f"there is no table {name}")
-        self._dispatcher.resume(info.table)
-
-    # -- durability
-
-    def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
-        self._check_usable()
-        return self._coordinator.flush(epoch or None, timeout_s)
+        self._dispatcher.resume(self._existing(name).table)
 
     def recover(self) -> None:
         """Go on after a failed write: what was kept is written again."""
         self._check_usable()
         self._coordinator.recover()
 
-    def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
-        """Writes to any tables that happen together or not at all; with a token at most once."""
-        self._check_usable()
-        return StoreBatch(self, self._port, token=None if token is None else check_token(token), durable=durable)
-
-    def snapshot(self) -> StoreSnapshot:
-        """Everything that is applied, at one LSN."""
-        self._check_usable()
-        lsn, tables, states = self._dispatcher.snapshot()
-        return StoreSnapshot(lsn, SnapshotPort(states, {info.name: info for info in tables}))
-
-    def _accept(self, number: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        """The owner's duties before files are named in the journal: hash, sync, and that they can be adopted."""
-        reference = self._staging.accept(number >> 16, files)
-        machine = self._dispatcher.partition(number).machine
-        try:
-            assert isinstance(machine, KvMachine)
-            self._maintenance.check_adoptable(machine.tree, [file.chunk_id for file in files])
-        except BaseException:
-            self._staging.release(file.chunk_id for file in files)
-            raise
-        return reference
-
-    def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
-        """Places for sstables to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
-        self._check_usable()
-        info = self._existing(name)
-        if not 0 <= shard < info.shards:
-            raise Invalid(f"table {name} has the shards 0 to {info.shards - 1}, not {shard}")
-        descriptor = self._dispatcher.partition(partition_id(info.table, shard)).descriptor
-        return self._staging.reserve(info.table, folder_of(descriptor), count, lease_s)
-
-    def _existing(self, name: str) -> TableInfo:
-        info = self._port.table(name)
-        if info is None:
-            raise NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
-        return info
-
     def compact(self, name: str) -> None:
         """Bring a table into as few files as possible, in this thread."""
-        self._check_usable()
-        if self._port.table(name) is None:
-            raise NotFound(f"there is no table {name}")
+        wanted = self._existing(name)
         for tree, catalog in self._maintenance.trees():
-            info = self._ledger.table_by_id(catalog.db_id)
-            if info is not None and info.name == name:
+            if catalog.db_id == wanted.table:
                 self._maintenance.flush(tree)
                 self._maintenance.compact(tree, everything=True)
 
@@ -548,142 +464,13 @@ class Store:
             return
         self._closed = True
         with self._parts:
+            self._port.close()
             self._coordinator.shutdown()
 
     def _cut_off(self) -> None:
         self._port.cut_off()
 
     def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class StoreBatch:
-    """Writes to several tables as one group; it happens at the end of the `with` block, if that ends well."""
-
-    def __init__(self, store: Store, port: LocalPort, *, token: tuple[str, int] | None, durable: bool) -> None:
-        self._store = store
-        self._port = port
-        self._token = token
-        self._durable = durable
-        self._gathered = PendingDelta()
-        self._files: dict[PartitionId, tuple[StagedFile, ...]] = {}
-        self._bytes = 0
-        self._ended = False
-        self.duplicate = False
-        self.epoch: Epoch | None = None
-
-    def kv(self, name: str) -> KvTable:
-        """A table that gathers writes for this batch. It must exist."""
-        self._check_open()
-        table = self._store.kv(name, create=False)
-        return KvTable(_BatchPort(self), table._info)  # type: ignore[arg-type]
-
-    def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
-        """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
-        self._check_open()
-        number = partition_id(self._store._existing(name).table, shard)
-        self._files[number] = (*self._files.get(number, ()), *files)
-
-    def __enter__(self) -> StoreBatch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None and not self._ended:
-            self.commit()
-        self._ended = True
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise Invalid("this batch has ended: begin another")
-
-    def commit(self) -> None:
-        """Write it. `duplicate` says afterwards whether its token was used before."""
-        self._check_open()
-        self._ended = True
-        if self._files and self._token is not None and self._store._ledger.was_used(*self._token):
-            self.duplicate = True  # known without a look at the files
-            return
-        group = self._group()
-        if group is None:
-            return
-        if self._token is None:
-            self.epoch = self._port.submit(group, self._bytes)
-            if self._durable:
-                self._port.flush(self.epoch)
-            return
-        self.epoch = self._port.settle(group, self._bytes)
-        if group.verdict is Verdict.TOKEN_TOO_OLD:
-            raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
-        self.duplicate = group.verdict is Verdict.DUPLICATE
-
-    def _group(self) -> PendingGroup | None:
-        condition = b"" if self._token is None else encode_condition(Condition(self._token))
-        group = PendingGroup(condition)
-        for gathered in self._gathered.groups:
-            for partition, section in gathered.sections.items():
-                group.sections[partition] = (*group.sections.get(partition, ()), section)
-        for partition, files in self._files.items():
-            if partition in group.sections:
-                raise Invalid("a batch either writes to a shard or adopts files for it")
-            group.sections[partition] = self._store._accept(partition, files)
-        if not group.sections and self._token is None:
-            return None
-        return group
-
-
-class _BatchPort:
-    """Gathers what a table writes; reads are not offered."""
-
-    def __init__(self, batch: StoreBatch) -> None:
-        self._batch = batch
-
-    def write(self, partition: PartitionId, insert: Any, size: int, a: Any, b: Any) -> Epoch:
-        self._batch._check_open()
-        insert(self._batch._gathered, partition, a, b)
-        self._batch._bytes += size
-        return Epoch(0)
-
-    def flush(self, epoch: int | None, timeout_s: float) -> None:
-        """A batch is durable at its end."""
-
-    def time_us(self) -> int:
-        return self._batch._port.time_us()
-
-    def __getattr__(self, name: str) -> Any:
-        return _refuse_reads
-
-
-def _refuse_reads(*_: Any) -> NoReturn:
-    raise Invalid("a batch takes writes only: read from the store's table")
-
-
-class StoreSnapshot:
-    """All tables at one LSN."""
-
-    def __init__(self, lsn: int, port: SnapshotPort) -> None:
-        self.lsn = lsn
-        self._port = port
-
-    def kv(self, name: str) -> KvReader:
-        info = self._port.table(name)
-        if info is None:
-            raise NotFound(f"there is no table {name} in this snapshot")
-        if info.kind != "kv":
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not kv")
-        return KvReader(self._port, info)
-
-    def close(self) -> None:
-        """Let go of the files it needs."""
-        self._port.close()
-
-    def __enter__(self) -> StoreSnapshot:
         return self
 
     def __exit__(

@@ -619,7 +619,6 @@ WRONG: list[tuple[str, type[PenstockError], Callable[[Store, KvTable], object]]]
     ("number", Invalid, lambda s, t: s.kv("floats", create=False).put(b"k", 10**400)),
     ("integer", Invalid, lambda s, t: s.kv("numbers", create=False).put(b"k", 1 << 63)),
     ("snapshot table", NotFound, lambda s, t: s.snapshot().kv("n")),
-    ("snapshot writes", Invalid, lambda s, t: s.snapshot()._port.submit(None, 0)),  # type: ignore[arg-type]
 ]
 
 

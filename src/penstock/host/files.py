@@ -186,6 +186,18 @@ def make_dirs(fs: FileSystem, path: str) -> None:
             raise
 
 
+def remove_folder(fs: FileSystem, path: str) -> None:
+    """Remove a folder and all that is in it, if it is there. Not durable: after a crash, do it again."""
+    if not fs.exists(path):
+        return
+    for name in fs.listdir(path):
+        try:
+            fs.unlink(f"{path}/{name}")
+        except (IsADirectoryError, PermissionError):  # the second is what some systems say of a folder
+            remove_folder(fs, f"{path}/{name}")
+    fs.rmdir(path)
+
+
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,28 +1,35 @@
 """A shard of a kv table: a tree, fed by sections.
 
-Thread: see `partition.machine`.
+Thread: see `partition.machine`; reading from any.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import pyarrow as pa
+from collections.abc import Sequence
 
 from penstock.journal.record import REFERENCE
+from penstock.kinds import Waiting
 from penstock.kv import section
-from penstock.kv.values import Options, arrow_type, decode_options
+from penstock.kv.pieces import KvState
 from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.tree import Snapshot, Tree
+from penstock.lsm.memtable import Memtable
+from penstock.lsm.rows import Row
+from penstock.lsm.tree import Tree
+from penstock.lsm.view import View, resolve
 from penstock.partition.machine import Entry, PartitionDescriptor
-from penstock.partition.reference import decode_reference
+from penstock.partition.reference import StagedFile, decode_reference
+
+ALL_LATER = 1 << 62  # the LSN of rows that have none yet
 
 
 class KvMachine:
     """The state machine of a shard."""
 
+    stores_cheaply = False
+
     def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
         self.tree = tree
+        self.get = tree.get  # bound once: a get is little more than this call
         self._maintenance = maintenance
         self._descriptor = descriptor
 
@@ -43,8 +50,35 @@ class KvMachine:
         sections = entry.decoded or [section.decode(part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 
-    def snapshot(self) -> Snapshot:
-        return self.tree.snapshot()
+    def snapshot(self) -> KvState:
+        return KvState(self._descriptor.partition, self.tree.snapshot())
+
+    def touches(self, part: section.Section, key: bytes) -> bool:
+        return section.find(part, key) is not None
+
+    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
+        applied = self.tree.lsn  # before the row: groups up to here are in it, and those up to the row's LSN too
+        stored = self.tree.get_row(key)
+        applied = applied if stored is None else max(applied, stored[2])
+        rows: list[Row] = []
+        for lsn, part in waiting:
+            operation = section.find(part, key)
+            if operation is None or (lsn is not None and lsn <= applied):
+                continue
+            kind, value, expires = operation
+            rows.append((kind, value, ALL_LATER, expires))
+        if stored is not None:
+            rows.append(stored)
+        live = resolve(rows, 0, time_us)
+        return None if live is None else live[1]
+
+    def overlay(self, state: KvState, sections: Sequence[section.Section], time_us: int) -> View:
+        rows = Memtable()
+        rows.apply(section.to_edit(sections, ALL_LATER, time_us))
+        return state.snapshot.under(rows)
+
+    def check_staged(self, files: Sequence[StagedFile]) -> None:
+        self._maintenance.check_adoptable(self.tree, [file.chunk_id for file in files])
 
     def memory_bytes(self) -> int:
         return self.tree.memory_bytes()
@@ -54,41 +88,3 @@ class KvMachine:
 
     def close(self) -> None:
         self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
-
-
-class KvKind:
-    """The kind `kv`."""
-
-    name = "kv"
-
-    def encode(self, part: Any) -> bytes:
-        return section.encode(part)
-
-    def decode(self, payload: bytes) -> section.Section:
-        return section.decode(payload)
-
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, maintenance: Maintenance) -> KvMachine:
-        tree = maintenance.open_tree(descriptor.table, descriptor.shard, folder_of(descriptor))
-        return KvMachine(tree, maintenance, descriptor)
-
-    def collect(self, descriptor: PartitionDescriptor, maintenance: Maintenance) -> None:
-        maintenance.drop_tree(descriptor.table, descriptor.shard, folder_of(descriptor))
-
-    def schema(self, options: bytes) -> Any:
-        return kv_schema(decode_options(options))
-
-
-def folder_of(descriptor: PartitionDescriptor) -> str:
-    """Where a shard keeps its files, relative to the store."""
-    return f"tables/{descriptor.table}/{descriptor.shard}"
-
-
-def kv_schema(options: Options) -> Any:
-    """(key, value, lsn), with the type the table declares for its values."""
-    return pa.schema(
-        [
-            pa.field("key", pa.binary(), nullable=False),
-            pa.field("value", arrow_type(options), nullable=False),
-            pa.field("lsn", pa.uint64(), nullable=False),
-        ]
-    )

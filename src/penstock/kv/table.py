@@ -15,10 +15,9 @@ import xxhash
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.journal.record import PartitionId
-from penstock.kinds import Port, partitions_of
+from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
-from penstock.kv.machine import kv_schema
-from penstock.kv.values import DECODERS, ENCODERS, MERGES, arrow_values, decode_options
+from penstock.kv.values import DECODERS, ENCODERS, MERGES, Options, arrow_type, arrow_values, decode_options
 from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
@@ -28,11 +27,22 @@ ROW_BYTES = 160  # what a pending row takes beside its key and value: two object
 _ABSENT = object()
 
 
+def kv_schema(options: Options) -> Any:
+    """(key, value, lsn), with the type the table declares for its values."""
+    return pa.schema(
+        [
+            pa.field("key", pa.binary(), nullable=False),
+            pa.field("value", arrow_type(options), nullable=False),
+            pa.field("lsn", pa.uint64(), nullable=False),
+        ]
+    )
+
+
 class KvReader:
     """Reading a kv table, live or in a snapshot."""
 
-    def __init__(self, port: Port, info: TableInfo) -> None:
-        self._port = port
+    def __init__(self, port: Reading, info: TableInfo) -> None:
+        self._reading = port
         self._lookup = port.lookup
         self._info = info
         self._partitions = partitions_of(info)
@@ -65,7 +75,17 @@ class KvReader:
 
     def multi_get(self, keys: Sequence[bytes]) -> list[Any]:
         """The value of each key, None where there is none."""
-        return [self.get(key) for key in keys]
+        by_shard: dict[PartitionId, list[int]] = {}
+        for place, key in enumerate(keys):
+            if type(key) is not bytes:
+                raise Invalid(f"a key is bytes, not {type(key).__name__}")
+            by_shard.setdefault(self._partition(key), []).append(place)
+        found: list[Any] = [None] * len(keys)
+        for partition, places in by_shard.items():
+            values = self._reading.lookup_many(partition, [keys[place] for place in places])
+            for place, value in zip(places, values, strict=True):
+                found[place] = value if value is None or self._raw else self._decode(value)
+        return found
 
     def __getitem__(self, key: bytes) -> Any:
         value = self.get(key, _ABSENT)
@@ -74,7 +94,7 @@ class KvReader:
         return value
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, bytes) and self._port.lookup(self._partition(key), key) is not None
+        return isinstance(key, bytes) and self._lookup(self._partition(key), key) is not None
 
     def scan(
         self,
@@ -89,7 +109,7 @@ class KvReader:
         start, end = narrowed(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise Invalid(f"limit is {limit!r}: give 0 or more")
-        shards = [self._port.scan(partition, start, end, reverse) for partition in self._partitions]
+        shards = [self._reading.scan(partition, start, end, reverse) for partition in self._partitions]
         pairs: Iterator[tuple[bytes, bytes]] = shards[0] if len(shards) == 1 else heapq.merge(*shards, reverse=reverse)
         if limit is not None:
             pairs = (pair for pair, _ in zip(pairs, range(limit), strict=False))
@@ -111,7 +131,7 @@ class KvReader:
         start, end = narrowed(start, end, prefix)
         schema = self.schema
         for partition in self._partitions:
-            for batch in self._port.scan_arrow(partition, start, end):
+            for batch in self._reading.scan_arrow(partition, start, end):
                 values = arrow_values(batch.column("value"), self._options)
                 yield pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=schema)
 
@@ -129,6 +149,7 @@ class KvTable(KvReader):
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)
+        self._port = port
         self._durable = durable
         self._encode: Callable[[Any], bytes] = ENCODERS[self._options.value]
         self._write = port.write  # bound once: a put is little more than this call

@@ -44,7 +44,7 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, TableFile, check_disjoint
 from penstock.lsm.writer import SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
-from penstock.manifest.keys import ChunkKey, MetricKey, WalStateKey
+from penstock.manifest.keys import MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
 from penstock.manifest.records import Completed, JobKind, MetricDelta
@@ -136,20 +136,14 @@ class Maintenance:
                 raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
-        """Remove a tree for good: its rows in the manifest, then its files. Doing it again does no harm."""
+        """Remove a shard's rows in the manifest for good; its files are the caller's. Again does no harm."""
         self.close_tree(db_id, shard)
-        catalog = Catalog(self._manifest, db_id, shard, folder)
-        files, _, _ = catalog.load()
         txn = self._manifest.begin_write()
-        for meta in files:
-            txn.delete_chunk(ChunkKey(db_id, meta.chunk_id))
+        for key, row in self._manifest.scan_chunks(db_id):
+            if row.file_name.startswith(f"{folder}/"):
+                txn.delete_chunk(key)
         txn.delete_wal_state(WalStateKey(db_id, shard))
         txn.commit()
-        path = f"{self._root}/{folder}"
-        if self._fs.exists(path):
-            for name in self._fs.listdir(path):
-                self._fs.unlink(f"{path}/{name}")
-            self._fs.rmdir(path)
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
         with self._changed:

@@ -80,9 +80,15 @@ class Snapshot(View):
         self.lsn = version.lsn
         self._forget = forget
 
-    def files(self) -> list[FileMeta]:
-        """Its files, for a reader elsewhere. Rows may be in none of them: flush before, if that matters."""
-        return [file.meta for file in self._version.files()]
+    @property
+    def version(self) -> Version:
+        """What it shows, for a reader elsewhere."""
+        return self._version
+
+    @property
+    def now_us(self) -> int:
+        """The time by which it judges what has expired."""
+        return self._now_us()
 
     def under(self, rows: Memtable) -> View:
         """A view of this state with newer rows on top."""

@@ -1,7 +1,8 @@
 """The checkpoint: lets journal segments go, once nobody needs them.
 
 Whoever stores its sections in time is never copied. A partition that holds back a journal that has grown too long gets
-its sections spilled to its own log. Order: spills synced, watermarks committed, segments dropped, verdicts forgotten.
+its sections spilled to its own log; one whose files hold them already, and which only has to sync them, is asked to.
+Order: spills synced, watermarks committed, segments dropped, verdicts forgotten.
 
 Thread: the scheduler's, one at a time; `_lock` sees to it.
 Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
@@ -100,6 +101,10 @@ class Checkpoint:
                 continue
             try:
                 partition = self._dispatcher.partition(number)
+                if partition.machine.stores_cheaply and not partition.failures:
+                    partition.machine.store_now()
+                    self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
+                    continue
                 partition.spill.append(self._sections_of(number, lsn))
             except (NotFound, Closed):
                 continue  # dropped meanwhile

@@ -7,6 +7,7 @@ partition that is behind hears the same on a replay, when the tokens already say
 Rows (big-endian, so that ranges are ranges):
     e                     last epoch applied
     i                     last table id given out
+    k <table> ...         what the kind of a table keeps here for its conditions
     n <name>              a table, by name
     t <producer>          tokens of a producer
     v <lsn>               verdicts, one byte for each group
@@ -103,8 +104,8 @@ _condition = msgspec.msgpack.Decoder(Condition)
 _tokens = msgspec.msgpack.Decoder(_Tokens)
 _table = msgspec.msgpack.Decoder(TableInfo)
 
-# A kind's condition: (argument, read the ledger, write a row of the ledger) -> whether it holds.
-KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], bool]
+# A kind's condition: (argument, read the ledger, write a row of the ledger) -> what becomes of the group.
+KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], Verdict]
 
 
 def encode_ops(*operations: LedgerOp) -> bytes:
@@ -115,6 +116,14 @@ def encode_ops(*operations: LedgerOp) -> bytes:
 def encode_condition(condition: Condition) -> bytes:
     """A group's condition."""
     return _encode(condition)
+
+
+def decode_condition(data: bytes) -> Condition:
+    """The condition that `encode_condition` was given; none in no bytes."""
+    try:
+        return _condition.decode(data) if data else Condition()
+    except msgspec.DecodeError as error:
+        raise CorruptionError("condition", 0, f"it does not decode ({error})") from None
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -221,9 +230,10 @@ class _Work:
             if verdict is not Verdict.ACCEPTED:
                 return verdict
         for name, argument in asked.others:
-            if not self._ledger._conditions[name](argument, self.get, self.put):
+            verdict = self._ledger._conditions[name](argument, self.get, self.put)
+            if verdict is not Verdict.ACCEPTED:
                 self._rows = before
-                return Verdict.REFUSED
+                return verdict
         return Verdict.ACCEPTED
 
     def _use_token(self, producer: str, number: int) -> Verdict:
@@ -281,6 +291,9 @@ class _Work:
         if info is not None:
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
+            kept = kind_rows(info.table)
+            self._rows = {key: value for key, value in self._rows.items() if not key.startswith(kept)}
+            self._ranges.append((kept, kind_rows(info.table + 1)))
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {
@@ -288,6 +301,11 @@ class _Work:
             for key, value in self._rows.items()
         }
         return Edit(lsn=self._lsn, time_us=self._time_us, rows=rows, ranges=self._ranges)
+
+
+def kind_rows(table: int) -> bytes:
+    """How the rows begin that the kind of a table keeps in the ledger."""
+    return b"k" + _U64.pack(table)
 
 
 def check_token(token: Any) -> tuple[str, int]:

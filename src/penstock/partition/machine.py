@@ -24,6 +24,11 @@ class PartitionDescriptor:
     name: str  # of the table
     kind: str
 
+    @property
+    def folder(self) -> str:
+        """Where the shard keeps its files, relative to the store."""
+        return f"tables/{self.table}/{self.shard}"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -55,8 +60,12 @@ class PartitionStateMachine(Protocol):
     def memory_bytes(self) -> int:
         """What is held in memory only."""
 
+    @property
+    def stores_cheaply(self) -> bool:
+        """Whether `store_now` only syncs what is in files already: then nothing is ever spilled for it."""
+
     def store_now(self) -> None:
-        """Bring everything into files, in this thread."""
+        """Bring everything into files, in this thread, and commit how far that goes."""
 
     def close(self) -> None: ...
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -33,9 +34,9 @@ class StagedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file to be built, and then one that was: `size_bytes` and `digest` are its builder's to fill in."""
 
     chunk_id: int
-    file_name: str  # relative to the store; its index stands beside it
+    file_name: str  # relative to the store; an sstable's index stands beside it
     size_bytes: int = 0
-    digest: bytes = b""  # SHA-256 over the file and its index
+    digest: bytes = b""  # SHA-256 over the file, and its index if it has one
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +73,7 @@ def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
 
 def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
     digest, size = hashlib.sha256(), 0
-    for name in (file_name, index_path(file_name)):
+    for name in _files_of(file_name):
         file = fs.open(f"{root}/{name}")
         try:
             offset = 0
@@ -83,6 +84,11 @@ def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
         finally:
             file.close()
     return size, digest.digest()
+
+
+def _files_of(file_name: str) -> tuple[str, ...]:
+    """A staged file, and the index beside it if it is an sstable."""
+    return (file_name, index_path(file_name)) if file_name.endswith(".sst") else (file_name,)
 
 
 class Staging:
@@ -96,7 +102,7 @@ class Staging:
         self._lock = threads.lock("partition.staging")
         self._named: set[int] = set()  # guarded by _lock: ids that a record, or a commit on its way, names
 
-    def reserve(self, table: int, folder: str, count: int, lease_s: float) -> list[StagedFile]:
+    def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Places for files to be built; kept for so long, and for as long as a commit names them."""
         if count < 1 or lease_s <= 0:
             raise Invalid("a load stages at least one file, for more than 0 seconds")
@@ -106,7 +112,7 @@ class Staging:
         txn = self._manifest.begin_write()
         for _ in range(count):
             chunk_id = int(self._manifest.reserve_chunk_id())
-            file_name = f"{folder}/{chunk_id:020d}.sst"
+            file_name = f"{folder}/{chunk_id:020d}{suffix}"
             row = ChunkEntryRecord(file_name, 0, 0, purge_after_epoch_ms=purge_after_ms, staged=True)
             txn.upsert_chunk(ChunkKey(table, chunk_id), row)
             staged.append(StagedFile(chunk_id, file_name))
@@ -135,7 +141,7 @@ class Staging:
         return Reference(tuple(files))
 
     def _sync(self, file_name: str) -> None:
-        for name in (file_name, index_path(file_name)):
+        for name in _files_of(file_name):
             file = self._fs.open(f"{self._root}/{name}", write=True)
             try:
                 file.fsync()
@@ -161,15 +167,24 @@ class Staging:
                     self.name(file.chunk_id for file in decode_reference(section.payload).files)
 
     def purge(self, tables: Iterable[int]) -> int:
-        """Give up staged files whose time is over and that nobody names; the collector removes what they left."""
+        """Remove staged files whose time is over and that nobody names."""
         now_ms, gone = self._clock.time_us() // 1_000, 0
         for table in tables:
             for key, row in list(self._manifest.scan_chunks(table)):
                 with self._lock:
                     named = key.chunk_id in self._named
                 if row.staged and not named and (row.purge_after_epoch_ms or 0) <= now_ms:
-                    txn = self._manifest.begin_write()
-                    txn.delete_chunk(key)
-                    txn.commit()
+                    self.discard(key.db_id, [StagedFile(key.chunk_id, row.file_name)])
                     gone += 1
         return gone
+
+    def discard(self, table: int, files: Sequence[StagedFile]) -> None:
+        """Remove staged files, then their rows: a crash in between leaves rows, which are purged."""
+        for file in files:
+            for name in _files_of(file.file_name):
+                with suppress(FileNotFoundError):
+                    self._fs.unlink(f"{self._root}/{name}")
+        txn = self._manifest.begin_write()
+        for file in files:
+            txn.delete_chunk(ChunkKey(table, file.chunk_id))
+        txn.commit()

@@ -21,14 +21,6 @@ SETTINGS = LogSettings(segment_bytes=16 << 20, allocate_bytes=64 << 10)
 BATCH_BYTES = 4 << 20
 
 
-def remove_folder(fs: FileSystem, folder: str) -> None:
-    """Remove a log of a dropped table."""
-    if fs.exists(folder):
-        for name in fs.listdir(folder):
-            fs.unlink(f"{folder}/{name}")
-        fs.rmdir(folder)
-
-
 class SpillLog:
     """What a partition spilled and has not stored."""
 

@@ -31,6 +31,7 @@ assert PREFIX.size == 24
 _FLAG_TIMES = 1  # messages have times of their own
 _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have none
+BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -98,6 +99,18 @@ class Messages:
     def __len__(self) -> int:
         return len(self.payloads)
 
+    def check(self) -> int:
+        """`Invalid` if a message is too long or all are; otherwise their bytes."""
+        for column, bytes_max, name in ((self.payloads, VALUE_BYTES_MAX, "payload"), (self.keys, KEY_BYTES_MAX, "key")):
+            if column is not None:
+                _check_lengths(offsets_of(column), bytes_max, name)
+        size = int(self.ends()[-1]) if len(self) else 0
+        if size > BATCH_BYTES_MAX:
+            raise Invalid(
+                f"a batch of messages has {size} bytes: at most {BATCH_BYTES_MAX} are allowed, give it in parts"
+            )
+        return size
+
     def slice(self, start: int, stop: int) -> Messages:
         """Messages [start, stop), without a copy."""
         return Messages(
@@ -136,6 +149,12 @@ class Messages:
         return b"".join(parts)
 
 
+def stamped(body: bytes, *, lsn: int, time_us: int) -> bytes:
+    """A body that was encoded before its LSN and time were known (as 0), with both filled in."""
+    _, _, count, flags, _ = PREFIX.unpack_from(body)
+    return PREFIX.pack(lsn, time_us, count, flags, 0) + body[PREFIX.size :]
+
+
 def _binary(column: Any) -> Any:
     return _whole(column.cast(pa.binary()))
 
@@ -148,12 +167,16 @@ def _add(parts: list[bytes], data: bytes) -> None:
     parts += (data, _PADDING[-len(data) & 7])
 
 
-def _add_column(parts: list[bytes], column: Any, bytes_max: int, name: str) -> None:
-    offsets = offsets_of(column)
-    offsets, start, end = offsets - offsets[0], int(offsets[0]), int(offsets[-1])
+def _check_lengths(offsets: Any, bytes_max: int, name: str) -> None:
     longest = int(np.diff(offsets).max(initial=0))
     if longest > bytes_max:
         raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
+
+
+def _add_column(parts: list[bytes], column: Any, bytes_max: int, name: str) -> None:
+    offsets = offsets_of(column)
+    offsets, start, end = offsets - offsets[0], int(offsets[0]), int(offsets[-1])
+    _check_lengths(offsets, bytes_max, name)
     _add(parts, offsets.astype("<i4", copy=False).tobytes())
     data = column.buffers()[2]
     _add(parts, b"" if data is None else memoryview(data)[start:end].tobytes())

@@ -9,7 +9,7 @@ Thread: one writer calls what changes the queue; any thread may read and look at
 Invariants:
 (1) no acknowledged message stands in a file that the durable manifest does not name; what a manifest says of a file was
     synced before.
-(2) an LSN is one record, so it never spans two files; LSNs rise, record times do not fall.
+(2) the records of an LSN are written together and stand in one file; LSNs rise, record times do not fall.
 (3) after a failed write or fsync the queue is poisoned: bytes past the last good sync are never trusted again, by this
     process or the next, and nothing is tried twice. `recover` goes on in a new file.
 (4) alone, what `open` shows is durable: a tail that may live in the page cache alone is written again first.
@@ -18,11 +18,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
@@ -31,7 +32,7 @@ from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
-from penstock.queue.messages import SCHEMA, Batch, Messages
+from penstock.queue.messages import SCHEMA, Batch, Messages, stamped
 from penstock.queue.reading import QueueReader, Span, View
 
 T = TypeVar("T")
@@ -184,6 +185,14 @@ class PersistentQueue:
         """The first message whose record has this time or a later one; the next sequence if there is none."""
         return self._look(lambda view: self._reader.seek_time(view, time_us))
 
+    def first_within(self, bytes_max: int) -> int:
+        """The first message such that what follows it, in whole files, takes at most so many bytes."""
+        view = self._view
+        room = bytes_max - view.active.size
+        kept = np.cumsum(view.files.sizes[::-1]) <= room
+        count = len(view.files) - int(kept.sum())
+        return view.span(count).first if count else view.first
+
     def _look(self, look: Callable[[View], T]) -> T:
         """Look at the view, and again if what it lists was trimmed meanwhile."""
         while True:
@@ -207,23 +216,33 @@ class PersistentQueue:
 
         `DiskFull`: nothing was written; the same call may be made again when there is space.
         """
+        number = self.last_lsn + 1 if lsn is None else lsn
+        time = self._record_time(time_us)
+        if not len(messages):
+            return self._files.place.next_sequence
+        return self.append_bodies([messages.encode(lsn=number, time_us=time)], lsn=number, time_us=time)
+
+    def _record_time(self, time_us: int | None) -> int:
+        self._check_open()
+        time = self._clock.time_us() if time_us is None else time_us
+        if not 0 <= time <= _TIME_US_MAX:
+            raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
+        return max(time, self._files.place.last_time_us)  # a clock that was set back must not put files out of order
+
+    def append_bodies(self, bodies: Sequence[bytes], *, lsn: int, time_us: int) -> int:
+        """Write encoded batches as records of one LSN, seen together; the sequence of the first message."""
         with self._writing():
-            files, place = self._files, self._files.place
-            if not len(messages):
-                return place.next_sequence
-            number = self.last_lsn + 1 if lsn is None else lsn
-            if number <= self.last_lsn:
-                raise Invalid(f"LSN {number} is in {self._folder} already: it holds all up to {self.last_lsn}")
-            time = self._clock.time_us() if time_us is None else time_us
-            if not 0 <= time <= _TIME_US_MAX:
-                raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
-            time = max(time, place.last_time_us)  # a clock that was set back must not put files out of order
-            body = messages.encode(lsn=number, time_us=time)
-            file = files.file_for(encoded_size(len(body)), time)
-            file.claim(encoded_size(len(body)))
-            file.write(body, synced=files.synced.next_sequence - 1)
+            files, first = self._files, self._files.place.next_sequence
+            if lsn <= self.last_lsn:
+                raise Invalid(f"LSN {lsn} is in {self._folder} already: it holds all up to {self.last_lsn}")
+            time = self._record_time(time_us)
+            size = sum(encoded_size(len(body)) for body in bodies)
+            file = files.file_for(size, time)  # one file for all: no LSN spans two
+            file.claim(size)
+            for body in bodies:
+                file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
             self._show()
-            return place.next_sequence
+            return first
 
     def sync(self) -> int:
         """Make all that was appended durable; the sequence after the last durable message."""

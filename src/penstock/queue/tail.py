@@ -67,7 +67,7 @@ def _refuse_damage(
         _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
         (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
         ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)
-        synced = ours and place.last_lsn < lsn <= cut_after_lsn
+        synced = ours and place.last_lsn <= lsn <= cut_after_lsn
     if synced:
         reason = f"the record of message {expected} was synced, but {error.reason}"
         raise CorruptionError(error.path, place.offset, reason) from None

@@ -375,6 +375,8 @@ class SimulatedDisk:
     def unlink(self, path: str) -> None:
         with self._operation(f"unlink {path}", failing=("eio",)):
             folder, name = self._folder_of(path)
+            if folder.live.get(name) in self._folders:
+                raise IsADirectoryError(errno.EISDIR, "is a folder", path)
             if folder.live.get(name) not in self._inodes:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             self._rename(folder, (name, None, None))

@@ -45,7 +45,7 @@ def test_a_snapshot_keeps_its_files_until_it_is_closed(place: Place) -> None:
     place.collector.collect()
     assert set(old) <= set(place.files())  # listed no more, and yet needed
     assert dict(snapshot.scan()) == {b"a": b"v", b"b": b"v"}
-    assert {meta.file_name.split("/")[-1] for meta in snapshot.files()} <= set(old)
+    assert {file.meta.file_name.split("/")[-1] for file in snapshot.version.files()} <= set(old)
     snapshot.close()
     del snapshot
     gc.collect()

@@ -99,9 +99,9 @@ def test_verdicts_are_forgotten_on_demand_only() -> None:
 def test_a_refused_group_leaves_nothing() -> None:
     """Nothing of it: neither its token nor what another of its conditions wrote."""
 
-    def takes(argument: bytes, get: object, put: object) -> bool:
+    def takes(argument: bytes, get: object, put: object) -> Verdict:
         put(b"x" + argument, b"1")  # type: ignore[operator]
-        return argument != b"no"
+        return Verdict.REFUSED if argument == b"no" else Verdict.ACCEPTED
 
     ledger = make({"takes": takes})
 

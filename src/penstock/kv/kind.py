@@ -1,0 +1,81 @@
+"""The kind `kv`: ordered bytes to bytes.
+
+Thread: pure functions; the table it makes is for any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from penstock.errors import Invalid, PenstockError
+from penstock.kinds import Host, Piece, Port, Reading, Site
+from penstock.kv import section
+from penstock.kv.machine import KvMachine
+from penstock.kv.pieces import read_piece
+from penstock.kv.table import KvReader, KvTable, kv_schema
+from penstock.kv.values import arrow_values, decode_options
+from penstock.lsm.rows import DELETE
+from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.machine import PartitionDescriptor
+
+
+class KvService:
+    """A kv table has nothing to be asked beyond reading and writing."""
+
+    def call(self, name: str, argument: bytes) -> NoReturn:
+        raise Invalid(f"a kv table does not know {name!r}")
+
+    def admit(self, name: str, argument: bytes) -> None: ...
+
+    def tend(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class KvKind:
+    """The kind `kv`."""
+
+    name = "kv"
+    staged_suffix = ".sst"
+    conditions: Mapping[str, KindCondition] = {}
+
+    def encode(self, part: Any) -> bytes:
+        return section.encode(part)
+
+    def decode(self, payload: bytes) -> section.Section:
+        return section.decode(payload)
+
+    def gives_room(self, part: Any) -> bool:
+        return isinstance(part, section.Ranges) or all(
+            not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values()
+        )
+
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> KvMachine:
+        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        return KvMachine(tree, site.maintenance, descriptor)
+
+    def service(self, info: TableInfo, host: Host) -> KvService:
+        return KvService()
+
+    def refusal(self, condition: str, argument: bytes) -> PenstockError:
+        return Invalid(f"a kv table has no condition {condition!r}")
+
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable:
+        return KvTable(port, info, durable=durable)
+
+    def reader(self, port: Reading, info: TableInfo) -> KvReader:
+        return KvReader(port, info)
+
+    def schema(self, options: bytes) -> Any:
+        return kv_schema(decode_options(options))
+
+    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+        kept = decode_options(options)
+        columns = [batch.column("key"), arrow_values(batch.column("value"), kept), batch.column("lsn")]
+        return pa.record_batch(columns, schema=kv_schema(kept))
+
+    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+        return read_piece(piece, root, identity)

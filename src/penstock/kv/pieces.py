@@ -1,0 +1,133 @@
+"""A shard of a kv table at one moment, and its parts for readers elsewhere.
+
+A piece names the sstables of a key range and carries the few rows that are in no file yet, so that a process that sees
+the files reads it without the owner. With many such rows the piece names nothing: the owner is asked.
+
+Thread: any; what a piece needs is held by the snapshot it was made from.
+Invariant: all pieces of a state together read as the state does: same rows, same judgement of what has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from penstock.errors import CorruptionError
+from penstock.journal.record import PartitionId
+from penstock.kinds import Piece
+from penstock.lsm.memtable import Edit, Memtable
+from penstock.lsm.ranges import RangeDelete
+from penstock.lsm.rows import Row, bytes_list
+from penstock.lsm.sstable import Sstable
+from penstock.lsm.tree import Snapshot
+from penstock.lsm.version import FileMeta, TableFile, Version, arrange
+from penstock.lsm.view import View
+
+CARRIED_BYTES_MAX = 2 << 20  # of rows in memory that go along with pieces
+SAMPLES = 64  # keys looked at in each file, to cut evenly
+
+
+class _Carried(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of a memtable."""
+
+    rows: list[tuple[bytes, Row]]
+    ranges: list[RangeDelete]
+
+    @classmethod
+    def of(cls, memtable: Memtable, start: bytes, end: bytes | None) -> _Carried:
+        columns = memtable.columns(start, end)
+        parts = columns.kinds.tolist(), bytes_list(columns.values), columns.lsns.tolist(), columns.expires.tolist()
+        return cls(list(zip(columns.list_keys(), zip(*parts, strict=True), strict=True)), list(memtable.ranges))
+
+    def memtable(self, lsn: int) -> Memtable:
+        found = Memtable()
+        for at, ranges in groupby(sorted(self.ranges, key=itemgetter(2)), itemgetter(2)):
+            found.apply(Edit(lsn=at, time_us=0, ranges=[(start, end) for start, end, _ in ranges]))
+        found.apply(Edit(lsn=lsn + 1, time_us=0, rows=dict(self.rows)))
+        return found
+
+
+class _Detail(msgspec.Struct, frozen=True, array_like=True):
+    """What a piece's `detail` holds."""
+
+    lsn: int
+    now_us: int
+    files: list[FileMeta]
+    memory: list[_Carried]  # newest first
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Detail)
+
+
+class KvState:
+    """A snapshot of a shard."""
+
+    __slots__ = ("_partition", "get", "scan", "scan_arrow", "snapshot")
+
+    def __init__(self, partition: PartitionId, snapshot: Snapshot) -> None:
+        self._partition = partition
+        self.snapshot = snapshot
+        self.get, self.scan, self.scan_arrow = snapshot.get, snapshot.scan, snapshot.scan_arrow
+
+    @property
+    def lsn(self) -> int:
+        return self.snapshot.lsn
+
+    def pieces(self, count: int) -> list[Piece]:
+        """Cut where files have about the same number of rows."""
+        version = self.snapshot.version
+        borders = [b"", *_borders(version, count), None]
+        carried = sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX
+        rows = sum(file.meta.rows for file in version.files()) // (len(borders) - 1)
+        return [
+            Piece(self._partition, start, end, self._detail(version, start, end) if carried else b"", rows)
+            for start, end in pairwise(borders)
+            if start is not None
+        ]
+
+    def _detail(self, version: Version, start: bytes, end: bytes | None) -> bytes:
+        files = [file.meta for run in version.runs for file in run.overlapping(start, end)]
+        memory = [_Carried.of(memtable, start, end) for memtable in version.frozen if len(memtable)]
+        return _encode(_Detail(version.lsn, self.snapshot.now_us, files, memory))
+
+    def close(self) -> None:
+        self.snapshot.close()
+
+
+def _borders(version: Version, count: int) -> list[bytes]:
+    """Up to `count - 1` keys that cut the files of a version into parts of about one size."""
+    samples: list[tuple[bytes, int]] = []
+    for file in version.files():
+        table, rows = file.table(), file.meta.rows
+        step = max(1, rows // SAMPLES)
+        for number, first, last in table.pieces(0, rows):
+            samples += [(table.key_at(number, row), step) for row in range(first, last, step)]
+    samples.sort()
+    total, seen, borders = sum(weight for _, weight in samples), 0, list[bytes]()
+    for key, weight in samples:
+        if seen * count >= total * (len(borders) + 1) and key > (borders[-1] if borders else b""):
+            borders.append(key)
+        seen += weight
+    return borders[: count - 1]
+
+
+def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    """Record batches of a piece out of its files; None if they are not to be seen here."""
+    detail = _decoder.decode(piece.detail)
+    opened: list[TableFile] = []
+    for meta in detail.files:
+        try:
+            table = Sstable.open(f"{root}/{meta.file_name}", lsn=meta.lsn)
+        except FileNotFoundError:
+            return None
+        if table.summary.store != identity or table.summary.chunk_id != meta.chunk_id:
+            raise CorruptionError(table.path, 0, "it is a file of another store")
+        opened.append(TableFile(meta, lambda _, table=table: table))  # type: ignore[misc]
+    memory = tuple(carried.memtable(detail.lsn) for carried in detail.memory)
+    version = Version(None, memory, arrange(opened), detail.lsn, detail.lsn, detail.now_us)
+    return View(version, lambda: detail.now_us).scan_arrow(piece.start, piece.end)

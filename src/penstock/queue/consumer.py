@@ -1,0 +1,170 @@
+"""A consumer: takes messages under leases and acknowledges them.
+
+Thread: any number, each with its own messages; a consumer has no state of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.errors import Invalid
+from penstock.kinds import Conditional, Port
+from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
+from penstock.partition.pending import PendingGroup
+from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Seek, argument
+from penstock.queue.service import Bounds, Call, ConsumerPlace, Found, encode_call
+
+Delivered: TypeAlias = Found
+CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
+GET_MAX = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSettings:
+    """How a consumer treats its messages."""
+
+    visibility_timeout_s: float = 30.0  # a message that is not acknowledged by then is delivered again
+    deliveries_max: int | None = None  # one that was delivered so often goes to the dead letters instead
+    dead_letter: str | None = None  # a queue; None: it is only acknowledged
+
+    def __post_init__(self) -> None:
+        if not 0 < self.visibility_timeout_s <= 7 * 24 * 3600:
+            raise Invalid("visibility_timeout_s is above 0 and at most a week")
+        if self.deliveries_max is not None and not 1 <= self.deliveries_max < 255:
+            raise Invalid("deliveries_max is 1 to 254")
+        if self.dead_letter is not None and self.deliveries_max is None:
+            raise Invalid("dead_letter needs deliveries_max: after how many deliveries?")
+
+
+class Consumer:
+    """One of those who share the messages of a queue under one name."""
+
+    def __init__(self, port: Port, info: TableInfo, name: str, settings: ConsumerSettings) -> None:
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= 255:  # type: ignore[redundant-expr]
+            raise Invalid(f"a consumer's name is a text of 1 to 255 bytes, not {name!r}")
+        self._port = port
+        self._info = info
+        self.name = name
+        self.settings = settings
+
+    # -- messages
+
+    def get(self, max: int = 100, timeout_s: float = 0.0) -> list[Delivered]:  # noqa: A002 - it reads well
+        """Up to `max` messages that nobody else of this name has; waits up to `timeout_s` for the first."""
+        if not isinstance(max, int) or max < 1 or timeout_s < 0:  # type: ignore[redundant-expr]
+            raise Invalid("get takes at least 1 message, and waits 0 seconds or more")
+        while True:
+            wait_s = min(timeout_s, CALL_S_MAX)
+            timeout_s -= wait_s
+            asked = Call(
+                consumer=self.name,
+                count=min(max, GET_MAX),
+                timeout_s=wait_s,
+                visibility_timeout_s=self.settings.visibility_timeout_s,
+                deliveries_max=self.settings.deliveries_max,
+                dead_letter=self.settings.dead_letter,
+            )
+            found = self._ask("get", asked, list[Found])
+            if found or timeout_s <= 0:
+                return found  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[Delivered]:
+        """Messages one by one, waiting for more without an end. Acknowledge each."""
+        while True:
+            yield from self.get(timeout_s=CALL_S_MAX)
+
+    def ack(self, messages: Delivered | Iterable[Delivered], *, batch: Conditional | None = None) -> None:
+        """Acknowledge messages, durably; with a batch: together with what that writes.
+
+        `LeaseLost` if one of them is not held any more: then none is acknowledged, and the batch writes nothing.
+        """
+        given = _listed(messages)
+        if not given:
+            return
+        by_shard: dict[int, list[Found]] = {}
+        for message in given:
+            by_shard.setdefault(message.shard, []).append(message)
+        asked = Ack(
+            self.name,
+            [(shard, [message.sequence for message in some]) for shard, some in by_shard.items()],
+            [[message.lease for message in some] for some in by_shard.values()],
+        )
+        if batch is not None:
+            batch.require(ACK, argument(self._info.table, asked))
+        else:
+            self._command(ACK, asked)
+
+    def nack(self, messages: Delivered | Iterable[Delivered], *, delay_s: float = 0.0) -> int:
+        """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
+        leases = [(message.shard, message.sequence, message.lease) for message in _listed(messages)]
+        given: int = self._ask("nack", Call(consumer=self.name, leases=leases, delay_s=delay_s), int)
+        return given
+
+    # -- where it is
+
+    def places(self) -> list[ConsumerPlace]:
+        """Where it is in each shard."""
+        known = {place.shard: place for place in self._ask("places", Call(consumer=self.name), list[ConsumerPlace])}
+        return [
+            known.get(shard, ConsumerPlace(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
+            for shard, bounds in enumerate(self._bounds())
+        ]
+
+    @property
+    def position(self) -> dict[int, int]:
+        """For each shard, the sequence below which everything is acknowledged."""
+        return {place.shard: place.floor for place in self.places()}
+
+    @property
+    def lag(self) -> int:
+        """How many messages are not acknowledged."""
+        return sum(place.lag for place in self.places())
+
+    def seek(self, to: int | str | Mapping[int, int]) -> None:
+        """Go to a sequence (of every shard), to sequences by shard, to "earliest" or to "latest"."""
+        bounds = self._bounds()
+        if to == "earliest":
+            places = {shard: found.first for shard, found in enumerate(bounds)}
+        elif to == "latest":
+            places = {shard: found.next for shard, found in enumerate(bounds)}
+        elif isinstance(to, int) and not isinstance(to, bool):
+            places = dict.fromkeys(range(len(bounds)), to)
+        elif isinstance(to, Mapping):
+            places = dict(to)
+        else:
+            raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {to!r}')
+        for shard, sequence in places.items():
+            if not 0 <= shard < len(bounds) or not 1 <= sequence <= bounds[shard].next:
+                raise Invalid(f"shard {shard} has no place {sequence}: its next message is {bounds[shard].next}")
+        self._command(SEEK, Seek(self.name, sorted(places.items()), "leased"))
+
+    def forget(self) -> None:
+        """Remove the consumer: its acknowledgements hold nothing back and are not remembered any more."""
+        self._command(FORGET, Forget(self.name, self._info.shards))
+
+    def _bounds(self) -> list[Bounds]:
+        found: list[Bounds] = self._ask("bounds", Call(), list[Bounds])
+        return found
+
+    def _ask(self, name: str, call: Call, kind: Any) -> Any:
+        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call)), type=kind)
+
+    def _command(self, condition: str, asked: Any) -> None:
+        from penstock.queue.kind import QueueKind
+
+        data = argument(self._info.table, asked)
+        group = PendingGroup(encode_condition(Condition(None, ((condition, data),))))
+        self._port.settle(group, len(data))
+        if group.verdict is not Verdict.ACCEPTED:
+            raise QueueKind().refusal(condition, data)
+
+
+def _listed(messages: Any) -> list[Found]:
+    given = [messages] if isinstance(messages, Found) else list(messages)
+    if any(not isinstance(message, Found) for message in given):
+        raise Invalid("give messages as `get` returned them")
+    return given

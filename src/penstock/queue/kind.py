@@ -1,0 +1,71 @@
+"""The kind `queue`: messages in order, numbered in each shard.
+
+Thread: pure functions; the table it makes is for any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.errors import KindMismatch, LeaseLost, PenstockError, PositionConflict
+from penstock.kinds import Host, Piece, Port, Reading, Site
+from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.machine import PartitionDescriptor
+from penstock.queue import section
+from penstock.queue.machine import QueueMachine
+from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, read_argument
+from penstock.queue.service import QueueService
+from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema
+
+
+class QueueKind:
+    """The kind `queue`."""
+
+    name = "queue"
+    staged_suffix = ".arrow"
+    conditions: Mapping[str, KindCondition] = CONDITIONS
+
+    def encode(self, part: Any) -> bytes:
+        return section.encode(part)
+
+    def decode(self, payload: bytes) -> section.Encoded | section.Trim:
+        return section.decode(payload)
+
+    def gives_room(self, part: Any) -> bool:
+        return isinstance(part, section.Trim)
+
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> QueueMachine:
+        return QueueMachine(descriptor, site)
+
+    def service(self, info: TableInfo, host: Host) -> QueueService:
+        return QueueService(info, host)
+
+    def refusal(self, condition: str, argument: bytes) -> PenstockError:
+        if condition == ACK:
+            _, ack = read_argument(argument, Ack)
+            assert isinstance(ack, Ack)
+            return LeaseLost(f"consumer {ack.consumer} does not hold these messages any more: nothing was written")
+        if condition == MOVE:
+            _, move = read_argument(argument, Move)
+            assert isinstance(move, Move)
+            return PositionConflict(
+                f"consumer {move.consumer} is not at the start of this batch, because somebody else moved it: "
+                "nothing was written; stop, and begin at its position"
+            )
+        return KindMismatch(f"the condition {condition} was refused")
+
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
+        return QueueTable(port, info, durable=durable)
+
+    def reader(self, port: Reading, info: TableInfo) -> QueueView:
+        return QueueView(port, info)
+
+    def schema(self, options: bytes) -> Any:
+        return TABLE_SCHEMA
+
+    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+        return in_table_schema(batch, shard)
+
+    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+        return None  # the newest messages are in no synced file: the owner has them all

@@ -1,0 +1,130 @@
+"""Leases on messages, in the owner's memory: who has which message, and until when.
+
+For each consumer and shard there is a window over the messages above the floor, as columns: until when a message is
+out, under which lease, and how often it was delivered.
+
+Thread: the caller's lock.
+Invariants: (1) a message that is out and whose time is not over is not claimed again. (2) a claim stays within the
+window that the ledger can remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.queue.positions import WINDOW, Ack, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Messages of a shard under one lease."""
+
+    shard: int
+    sequences: NDArray[np.int64]  # ascending
+    deliveries: dict[int, int]  # of each of them, this one included
+    lease: int
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The sequences as ranges [low, high)."""
+        for run in np.split(self.sequences, np.flatnonzero(np.diff(self.sequences) != 1) + 1):
+            yield int(run[0]), int(run[-1]) + 1
+
+
+class _Window:
+    """The messages [floor, floor + WINDOW) of a shard, as one consumer sees them."""
+
+    def __init__(self, place: Place) -> None:
+        self.floor = place.floor
+        self.until_s = np.zeros(WINDOW)
+        self.lease = np.zeros(WINDOW, np.int64)
+        self.counts = place.counts()
+
+    def move(self, place: Place) -> None:
+        """Follow the floor; a step back (a seek) begins anew."""
+        step = place.floor - self.floor
+        if step < 0 or step >= WINDOW:
+            self.__init__(place)  # type: ignore[misc]
+        elif step:
+            for column in (self.until_s, self.lease, self.counts):
+                column[:-step] = column[step:]
+                column[-step:] = 0
+            self.floor = place.floor
+
+
+class Leases:
+    """All leases of a queue."""
+
+    def __init__(self, incarnation: int) -> None:
+        self._windows: dict[tuple[str, int], _Window] = {}
+        self._last = incarnation << 32  # ids of another opening of the store are never ours
+        self._turns: dict[str, int] = {}
+
+    def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
+        """All shards, another one first each time: none is starved."""
+        turn = self._turns[consumer] = self._turns.get(consumer, -1) + 1
+        return [(turn + shard) % shards for shard in range(shards)]
+
+    def _window(self, consumer: str, shard: int, place: Place) -> _Window:
+        window = self._windows.get((consumer, shard))
+        if window is None:
+            window = self._windows[consumer, shard] = _Window(place)
+        window.move(place)
+        return window
+
+    def claim(
+        self,
+        consumer: str,
+        shard: int,
+        place: Place,
+        *,
+        within: tuple[int, int],
+        count: int,
+        now_s: float,
+        until_s: float,
+    ) -> Claim | None:
+        """Lease up to `count` messages of [first, next) that nobody has and nobody acknowledged."""
+        window, (low, high) = self._window(consumer, shard, place), within
+        free = ~place.flags() & (window.until_s <= now_s)
+        free[: max(0, min(WINDOW, low - window.floor))] = False
+        free[max(0, min(WINDOW, high - window.floor)) :] = False
+        found = np.flatnonzero(free)[:count]
+        if not len(found):
+            return None
+        self._last += 1
+        window.until_s[found] = until_s
+        window.lease[found] = self._last
+        window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, 255)
+        sequences = found + window.floor
+        counts = dict(zip(sequences.tolist(), window.counts[found].tolist(), strict=True))
+        return Claim(shard, sequences, counts, self._last)
+
+    def hold(self, asked: Ack, now_s: float) -> bool:
+        """Whether every message is under the lease it was got under."""
+        for (shard, sequences), leases in zip(asked.messages, asked.leases, strict=False):
+            window = self._windows.get((asked.consumer, shard))
+            places = np.asarray(sequences, np.int64) - (0 if window is None else window.floor)
+            if window is None or len(leases) != len(places) or (places < 0).any() or (places >= WINDOW).any():
+                return False
+            if (window.lease[places] != np.asarray(leases, np.int64)).any() or (window.until_s[places] <= now_s).any():
+                return False
+        return len(asked.leases) == len(asked.messages)
+
+    def release(self, consumer: str, leases: Sequence[tuple[int, int, int]], until_s: float) -> int:
+        """Give messages back that are still held; they are free from `until_s` on. How many."""
+        given = 0
+        for shard, sequence, lease in leases:
+            window = self._windows.get((consumer, shard))
+            if window is not None and 0 <= (place := sequence - window.floor) < WINDOW and window.lease[place] == lease:
+                window.until_s[place], window.lease[place] = until_s, 0
+                given += 1
+        return given
+
+    def next_lapse_s(self, consumer: str) -> float | None:
+        """When the next lease of a consumer's messages lapses."""
+        times = [window.until_s[window.until_s > 0] for (name, _), window in self._windows.items() if name == consumer]
+        found = [float(some.min()) for some in times if len(some)]
+        return min(found) if found else None

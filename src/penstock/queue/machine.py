@@ -1,0 +1,241 @@
+"""A shard of a queue in a store: a persistent queue, fed by sections.
+
+Its files are its storage: what is applied is in them, and a checkpoint only has to sync them. A trim moves the floor,
+below which nothing is read; the files below it go later, when no snapshot needs them.
+
+Thread: see `partition.machine`; `_lock` keeps apply, sync and the removal of files apart; reading from any.
+Invariants: (1) `stored` is committed to the manifest after the files are synced: opening cuts the files after it.
+(2) the floor that is committed with it is that of the same LSN. (3) nothing is removed at or above the floor, or while
+a snapshot may read it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from penstock.errors import Closed, Invalid
+from penstock.host import threads
+from penstock.journal.record import REFERENCE, PartitionId
+from penstock.kinds import Piece, Site, State, Waiting
+from penstock.manifest.keys import WalStateKey
+from penstock.manifest.records import WalStateRecord
+from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.reference import StagedFile, Staging, decode_reference
+from penstock.queue import section
+from penstock.queue.chain import QueueSettings
+from penstock.queue.messages import Messages
+from penstock.queue.persistent import PersistentQueue
+from penstock.queue.staged import staged_batches
+
+KEY = struct.Struct(">Q")  # a sequence as a key: in order
+_FLOOR = struct.Struct("<Q")
+
+
+class QueueMachine:
+    """The state machine of a shard."""
+
+    stores_cheaply = True
+
+    def __init__(self, descriptor: PartitionDescriptor, site: Site, settings: QueueSettings | None = None) -> None:
+        self._descriptor = descriptor
+        self._site = site
+        self._key = WalStateKey(descriptor.table, descriptor.shard)
+        kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
+        self._lock = threads.lock("queue.machine")
+        self.queue = PersistentQueue.open(
+            site.fs,
+            f"{site.root}/{descriptor.folder}",
+            random=site.random,
+            clock=site.clock,
+            settings=settings,
+            identity=site.identity,
+            cut_after_lsn=kept.stored_lsn,
+        )
+        self._applied = self._stored = max(self.queue.stored_lsn, kept.stored_lsn)  # guarded by _lock
+        self.floor = _FLOOR.unpack(kept.detail)[0] if kept.detail else 1  # guarded by _lock
+        self._pins: dict[QueueState, int] = {}  # guarded by _lock: the first sequence that each may read
+        self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
+        self.changed: Callable[[], None] = _ignore  # called when there are more messages
+
+    @property
+    def applied(self) -> int:
+        return self._applied
+
+    @property
+    def stored(self) -> int:
+        return self._stored
+
+    @property
+    def first(self) -> int:
+        """The oldest message that can be read, or the next one if there is none."""
+        return min(max(self.floor, self.queue.first_sequence), self.queue.next_sequence)
+
+    def apply(self, entry: Entry) -> None:
+        with self._lock:
+            bodies: list[bytes] = []
+            puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and what stands before it
+            count, floor, files = 0, self.floor, list[StagedFile]()
+            for number, part in enumerate(entry.sections):
+                if part.header.form == REFERENCE:
+                    files += decode_reference(part.payload).files
+                    continue
+                found = section.decode(part.payload)
+                if isinstance(found, section.Trim):
+                    floor = max(floor, found.before)
+                    continue
+                if entry.decoded is not None:
+                    puts.append((entry.decoded[number], count))
+                bodies += found.encoded
+                count += len(found)
+            for file in files:
+                bodies += self._bodies_of(file)
+            if bodies:
+                first = self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
+                for source, before in puts:
+                    source.first = first + before
+            self.floor, self._applied = min(floor, self.queue.next_sequence), entry.lsn
+            self._taken += files
+        self.changed()
+
+    def _bodies_of(self, file: StagedFile) -> list[bytes]:
+        path = f"{self._site.root}/{file.file_name}"
+        return [Messages.from_arrow(batch).encode(lsn=0, time_us=0) for batch in staged_batches(self._site.fs, path)]
+
+    def check_staged(self, files: Sequence[StagedFile]) -> None:
+        for file in files:
+            for batch in staged_batches(self._site.fs, f"{self._site.root}/{file.file_name}"):
+                Messages.from_arrow(batch).check()
+
+    # -- reading
+
+    def get(self, key: bytes) -> bytes | None:
+        state = self.snapshot()
+        try:
+            return state.get(key)
+        finally:
+            state.close()
+
+    def snapshot(self) -> QueueState:
+        with self._lock:
+            state = QueueState(self, self._descriptor.partition, self.first, self.queue.next_sequence)
+            self._pins[state] = state.first
+            return state
+
+    def unpin(self, state: QueueState) -> None:
+        with self._lock:
+            self._pins.pop(state, None)
+
+    def touches(self, part: section.Section, key: bytes) -> bool:
+        return False  # messages are seen when they have a number
+
+    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
+        return self.get(key)
+
+    def overlay(self, state: State, sections: Sequence[section.Section], time_us: int) -> State:
+        return state
+
+    # -- files
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def store_now(self) -> None:
+        """Sync the files and commit how far that goes; then staged files that were copied are needed no more."""
+        with self._lock:
+            if self._stored == self._applied:
+                return
+            self.queue.sync()
+            lsn, taken, self._taken = self._applied, self._taken, []
+            txn = self._site.manifest.begin_write()
+            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_FLOOR.pack(self.floor))
+            txn.put_wal_state(self._key, state)
+            txn.commit()
+            self._stored = lsn
+        if taken:
+            site = self._site
+            staging = Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock)
+            staging.discard(self._descriptor.table, taken)
+
+    def drop_files(self) -> None:
+        """Remove files below the floor that no snapshot reads."""
+        with self._lock:
+            before = min([self.floor, *self._pins.values()])
+            if before > self.queue.first_sequence:
+                self.queue.trim(before_sequence=before)
+
+    def close(self) -> None:
+        with self._lock:
+            self.queue.close()
+
+
+def _ignore() -> None:
+    """Nobody waits."""
+
+
+class QueueState:
+    """A shard at one moment: the messages [first, next)."""
+
+    def __init__(self, machine: QueueMachine, partition: PartitionId, first: int, next_sequence: int) -> None:
+        self._machine: QueueMachine | None = machine
+        self._partition = partition
+        self.first = first
+        self.next = next_sequence
+
+    def _queue(self) -> PersistentQueue:
+        if self._machine is None:
+            raise Closed("the snapshot was closed: take another")
+        return self._machine.queue
+
+    def bounds(self, start: bytes, end: bytes | None) -> tuple[int, int]:
+        """The sequences [from, to) of a range of keys that are here."""
+        low = max(self.first, sequence_of(start))
+        return low, max(low, self.next if end is None else min(self.next, sequence_of(end)))
+
+    def get(self, key: bytes) -> bytes | None:
+        low, high = self.bounds(key, KEY.pack(sequence_of(key) + 1))
+        if low == high:
+            return None
+        payload: bytes = self._queue().read(low, limit_messages=1)[0].payloads[0].as_py()
+        return payload
+
+    def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """(sequence as eight bytes, payload)."""
+        if reverse:
+            raise Invalid("a queue is read forwards")
+        for batch in self.scan_arrow(start, end):
+            keys = map(KEY.pack, batch.column("sequence").to_pylist())
+            yield from zip(keys, batch.column("payload").to_pylist(), strict=True)
+
+    def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
+        low, high = self.bounds(start, end)
+        while low < high:
+            for batch in self._queue().read(low):
+                part = batch.slice(low, high)
+                low = part.next
+                if len(part):
+                    yield part.record_batch()
+                if low >= high:
+                    break
+
+    def pieces(self, count: int) -> list[Piece]:
+        """Parts of about one number of messages; a reader elsewhere asks the owner for them."""
+        total = self.next - self.first
+        borders = [self.first + total * place // count for place in range(count)] + [self.next]
+        return [
+            Piece(self._partition, KEY.pack(low), KEY.pack(high), b"", high - low)
+            for low, high in pairwise(borders)
+            if low < high
+        ]
+
+    def close(self) -> None:
+        if self._machine is not None:
+            self._machine.unpin(self)
+            self._machine = None
+
+
+def sequence_of(key: bytes) -> int:
+    """The sequence that a key stands for; a shorter one counts as if zeros followed."""
+    return KEY.unpack(key[:8].ljust(8, b"\0"))[0]  # type: ignore[no-any-return]

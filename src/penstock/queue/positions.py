@@ -1,0 +1,243 @@
+"""How far consumers are: rows of the ledger, and the conditions that read and move them.
+
+A consumer has one row for each shard. It is *leased* (messages are taken and acknowledged one by one: a floor, below
+which everything is acknowledged, and a bitmap of what is acknowledged above it) or *streamed* (only the floor counts:
+somebody else keeps order and moves it from one place to the next). The first use decides which; the other is refused.
+
+    queue.ack       every named message is not acknowledged yet: then it is; otherwise refused
+    queue.move      every shard stands at its start: then at its end; every one at or past its end: duplicate;
+                    anything else: refused
+    queue.deliver   counts a delivery of messages; always accepted
+    queue.seek      puts shards to places; always accepted
+    queue.forget    removes the consumer; always accepted
+
+Thread: pure functions over rows; the ledger calls them in LSN order.
+Invariant: the bitmap and the counts reach at most WINDOW messages above the floor.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError
+from penstock.partition.ledger import KindCondition, Verdict, kind_rows
+
+WINDOW = 4_096  # messages above the floor of a shard that can be out or acknowledged
+DELIVERIES_MAX = 255  # counted no further
+
+Mode: TypeAlias = Literal["leased", "streamed"]
+Get: TypeAlias = Callable[[bytes], bytes | None]
+Put: TypeAlias = Callable[[bytes, bytes | None], None]
+_TABLE = struct.Struct(">Q")
+_SHARD = struct.Struct(">H")
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer's row for one shard."""
+
+    mode: Mode
+    floor: int = 1
+    acknowledged: bytes = b""  # bit i, little-endian: message `floor + i`; bit 0 is never set
+    deliveries: bytes = b""  # byte i: how often message `floor + i` was delivered
+
+    def flags(self) -> NDArray[np.bool_]:
+        """For each message of the window, whether it is acknowledged."""
+        return _spread(np.unpackbits(np.frombuffer(self.acknowledged, np.uint8), bitorder="little")).astype(np.bool_)
+
+    def counts(self) -> NDArray[np.uint8]:
+        """For each message of the window, how often it was delivered."""
+        return _spread(np.frombuffer(self.deliveries, np.uint8))
+
+
+def _spread(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    spread = np.zeros(WINDOW, np.uint8)
+    spread[: min(len(found), WINDOW)] = found[:WINDOW]
+    return spread
+
+
+def _packed(mode: Mode, floor: int, flags: NDArray[np.bool_], counts: NDArray[np.uint8]) -> Place:
+    """A row whose floor is moved over all that is acknowledged in one piece."""
+    done = WINDOW if flags.all() else int(np.argmin(flags))
+    floor += done
+    bits = np.packbits(flags[done:], bitorder="little").tobytes().rstrip(b"\0")
+    return Place(mode, floor, bits, counts[done:].tobytes().rstrip(b"\0"))
+
+
+# -- what conditions are given
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True):
+    """Messages by shard, and the leases they were got under, which only the owner looks at."""
+
+    consumer: str
+    messages: list[tuple[int, list[int]]]
+    leases: list[list[int]] = []
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """(shard, start, end) for each shard."""
+
+    consumer: str
+    ranges: list[tuple[int, int, int]]
+
+
+class Deliver(msgspec.Struct, frozen=True, array_like=True):
+    """Messages by shard."""
+
+    consumer: str
+    messages: list[tuple[int, list[int]]]
+
+
+class Seek(msgspec.Struct, frozen=True, array_like=True):
+    """(shard, sequence) for each shard."""
+
+    consumer: str
+    places: list[tuple[int, int]]
+    mode: Mode
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer that is needed no more."""
+
+    consumer: str
+    shards: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_place = msgspec.msgpack.Decoder(Place)
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Ack, Move, Deliver, Seek, Forget)}
+
+
+def argument(table: int, asked: Ack | Move | Deliver | Seek | Forget) -> bytes:
+    """The argument of a condition: it begins with the table, as every kind's does."""
+    return _TABLE.pack(table) + _encode(asked)
+
+
+def read_argument(data: bytes, kind: type[msgspec.Struct]) -> tuple[int, msgspec.Struct]:
+    """The table and what is asked."""
+    try:
+        return _TABLE.unpack_from(data)[0], _decoders[kind].decode(data[_TABLE.size :])  # type: ignore[index]
+    except (struct.error, msgspec.DecodeError) as error:
+        raise CorruptionError("condition of a queue", 0, f"it does not decode ({error})") from None
+
+
+# -- rows
+
+
+def rows_of(table: int) -> bytes:
+    """How the rows of all consumers of a queue begin."""
+    return kind_rows(table) + b"c"
+
+
+def row_key(table: int, shard: int, consumer: str) -> bytes:
+    """The key of a consumer's row for a shard."""
+    return rows_of(table) + _SHARD.pack(shard) + consumer.encode()
+
+
+def parse_key(table: int, key: bytes) -> tuple[int, str]:
+    """(shard, consumer) of a row."""
+    rest = key[len(rows_of(table)) :]
+    return _SHARD.unpack_from(rest)[0], rest[_SHARD.size :].decode()
+
+
+def read_place(get: Get, table: int, shard: int, consumer: str) -> Place | None:
+    """Where a consumer is in a shard; None if it is new."""
+    kept = get(row_key(table, shard, consumer))
+    return None if kept is None else decode_place(kept)
+
+
+def decode_place(row: bytes) -> Place:
+    """What a row holds."""
+    try:
+        return _place.decode(row)
+    except msgspec.DecodeError as error:
+        raise CorruptionError("a consumer's row", 0, f"it does not decode ({error})") from None
+
+
+# -- conditions
+
+
+def _ack(data: bytes, get: Get, put: Put) -> Verdict:
+    table, asked = read_argument(data, Ack)
+    assert isinstance(asked, Ack)
+    for shard, sequences in asked.messages:
+        place = read_place(get, table, shard, asked.consumer) or Place("leased")
+        flags, places = place.flags(), np.asarray(sequences, np.int64) - place.floor
+        wrong = place.mode != "leased" or _outside(places) or flags[places].any()
+        if wrong or len(np.unique(places)) != len(places):
+            return Verdict.REFUSED
+        flags[places] = True
+        row = _packed("leased", place.floor, flags, place.counts())
+        put(row_key(table, shard, asked.consumer), _encode(row))
+    return Verdict.ACCEPTED
+
+
+def _outside(places: NDArray[np.int64]) -> bool:
+    return bool(len(places)) and (int(places.min()) < 0 or int(places.max()) >= WINDOW)
+
+
+def _move(data: bytes, get: Get, put: Put) -> Verdict:
+    table, asked = read_argument(data, Move)
+    assert isinstance(asked, Move)
+    places = [read_place(get, table, shard, asked.consumer) for shard, _, _ in asked.ranges]
+    if any(place is not None and place.mode != "streamed" for place in places):
+        return Verdict.REFUSED
+    # A consumer without a row is wherever it says that it is.
+    floors = [
+        start if place is None else place.floor for place, (_, start, _) in zip(places, asked.ranges, strict=True)
+    ]
+    moves = any(start < end for _, start, end in asked.ranges)
+    if moves and all(floor >= end for floor, (_, _, end) in zip(floors, asked.ranges, strict=True)):
+        return Verdict.DUPLICATE
+    if any(floor != start or end < start for floor, (_, start, end) in zip(floors, asked.ranges, strict=True)):
+        return Verdict.REFUSED
+    for shard, _, end in asked.ranges:
+        put(row_key(table, shard, asked.consumer), _encode(Place("streamed", end)))
+    return Verdict.ACCEPTED
+
+
+def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
+    table, asked = read_argument(data, Deliver)
+    assert isinstance(asked, Deliver)
+    for shard, sequences in asked.messages:
+        place = read_place(get, table, shard, asked.consumer) or Place("leased")
+        places = np.asarray(sequences, np.int64) - place.floor
+        places = places[(places >= 0) & (places < WINDOW)]  # others were acknowledged since
+        counts = place.counts()
+        counts[places] = np.minimum(counts[places].astype(np.int64) + 1, DELIVERIES_MAX)
+        put(row_key(table, shard, asked.consumer), _encode(_packed(place.mode, place.floor, place.flags(), counts)))
+    return Verdict.ACCEPTED
+
+
+def _seek(data: bytes, get: Get, put: Put) -> Verdict:
+    table, asked = read_argument(data, Seek)
+    assert isinstance(asked, Seek)
+    for shard, sequence in asked.places:
+        put(row_key(table, shard, asked.consumer), _encode(Place(asked.mode, sequence)))
+    return Verdict.ACCEPTED
+
+
+def _forget(data: bytes, get: Get, put: Put) -> Verdict:
+    table, asked = read_argument(data, Forget)
+    assert isinstance(asked, Forget)
+    for shard in range(asked.shards):
+        put(row_key(table, shard, asked.consumer), None)
+    return Verdict.ACCEPTED
+
+
+ACK, MOVE, DELIVER, SEEK, FORGET = "queue.ack", "queue.move", "queue.deliver", "queue.seek", "queue.forget"
+CONDITIONS: dict[str, KindCondition] = {ACK: _ack, MOVE: _move, DELIVER: _deliver, SEEK: _seek, FORGET: _forget}
+
+
+def sequences_of(messages: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """(shard, sequence) pairs by shard, in order."""
+    by_shard: dict[int, list[int]] = {}
+    for shard, sequence in messages:
+        by_shard.setdefault(shard, []).append(sequence)
+    return sorted(by_shard.items())

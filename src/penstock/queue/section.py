@@ -1,0 +1,198 @@
+"""Writes to one shard of a queue, between the caller and its files.
+
+A section is `Puts`, messages in the order in which they came, or `Trim`, a sequence below which messages are gone.
+The bytes of a batch in a section are those of a record in a data file, but for the LSN and time in their first bytes.
+
+Thread: changed under the coordinator's lock, and by nobody once it is sealed; `Puts.first` is set at apply.
+Invariant: decode(encode(section)) holds the same messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeAlias
+
+from penstock.errors import CorruptionError
+from penstock.journal.record import PartitionId
+from penstock.partition.pending import PendingDelta
+from penstock.queue.messages import PREFIX, Messages
+
+MESSAGES, TRIM = 0, 1
+_HEADER = struct.Struct("<BxxxI")  # form, number of batches
+_U64 = struct.Struct("<Q")
+
+Message: TypeAlias = tuple[bytes, bytes | None, int | None]  # payload, key, time
+
+
+class Puts:
+    """Messages on their way to a shard."""
+
+    __slots__ = ("_count", "_open", "_parts", "first")
+
+    def __init__(self) -> None:
+        self._parts: list[Messages | list[Message]] = []
+        self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
+        self._count = 0
+        self.first: int | None = None  # the sequence of the first of them, once they are applied
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, message: Message) -> int:
+        """Append one message; its place among these."""
+        if self._open is None:
+            self._open = []
+            self._parts.append(self._open)
+        self._open.append(message)
+        self._count += 1
+        return self._count - 1
+
+    def add_many(self, messages: Messages) -> int:
+        """Append a batch; the place of its first message."""
+        self._open = None
+        self._parts.append(messages)
+        self._count += len(messages)
+        return self._count - len(messages)
+
+    def get(self, key: bytes) -> None:
+        """Messages have no number before they are applied, so nobody finds one here."""
+
+    def bodies(self) -> list[bytes]:
+        """The batches, encoded without an LSN and a time."""
+        batches: list[Messages] = []
+        for part in self._parts:
+            batches += [part] if isinstance(part, Messages) else map(_batch, _runs(part))
+        return [batch.encode(lsn=0, time_us=_NO_TIME) for batch in batches]
+
+
+class Trim:
+    """Messages below a sequence are gone."""
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+
+    def __len__(self) -> int:
+        return 1
+
+    def get(self, key: bytes) -> None: ...
+
+
+class Encoded:
+    """Messages whose bytes are at hand: out of the journal, or from a client."""
+
+    __slots__ = ("count", "encoded", "first")
+
+    def __init__(self, encoded: list[bytes]) -> None:
+        self.encoded = encoded
+        self.count: int = sum(PREFIX.unpack_from(body)[2] for body in encoded)
+        self.first: int | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def get(self, key: bytes) -> None: ...
+
+    def bodies(self) -> list[bytes]:
+        return self.encoded
+
+
+Section: TypeAlias = Puts | Encoded | Trim
+_NO_TIME = -(1 << 63)  # no message has it, so that a time of its own is kept even if all are the same
+
+
+def _runs(messages: list[Message]) -> list[list[Message]]:
+    """Cut where messages with a time of their own meet such without."""
+    runs: list[list[Message]] = []
+    timed: bool | None = None
+    for message in messages:
+        if timed is not (message[2] is not None):
+            timed = message[2] is not None
+            runs.append([])
+        runs[-1].append(message)
+    return runs
+
+
+def _batch(messages: list[Message]) -> Messages:
+    payloads, keys, times = zip(*messages, strict=True)
+    keyed = any(key is not None for key in keys)
+    return Messages.of(payloads, keys if keyed else None, None if times[0] is None else times)
+
+
+# -- inserts, under the coordinator's lock
+
+
+def _puts(delta: PendingDelta, partition: PartitionId) -> Puts:
+    sections = delta.begin() if delta.open is None else delta.open
+    found: Puts | None = sections.get(partition)
+    if found is None:
+        found = sections[partition] = Puts()
+    return found
+
+
+class Receipt:
+    """Where a write went: filled in as it goes in."""
+
+    __slots__ = ("offset", "section")
+
+    section: Puts
+    offset: int
+
+
+def put(delta: PendingDelta, partition: PartitionId, message: Message, receipt: Receipt | None) -> None:
+    """One message."""
+    puts = _puts(delta, partition)
+    offset = puts.add(message)
+    if receipt is not None:
+        receipt.section, receipt.offset = puts, offset
+
+
+def put_many(delta: PendingDelta, partition: PartitionId, messages: Messages, receipt: Receipt | None) -> None:
+    """Many messages."""
+    puts = _puts(delta, partition)
+    offset = puts.add_many(messages)
+    if receipt is not None:
+        receipt.section, receipt.offset = puts, offset
+
+
+def trim(delta: PendingDelta, partition: PartitionId, before: int, _: None) -> None:
+    """A trim: a group of its own."""
+    delta.begin()[partition] = Trim(before)
+    delta.open = None
+
+
+# -- bytes
+
+
+def encode(section: Section) -> bytes:
+    """A section as bytes."""
+    if isinstance(section, Trim):
+        return _HEADER.pack(TRIM, 0) + _U64.pack(section.before)
+    bodies = section.bodies()
+    parts = [_HEADER.pack(MESSAGES, len(bodies)), *(_U64.pack(len(body)) for body in bodies)]
+    for body in bodies:
+        parts += (body, bytes(-len(body) & 7))
+    return b"".join(parts)
+
+
+def decode(payload: bytes) -> Encoded | Trim:
+    """The section in a payload."""
+    try:
+        form, count = _HEADER.unpack_from(payload)
+        at = _HEADER.size
+        if form == TRIM:
+            if count or len(payload) != at + _U64.size:
+                raise ValueError("a trim has another length")
+            return Trim(_U64.unpack_from(payload, at)[0])
+        sizes = [_U64.unpack_from(payload, at + place * _U64.size)[0] for place in range(count)]
+        at += count * _U64.size
+        bodies: list[bytes] = []
+        for size in sizes:
+            bodies.append(payload[at : at + size])
+            at += size + (-size & 7)
+        if form != MESSAGES or at != len(payload) or any(len(body) < PREFIX.size for body in bodies):
+            raise ValueError("its length is wrong")
+    except (ValueError, struct.error, OverflowError) as error:
+        raise CorruptionError("queue section", 0, f"it does not decode ({error})") from None
+    return Encoded(bodies)

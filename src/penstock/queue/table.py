@@ -1,0 +1,331 @@
+"""The API of a queue, over a port.
+
+Thread: any number; a table has no state but the shard that the next message without a key goes to.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.coordinator import Epoch
+from penstock.errors import Invalid, NotFound
+from penstock.journal.record import PartitionId
+from penstock.kinds import Port, Reading, partitions_of
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
+from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
+from penstock.partition.pending import PendingDelta, PendingGroup
+from penstock.queue import section
+from penstock.queue.machine import KEY
+from penstock.queue.messages import TIME, Messages
+from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
+
+if TYPE_CHECKING:
+    from penstock.queue.consumer import Consumer
+
+MESSAGE_BYTES = 200  # what a pending message takes beside its key and payload
+TABLE_SCHEMA = pa.schema(
+    [
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("timestamp", TIME, nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+
+class Position(NamedTuple):
+    """Where a message is."""
+
+    shard: int
+    sequence: int
+    lsn: int
+
+
+class Message(NamedTuple):
+    """A message as it is read."""
+
+    shard: int
+    sequence: int
+    time_us: int
+    key: bytes | None
+    payload: bytes
+
+
+def in_table_schema(batch: Any, shard: int) -> Any:
+    """A record batch of a shard with the shard beside it."""
+    count = batch.num_rows
+    columns = [
+        fixed_array(pa.int32(), np.full(count, shard, np.int32)),
+        batch.column("sequence").cast(pa.int64()),
+        batch.column("time"),
+        batch.column("key"),
+        batch.column("payload"),
+    ]
+    return pa.record_batch(columns, schema=TABLE_SCHEMA)
+
+
+class QueueView:
+    """Reading a queue, live or in a snapshot."""
+
+    def __init__(self, port: Reading, info: TableInfo) -> None:
+        self._reading = port
+        self._info = info
+        self._partitions = partitions_of(info)
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def shards(self) -> int:
+        return self._info.shards
+
+    @property
+    def schema(self) -> Any:
+        """Shard, sequence, timestamp, key, payload."""
+        return TABLE_SCHEMA
+
+    def _partition(self, shard: int) -> PartitionId:
+        if not isinstance(shard, int) or not 0 <= shard < self.shards:  # type: ignore[redundant-expr]
+            raise Invalid(f"queue {self.name} has the shards 0 to {self.shards - 1}, not {shard}")
+        return self._partitions[shard]
+
+    def read(self, shard: int = 0, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
+        """Messages of a shard from a sequence on; `NotFound` if the first of them was trimmed."""
+        if limit < 0 or from_sequence < 0:
+            raise Invalid("from_sequence and limit are 0 or more")
+        start, end = KEY.pack(from_sequence), KEY.pack(from_sequence + limit)
+        found: list[Message] = []
+        for batch in self._reading.scan_arrow(self._partition(shard), start, end):
+            found += _messages(batch, shard)
+        if limit and from_sequence > 1 and (found[0].sequence if found else from_sequence) > from_sequence:
+            raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {found[0].sequence}")
+        return found
+
+    def scan_arrow(
+        self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
+    ) -> Iterator[Any]:
+        """Record batches of the table's schema, of one shard or of all."""
+        start, end = KEY.pack(from_sequence), None if to_sequence is None else KEY.pack(to_sequence)
+        for number in range(self.shards) if shard is None else [shard]:
+            for batch in self._reading.scan_arrow(self._partition(number), start, end):
+                yield in_table_schema(batch, number)
+
+    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> Any:
+        """An Arrow table of messages."""
+        return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), TABLE_SCHEMA)
+
+    def to_arrow(self) -> Any:
+        """All messages as an Arrow table."""
+        return self.read_arrow()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(TABLE_SCHEMA, self.scan_arrow())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+def _messages(batch: Any, shard: int) -> Iterator[Message]:
+    times = batch.column("time").cast(pa.int64()).to_pylist()
+    sequences, keys = batch.column("sequence").to_pylist(), batch.column("key").to_pylist()
+    return map(Message, itertools.repeat(shard), sequences, times, keys, bytes_list(batch.column("payload")))
+
+
+class QueueTable(QueueView):
+    """A queue of an open store."""
+
+    def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
+        super().__init__(port, info)
+        self._port = port
+        self._durable = durable
+        self._turn = itertools.count()
+
+    # -- writing
+
+    def put(
+        self,
+        payload: bytes,
+        *,
+        key: bytes | None = None,
+        time: int | datetime | None = None,
+        token: tuple[str, int] | None = None,
+        durable: bool | None = None,
+    ) -> Epoch:
+        """Add a message. Those of one key stay in order; with a token it is added at most once, and durably."""
+        message = _checked(payload, key, time)
+        size = len(payload) + len(key or b"") + MESSAGE_BYTES
+        partition = self._place(key)
+        if token is not None:
+            return self._put_once(token, partition, section.put, message, size)
+        return self._end(self._port.write(partition, section.put, size, message, None), durable)
+
+    def put_many(
+        self,
+        messages: Any,
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        token: tuple[str, int] | None = None,
+        durable: bool | None = None,
+    ) -> Epoch:
+        """Add many: payloads (with `keys`), an Arrow array of payloads, or a table of payload, key and time.
+
+        Messages without keys all go to one shard, in order. In a queue of several shards they are one write for each
+        shard; with a token they are one group, added at most once, and durably.
+        """
+        batch = _columns(messages, keys)
+        batch.check()
+        if not len(batch):
+            return Epoch(0)
+        parts = self._by_shard(batch)
+        if token is not None:
+            group = PendingDelta()
+            for partition, part in parts:
+                section.put_many(group, partition, part, None)
+            return self._commit_once(token, group, sum(_size(part) for _, part in parts))
+        epoch = Epoch(0)
+        for partition, part in parts:
+            epoch = self._port.write(partition, section.put_many, _size(part), part, None)
+        return self._end(epoch, durable)
+
+    def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
+        """Add a message and wait until it is durable and has its number."""
+        message = _checked(payload, key, time)
+        shard = self._partitions.index(self._place(key))
+        asked = Call(shard=shard, payload=message[0], key=message[1], time_us=message[2])
+        lsn, sequence = msgspec.msgpack.decode(self._port.call(self._info, "append", encode_call(asked)))
+        return Position(shard, sequence, lsn)
+
+    def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
+        """Give up the messages of a shard below a sequence."""
+        if not isinstance(before, int) or before < 1:  # type: ignore[redundant-expr]
+            raise Invalid(f"trim takes the sequence of the first message that stays, not {before!r}")
+        return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
+
+    def _place(self, key: bytes | None) -> PartitionId:
+        if len(self._partitions) == 1:
+            return self._partitions[0]
+        if key is None:
+            return self._partitions[next(self._turn) % len(self._partitions)]
+        return self._partitions[xxhash.xxh3_64_intdigest(key) % len(self._partitions)]
+
+    def _by_shard(self, batch: Messages) -> list[tuple[PartitionId, Messages]]:
+        if len(self._partitions) == 1 or batch.keys is None:
+            return [(self._place(None), batch)]
+        keys = batch.keys.to_pylist()
+        spare = self._partitions.index(self._place(None))
+        digest, count = xxhash.xxh3_64_intdigest, len(self._partitions)
+        shards = np.array([spare if key is None else digest(key) % count for key in keys])
+        parts = []
+        for shard in np.unique(shards):
+            rows = np.flatnonzero(shards == shard)
+            times = None if batch.times is None else batch.times[rows]
+            parts.append(
+                (self._partitions[int(shard)], Messages(batch.payloads.take(rows), batch.keys.take(rows), times))
+            )
+        return parts
+
+    def _put_once(self, token: Any, partition: PartitionId, insert: Any, message: Any, size: int) -> Epoch:
+        delta = PendingDelta()
+        insert(delta, partition, message, None)
+        return self._commit_once(token, delta, size)
+
+    def _commit_once(self, token: Any, delta: PendingDelta, size: int) -> Epoch:
+        group = PendingGroup(encode_condition(Condition(check_token(token))))
+        group.sections = delta.groups[0].sections
+        epoch = self._port.settle(group, size)
+        if group.verdict is Verdict.TOKEN_TOO_OLD:
+            raise self._too_old(token)
+        return epoch
+
+    def _too_old(self, token: tuple[str, int]) -> Exception:
+        from penstock.errors import TokenTooOld
+
+        return TokenTooOld(f"token {token} is below the window of its producer: nothing was written")
+
+    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
+        if self._durable if durable is None else durable:
+            self._port.flush(epoch, 30.0)
+        return epoch
+
+    # -- asking
+
+    def seek(self, time: int | datetime, *, shard: int = 0) -> int:
+        """The sequence of the first message whose record has this time or a later one."""
+        self._partition(shard)
+        answer = self._port.call(self._info, "seek", encode_call(Call(shard=shard, time_us=microseconds(time))))
+        return msgspec.msgpack.decode(answer, type=int)
+
+    def bounds(self) -> list[Bounds]:
+        """For each shard: the oldest sequence, and the next one."""
+        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[Bounds])
+
+    def statistics(self) -> QueueTotals:
+        """Messages, files and bytes, and how far each consumer is."""
+        return msgspec.msgpack.decode(self._port.call(self._info, "statistics", b""), type=QueueTotals)
+
+    # -- consuming
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        visibility_timeout_s: float = 30.0,
+        deliveries_max: int | None = None,
+        dead_letter: str | None = None,
+    ) -> Consumer:
+        """A consumer by name: all that have one name share the messages; each name sees all of them."""
+        from penstock.queue.consumer import Consumer, ConsumerSettings
+
+        settings = ConsumerSettings(
+            visibility_timeout_s=visibility_timeout_s, deliveries_max=deliveries_max, dead_letter=dead_letter
+        )
+        return Consumer(self._port, self._info, name, settings)
+
+
+def _checked(payload: Any, key: Any, time: Any) -> section.Message:
+    if type(payload) is not bytes or (key is not None and type(key) is not bytes):
+        raise Invalid(f"a payload and a key are bytes, not {type(payload).__name__} and {type(key).__name__}")
+    if len(payload) > VALUE_BYTES_MAX or len(key or b"") > KEY_BYTES_MAX:
+        raise Invalid(f"a payload has at most {VALUE_BYTES_MAX} bytes and a key {KEY_BYTES_MAX}")
+    return payload, key, None if time is None else microseconds(time)
+
+
+def microseconds(time: Any) -> int:
+    """A time as a user gives it: microseconds since 1970, or a datetime with a zone."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
+        return round(time.timestamp() * 1_000_000)
+    if isinstance(time, bool) or not isinstance(time, int) or not -(1 << 62) < time < 1 << 62:
+        raise Invalid(f"a time is in microseconds since 1970, or a datetime, not {time!r}")
+    return time
+
+
+def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
+    if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, (pa.Table, pa.ChunkedArray)):
+        messages = pa.table(messages)
+    if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
+        if keys is not None:
+            raise Invalid("keys of an Arrow table go into its column `key`")
+        try:
+            return Messages.from_arrow(messages)
+        except pa.ArrowException as error:
+            raise Invalid(f"payload and key are binary, time is a timestamp ({error})") from None
+    if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
+        raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
+    return Messages.of(list(messages), keys)
+
+
+def _size(messages: Messages) -> int:
+    return int(messages.ends()[-1]) + 32 * len(messages) + MESSAGE_BYTES
+
+
+__all__ = ["Found", "Message", "Position", "QueueTable", "QueueView"]

@@ -1,0 +1,177 @@
+"""Tables by name: the surface that an owned store and a connected one share.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any
+
+from penstock.batch import StoreBatch
+from penstock.coordinator import Acknowledgement
+from penstock.errors import Invalid, KindMismatch, NotFound
+from penstock.kinds import Port, SnapshotReading, partitions_of
+from penstock.kv.table import KvReader, KvTable
+from penstock.kv.values import VALUE_TYPES, Options, ValueType, encode_options
+from penstock.partition.ledger import TableInfo, check_token
+from penstock.partition.reference import StagedFile
+from penstock.queue.options import QueueOptions, Retention, encode_queue_options
+from penstock.queue.table import QueueTable, QueueView
+from penstock.registry import kind_named
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+SHARDS_MAX = 1_024
+
+
+class Tables(ABC):
+    """What one does with a store, over a port into it."""
+
+    _port: Port
+    _durable: bool
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """Raise `Closed` if it is."""
+
+    # -- tables
+
+    def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable:
+        """A kv table; made if it is absent, unless `create=False` (`NotFound`)."""
+        if value is not None and value not in VALUE_TYPES:
+            raise Invalid(f"value={value!r} is unknown: use one of {', '.join(VALUE_TYPES)}")
+        wanted = encode_options(Options(value or "bytes"))
+        info = self._table(name, "kv", shards, wanted, create=create)
+        if value is not None and info.options != wanted:
+            raise KindMismatch(f"table {name} holds values of another type than {value}")
+        return KvTable(self._port, info, durable=self._durable)
+
+    def queue(
+        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+    ) -> QueueTable:
+        """A queue; made if it is absent, unless `create=False` (`NotFound`). `retention` counts when it is made."""
+        wanted = encode_queue_options(QueueOptions(retention or Retention()))
+        info = self._table(name, "queue", shards, wanted, create=create)
+        if retention is not None and info.options != wanted:
+            raise KindMismatch(f"queue {name} was made with another retention")
+        return QueueTable(self._port, info, durable=self._durable)
+
+    def table(self, name: str) -> Any:
+        """A table of whatever kind it is; `NotFound` if there is none."""
+        info = self._existing(name)
+        return kind_named(info.kind, name).table(self._port, info, durable=self._durable)
+
+    def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
+        self._check_usable()
+        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
+            raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
+        if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:  # type: ignore[redundant-expr]
+            raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
+        info = self._port.table(name)
+        if info is None:
+            if not create:
+                raise self._unknown(name)
+            info = self._port.create(name, kind, shards, options)
+        if info.kind != kind:
+            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
+        if shards not in (1, info.shards):
+            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}")
+        return info
+
+    def _existing(self, name: str) -> TableInfo:
+        self._check_usable()
+        info = self._port.table(name)
+        if info is None:
+            raise self._unknown(name)
+        return info
+
+    def _unknown(self, name: str) -> NotFound:
+        return NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
+
+    def tables(self) -> list[str]:
+        """The names of all tables."""
+        self._check_usable()
+        return [info.name for info in self._port.tables()]
+
+    def drop(self, name: str) -> None:
+        """Remove a table and all that is in it."""
+        self._check_usable()
+        self._port.drop(name)
+
+    # -- durability and consistency
+
+    def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
+        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
+        self._check_usable()
+        return self._port.flush(epoch or None, timeout_s)
+
+    def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
+        """Writes to any tables that happen together or not at all; with a token at most once."""
+        self._check_usable()
+        return StoreBatch(self._port, token=None if token is None else check_token(token), durable=durable)
+
+    def snapshot(self) -> StoreSnapshot:
+        """Everything that is applied, at one LSN."""
+        self._check_usable()
+        return StoreSnapshot(self._port.snapshot())
+
+    def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
+        """Places for files to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
+        info = self._existing(name)
+        if not 0 <= shard < info.shards:
+            raise Invalid(f"table {name} has the shards 0 to {info.shards - 1}, not {shard}")
+        return self._port.stage(partitions_of(info)[shard], count, lease_s)
+
+
+class StoreSnapshot:
+    """All tables at one LSN."""
+
+    def __init__(self, port: SnapshotReading) -> None:
+        self._port = port
+
+    @property
+    def lsn(self) -> int:
+        return self._port.lsn
+
+    def tables(self) -> list[str]:
+        """The names of all tables."""
+        return [info.name for info in self._port.tables()]
+
+    def table(self, name: str) -> Any:
+        """A table of whatever kind it is."""
+        info = self._info(name)
+        return kind_named(info.kind, name).reader(self._port, info)
+
+    def kv(self, name: str) -> KvReader:
+        found: KvReader = self._of_kind(name, "kv")
+        return found
+
+    def queue(self, name: str) -> QueueView:
+        found: QueueView = self._of_kind(name, "queue")
+        return found
+
+    def _of_kind(self, name: str, kind: str) -> Any:
+        info = self._info(name)
+        if info.kind != kind:
+            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
+        return self.table(name)
+
+    def _info(self, name: str) -> TableInfo:
+        info = self._port.table(name)
+        if info is None:
+            raise NotFound(f"there is no table {name} in this snapshot")
+        return info
+
+    def close(self) -> None:
+        """Let go of the files it needs."""
+        self._port.close()
+
+    def __enter__(self) -> StoreSnapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
