@@ -73,6 +73,26 @@ class Piece:
     rows: int = 0  # about
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where files are built for a store that somebody else owns."""
+
+    root: str  # the store's folder, or one that stands for it until the files are handed over
+    identity: bytes  # of the store
+    reserve: Callable[[PartitionId, int], list[StagedFile]]  # places for so many files of a shard
+    time_us: int  # the store's, when the work began
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Rows for one shard, ready to be committed: as a section's bytes, or as a file that was built."""
+
+    partition: PartitionId
+    payload: bytes = b""
+    file: StagedFile | None = None
+    rows: int = 0
+
+
 class Machine(PartitionStateMachine, Protocol):
     """The state machine of a shard, and how it is read."""
 
@@ -169,6 +189,12 @@ class Kind(Protocol):
 
     def shown(self, batch: Any, options: bytes, shard: int) -> Any:
         """A record batch of a shard's scan in the table's schema."""
+
+    def load_schema(self, given: Any, options: bytes) -> Any:
+        """What columns rows to be written may have, as an Arrow schema; `Invalid` if `given` does not fit."""
+
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+        """Prepare rows to be written, in another process than the owner: little as sections, much as files."""
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         """Record batches (as of a shard's scan) read from the piece's files; None if they cannot be read here."""

@@ -107,8 +107,6 @@ def test_files_that_are_not_what_was_handed_in_are_refused(disk: SimulatedDisk, 
         commit(StagedFile(good.chunk_id, good.file_name, good.size_bytes, bytes(32)))
     with pytest.raises(Invalid, match="not staged"):
         commit(StagedFile(999, good.file_name, good.size_bytes, good.digest))
-    with pytest.raises(Invalid, match="disjoint"):
-        commit(good, build(store, disk, unbuilt, {b"a": b"2"}))
     with pytest.raises(NotFound):
         store.stage("nothing")
     with pytest.raises(Invalid, match="shards 0 to 0"):
@@ -117,6 +115,25 @@ def test_files_that_are_not_what_was_handed_in_are_refused(disk: SimulatedDisk, 
     with pytest.raises(Invalid, match="size and hash"):
         commit(good)
     assert dict(store.kv("t").scan()) == {}
+
+
+def test_files_that_overlap_are_runs_of_one_lsn(disk: SimulatedDisk, clock: FakeClock) -> None:
+    """As tasks that do not know of each other build them: the newest id wins, before and after everything."""
+    store = open_here(disk, clock)
+    table = store.kv("t")
+    table.put(b"a", b"old", durable=True)
+    loads = [{b"a": b"1", b"c": b"1"}, {b"b": b"2", b"c": b"2"}, {b"d": b"3"}]
+    with store.batch(token=("load", 1)) as batch:
+        for place, rows in zip(store.stage("t", count=3), loads, strict=True):
+            batch.adopt("t", [build(store, disk, place, rows)])
+    expected = {b"a": b"1", b"b": b"2", b"c": b"2", b"d": b"3"}
+    assert dict(table.scan()) == expected
+    store.close()
+    store = open_here(disk, clock)
+    assert dict(store.kv("t").scan()) == expected
+    assert store.kv("t").get(b"c") == b"2"
+    store.compact("t")
+    assert dict(store.kv("t").scan()) == expected
 
 
 def test_what_nobody_commits_is_purged_when_its_time_is_over(disk: SimulatedDisk, clock: FakeClock) -> None:

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from penstock.errors import Invalid, PenstockError
-from penstock.kinds import Host, Piece, Port, Reading, Site
+from penstock.kinds import Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.kv import section
+from penstock.kv.loading import Loader, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import read_piece
 from penstock.kv.table import KvReader, KvTable, kv_schema
@@ -76,6 +77,12 @@ class KvKind:
         kept = decode_options(options)
         columns = [batch.column("key"), arrow_values(batch.column("value"), kept), batch.column("lsn")]
         return pa.record_batch(columns, schema=kv_schema(kept))
+
+    def load_schema(self, given: Any, options: bytes) -> Any:
+        return load_schema(given, decode_options(options))
+
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+        return Loader(info, decode_options(info.options), place).run(batches)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

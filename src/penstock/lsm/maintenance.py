@@ -41,7 +41,7 @@ from penstock.lsm.memtable import Memtable, SortedRows
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree, TreeSettings
-from penstock.lsm.version import FileMeta, TableFile, check_disjoint
+from penstock.lsm.version import FileMeta, TableFile, part_into_runs
 from penstock.lsm.writer import SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import MetricKey, WalStateKey
@@ -384,15 +384,15 @@ class Maintenance:
         summaries = [self._summary(catalog, chunk_id) for chunk_id in chunk_ids]
         if any(summary.merges for summary in summaries):
             raise Invalid("files to adopt hold puts and deletes only: resolve the merges first")
-        added = [catalog.describe(summary, level=0, run=chunk_ids[0], lsn=lsn) for summary in summaries]
-        check_disjoint(added)
-        return added
+        runs = part_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
+        return [catalog.describe(summary, level=0, run=runs[summary.chunk_id], lsn=lsn) for summary in summaries]
 
     def adopt(self, tree: Tree, chunk_ids: Sequence[int], lsn: int, time_us: int) -> None:
-        """Take in sorted files that were built elsewhere, as one run whose rows all have `lsn`.
+        """Take in sorted files that were built elsewhere, all of whose rows have `lsn`.
 
-        They stand in the tree's folder under ids reserved for them, synced, and are disjoint by key. All that was
-        applied before is flushed first, so that runs stand in the order of their LSNs.
+        They stand in the tree's folder under ids reserved for them, synced. Files that are disjoint by key make one
+        run; where two hold the same key, one of them wins. All that was applied before is flushed first, so that runs
+        stand in the order of their LSNs.
         """
         if lsn <= tree.lsn:
             raise Invalid(f"files cannot be adopted at LSN {lsn}: {tree.lsn} was applied already")

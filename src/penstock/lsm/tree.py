@@ -372,7 +372,7 @@ class Tree:
             kept = tuple(memtable for memtable in version.frozen if memtable not in frozen)
             assert len(kept) == len(version.frozen) - len(frozen)
             self._install(
-                replace(version, frozen=kept, levels=self._with_run(files), stored=max(version.stored, stored))
+                replace(version, frozen=kept, levels=self._with_runs(files), stored=max(version.stored, stored))
             )
             self._flushing = ()
         self._relieve()
@@ -384,19 +384,19 @@ class Tree:
         with self._lock:
             self._flushing = ()
 
-    def _with_run(self, files: Sequence[TableFile]) -> tuple[tuple[Run, ...], ...]:
+    def _with_runs(self, files: Sequence[TableFile]) -> tuple[tuple[Run, ...], ...]:
         levels = self._version.levels
-        return ((Run(files), *levels[0]), *levels[1:]) if files else levels
+        return ((*arrange(files)[0], *levels[0]), *levels[1:]) if files else levels
 
     def install_adopted(self, files: Sequence[TableFile], lsn: int, time_us: int) -> None:
-        """Add files built elsewhere as the newest run. Requires: every memtable is flushed."""
+        """Add files built elsewhere as the newest runs. Requires: every memtable is flushed."""
         with self._lock:
             version = self._version
             assert not version.frozen
             self._time_us = max(self._time_us, time_us)
             self.stored_time_us = max(self.stored_time_us, time_us)
             self._lsn = lsn
-            self._install(replace(version, levels=self._with_run(files), lsn=lsn, stored=lsn, time_us=self._time_us))
+            self._install(replace(version, levels=self._with_runs(files), lsn=lsn, stored=lsn, time_us=self._time_us))
         self._relieve()
         self._wake("compaction")
 

@@ -57,6 +57,19 @@ def check_disjoint(files: Iterable[FileMeta]) -> None:
             raise Invalid(f"the files of a run must be disjoint by key: {one.file_name} reaches into {other.file_name}")
 
 
+def part_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
+    """Files (start, end, id) in as few runs as their keys allow: for each id the number of its run."""
+    ends: list[tuple[bytes, int]] = []  # where each run ends, and its number
+    runs: dict[int, int] = {}
+    for start, end, number in sorted(files):
+        place = next((place for place, (last, _) in enumerate(ends) if last <= start), None)
+        if place is None:
+            place, ends = len(ends), [*ends, (end, number)]
+        ends[place] = end, ends[place][1]
+        runs[number] = ends[place][1]
+    return runs
+
+
 class TableFile:
     """A listed sstable; opened when it is first read."""
 
@@ -93,6 +106,10 @@ class Run:
         self._ends = [file.meta.end for file in self.files]
         self.find: Find | None = None  # the only file's own, once that is open: the shortest way of a get
         check_disjoint([file.meta for file in self.files])
+
+    @property
+    def number(self) -> int:
+        return max(file.meta.run for file in self.files)
 
     @property
     def lsn_max(self) -> int:
@@ -174,5 +191,5 @@ def arrange(files: Iterable[TableFile]) -> tuple[tuple[Run, ...], ...]:
     levels: list[list[Run]] = [[] for _ in range(depth)]
     for (level, _), members in by_run.items():
         levels[level].append(Run(members))
-    levels[0].sort(key=lambda run: run.lsn_max, reverse=True)
+    levels[0].sort(key=lambda run: (run.lsn_max, run.number), reverse=True)
     return tuple(tuple(level) for level in levels)

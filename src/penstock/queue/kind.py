@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import KindMismatch, LeaseLost, PenstockError, PositionConflict
-from penstock.kinds import Host, Piece, Port, Reading, Site
+from penstock.kinds import Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
 from penstock.queue.machine import QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, read_argument
 from penstock.queue.service import QueueService
+from penstock.queue.staged import MessageLoader, load_schema
 from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema
 
 
@@ -66,6 +67,12 @@ class QueueKind:
 
     def shown(self, batch: Any, options: bytes, shard: int) -> Any:
         return in_table_schema(batch, shard)
+
+    def load_schema(self, given: Any, options: bytes) -> Any:
+        return load_schema(given)
+
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+        return MessageLoader(info, place, place.time_us).run(batches)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return None  # the newest messages are in no synced file: the owner has them all

@@ -1,6 +1,6 @@
 """Messages in a file that was built elsewhere: an Arrow IPC file with the columns payload, and perhaps key and time.
 
-Thread: pure functions over a file.
+Thread: pure functions over a file; `load` is the caller's.
 """
 
 from __future__ import annotations
@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from penstock.errors import Invalid
-from penstock.host.files import FileSystem
+from penstock.host.files import File, FileSystem, OsFileSystem, make_dirs, parent
+from penstock.journal.record import PartitionId
+from penstock.kinds import Load, Workplace, partitions_of
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from penstock.partition.ledger import TableInfo
+from penstock.partition.reference import StagedFile, sealed
+from penstock.queue import section
+from penstock.queue.messages import Messages
 
 STAGED_SCHEMA = pa.schema(
     [
@@ -20,7 +30,6 @@ STAGED_SCHEMA = pa.schema(
         pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
-BATCH_BYTES = 8 << 20  # of a batch in such a file
 
 
 def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
@@ -40,3 +49,109 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
             yield batch
     except pa.ArrowException as error:
         raise Invalid(f"{path} is no sound Arrow file ({error}): build it again") from None
+
+
+INLINE_BYTES_MAX = 1 << 20  # of messages that go as sections
+FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
+_NOT_ROWS = ("shard", "sequence")  # a queue's own columns that say nothing about what to write
+
+
+def load_schema(given: Any) -> Any:
+    """The columns that count, in the types they must have."""
+    names = [name for name in given.names if name not in _NOT_ROWS]
+    if "payload" not in names or set(names) - {"payload", "key", "timestamp"}:
+        raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
+    fields = []
+    for name in names:
+        found = given.field(name).type
+        text = pa.types.is_string(found) or pa.types.is_large_string(found)
+        if name == "timestamp" and not pa.types.is_timestamp(found):
+            raise Invalid(f"column timestamp is {found}, and must be a timestamp")
+        if name != "timestamp" and not (text or pa.types.is_binary(found) or pa.types.is_large_binary(found)):
+            raise Invalid(f"column {name} is {found}, but messages hold binary: cast or encode it first")
+        fields.append(pa.field(name, STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()))
+    return pa.schema(fields)
+
+
+class MessageLoader:
+    """Prepares messages outside the owner: few as sections, many as files, in the order in which they come."""
+
+    def __init__(self, info: TableInfo, place: Workplace, now_us: int, fs: FileSystem | None = None) -> None:
+        self._place = place
+        self._now_us = now_us  # for messages without a time
+        self._fs = fs or OsFileSystem()
+        self._partitions = partitions_of(info)
+        self._held: dict[PartitionId, list[Any]] = {}
+        self._bytes: dict[PartitionId, int] = {}
+        self._done: list[Load] = []
+
+    def run(self, batches: Iterator[Any]) -> list[Load]:
+        """Take in all batches and say what is to be committed."""
+        for number, batch in enumerate(batches):
+            messages = self._staged(batch)
+            for shard, part in self._by_shard(messages, number):
+                partition = self._partitions[shard]
+                self._held.setdefault(partition, []).append(part)
+                self._bytes[partition] = self._bytes.get(partition, 0) + part.nbytes
+                if self._bytes[partition] >= FILE_BYTES:
+                    self._write(partition)
+        for partition, held in self._held.items():
+            if held and self._bytes[partition] <= INLINE_BYTES_MAX:
+                puts = section.Puts()
+                for part in held:
+                    puts.add_many(Messages.from_arrow(part))
+                self._done.append(Load(partition, section.encode(puts), rows=len(puts)))
+            elif held:
+                self._write(partition)
+        return self._done
+
+    def _staged(self, batch: Any) -> Any:
+        """A batch in the schema of staged files."""
+        names, count = batch.schema.names, batch.num_rows
+        payload = batch.column("payload")
+        if payload.null_count:
+            raise Invalid("a payload is null: leave such rows out, or write an empty payload")
+        key = batch.column("key") if "key" in names else pa.nulls(count, pa.binary())
+        for column, bytes_max, name in ((payload, VALUE_BYTES_MAX, "payload"), (key, KEY_BYTES_MAX, "key")):
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
+            if longest > bytes_max:
+                raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
+        now = pa.scalar(self._now_us, STAGED_SCHEMA.field("time").type)
+        time = pc.fill_null(batch.column("timestamp"), now) if "timestamp" in names else pa.repeat(now, count)
+        return pa.record_batch([payload, key, time], schema=STAGED_SCHEMA)
+
+    def _by_shard(self, batch: Any, number: int) -> Iterator[tuple[int, Any]]:
+        """Messages of one key go to one shard; those without follow the batch."""
+        count = len(self._partitions)
+        if count == 1:
+            yield 0, batch
+            return
+        digest, spare = xxhash.xxh3_64_intdigest, number % count
+        keys = batch.column("key").to_pylist()
+        shards = np.fromiter((spare if key is None else digest(key) % count for key in keys), np.int64, len(keys))
+        for shard in np.unique(shards).tolist():
+            yield shard, batch.take(pa.array(np.flatnonzero(shards == shard)))
+
+    def _write(self, partition: PartitionId) -> None:
+        held = self._held.pop(partition)
+        self._bytes[partition] = 0
+        staged = self._place.reserve(partition, 1)[0]
+        path = f"{self._place.root}/{staged.file_name}"
+        make_dirs(self._fs, parent(path))
+        file = self._fs.create(path)
+        try:
+            self._fill(file, held)
+        finally:
+            file.close()
+        self._done.append(self._load(partition, staged, sum(part.num_rows for part in held)))
+
+    def _fill(self, file: File, held: list[Any]) -> None:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_file(out, STAGED_SCHEMA) as writer:
+            for part in held:
+                writer.write_batch(part)
+        file.pwrite(out.getvalue(), 0)
+        file.fsync()
+
+    def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> Load:
+        return Load(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)

@@ -1,0 +1,248 @@
+"""Rows of a kv table prepared outside the owner: sections if they are few, sorted files if they are many.
+
+Rows come as Arrow batches with the columns key and value, and perhaps `op`: "put", "delete", or the name of a merge
+operator. The last row of a key counts, among those of one call; operands are folded.
+
+Thread: the caller's; it touches no store, only files in the workplace.
+Invariants: (1) memory follows SORT_BYTES and not the rows. (2) a file holds puts and deletes only, each key once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from penstock.archive.container import ChunkIdentity
+from penstock.errors import Invalid
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, remove_folder
+from penstock.kinds import Load, Workplace, partitions_of
+from penstock.kv import section
+from penstock.kv.values import MERGES, Options, arrow_type, stored_values
+from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
+from penstock.lsm.operators import check_operand
+from penstock.lsm.order import Keys, Values, shared_prefix, sort
+from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list
+from penstock.lsm.writer import SstableWriter
+from penstock.partition.ledger import TableInfo
+from penstock.partition.pending import PendingDelta
+from penstock.partition.reference import StagedFile, sealed
+
+INLINE_BYTES_MAX = 1 << 20  # of rows that go as sections
+SORT_BYTES = 128 << 20
+_NOT_ROWS = ("lsn",)  # a table's own columns that say nothing about what to write
+
+
+def load_schema(given: Any, options: Options) -> Any:
+    """The columns that count, in the types they must have."""
+    fields = [pa.field("key", pa.binary(), nullable=False), pa.field("value", arrow_type(options))]
+    names = [name for name in given.names if name not in _NOT_ROWS]
+    if "op" in names:
+        fields.append(pa.field("op", pa.string()))
+    wanted = {field.name for field in fields}
+    if set(names) != wanted:
+        raise Invalid(f"rows of a kv table have the columns key and value, and perhaps op, not {', '.join(names)}")
+    for field in fields:
+        found = given.field(field.name).type
+        if not _fits(found, field.type):
+            raise Invalid(f"column {field.name} is {found}, but the table holds {field.type}: cast it first")
+    return pa.schema(fields)
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Types that hold the same values without a loss."""
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(found) and found != pa.uint64())
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+    return bool(pa.types.is_binary(found) or pa.types.is_large_binary(found))
+
+
+class _Shard:
+    """What one call has for one shard."""
+
+    def __init__(self) -> None:
+        self.parts: list[Columns] = []
+        self.bytes = 0
+        self.sorted: list[str] = []  # sorted files that are not the last word yet
+        self.rows = 0
+
+
+class Loader:
+    """Prepares the rows of one call."""
+
+    def __init__(self, info: TableInfo, options: Options, place: Workplace, fs: FileSystem | None = None) -> None:
+        self._info = info
+        self._options = options
+        self._place = place
+        self._fs = fs or OsFileSystem()
+        self._partitions = partitions_of(info)
+        self._shards = [_Shard() for _ in self._partitions]
+        self._merges = PendingDelta()  # operands, which no file can hold
+        self._spare = ""  # a folder for sorted files that are merged at the end
+
+    def run(self, batches: Iterator[Any]) -> list[Load]:
+        """Take in all batches and say what is to be committed."""
+        try:
+            for batch in batches:
+                self._add(batch)
+            return [load for shard in range(len(self._shards)) for load in self._finish(shard)]
+        finally:
+            if self._spare:
+                remove_folder(self._fs, self._spare)
+
+    def _add(self, batch: Any) -> None:
+        keys, values = batch.column("key"), batch.column("value")
+        ops = batch.column("op") if "op" in batch.schema.names else None
+        _check_lengths(keys, KEY_BYTES_MAX, "key")
+        deletes = np.zeros(batch.num_rows, np.bool_) if ops is None else _equal(ops, "delete")
+        if keys.null_count or (
+            values.null_count and not deletes[pc.is_null(values).to_numpy(zero_copy_only=False)].all()
+        ):
+            raise Invalid("a key or a value is null: leave such rows out, or delete with op='delete'")
+        stored = stored_values(values, self._options)
+        _check_lengths(stored, VALUE_BYTES_MAX, "value")
+        kinds = np.where(deletes, np.uint8(DELETE), np.uint8(PUT))
+        shards = self._shards_of(keys)
+        merged = self._take_merges(keys, stored, ops, shards, deletes)
+        for number, shard in enumerate(self._shards):
+            rows = np.flatnonzero((shards == number) & ~merged)
+            if len(rows):
+                self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
+
+    def _shards_of(self, keys: Any) -> Any:
+        count = len(self._partitions)
+        if count == 1:
+            return np.zeros(len(keys), np.int64)
+        digest = xxhash.xxh3_64_intdigest
+        return np.fromiter((digest(key) % count for key in bytes_list(keys)), np.int64, len(keys))
+
+    def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
+        """Put operands into sections; which rows they were."""
+        if ops is None:
+            return np.zeros(len(keys), np.bool_)
+        merged = ~deletes & ~_equal(ops, "put") & ops.is_valid().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(merged).tolist():
+            operator = ops[row].as_py()
+            if operator not in MERGES[self._options.value]:
+                allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
+                raise Invalid(f"op is {operator!r}: a table of {self._options.value} takes {allowed}")
+            operand = values[row].as_py()
+            kind = check_operand(operator, operand)
+            partition = self._partitions[int(shards[row])]
+            section.operate(self._merges, partition, keys[row].as_py(), (kind, operand, NEVER))
+        return merged
+
+    def _add_rows(self, number: int, shard: _Shard, keys: Any, values: Any, kinds: Any) -> None:
+        count = len(keys)
+        lsns, expires = np.ones(count, np.uint64), np.full(count, NEVER, np.int64)
+        shard.parts.append(Columns(keys, lsns, kinds, expires, values))
+        shard.bytes += int(_span(keys) + _span(values))
+        shard.rows += count
+        if shard.bytes >= SORT_BYTES:
+            self._sort_away(number)
+
+    def _sort_away(self, number: int) -> None:
+        """Sort what is in memory into a file beside the others."""
+        shard = self._shards[number]
+        if not self._spare:
+            self._spare = f"{self._place.root}/{self._place.reserve(self._partitions[number], 1)[0].file_name}.parts"
+            make_dirs(self._fs, self._spare)
+        chunk_id = 1 + sum(len(some.sorted) for some in self._shards)
+        path = sstable_path(self._spare, chunk_id)
+        self._write(path, ChunkIdentity(store=self._place.identity, chunk_id=chunk_id), _sorted(shard.parts))
+        shard.sorted.append(path)
+        shard.parts, shard.bytes = [], 0
+
+    def _write(self, path: str, identity: ChunkIdentity, columns: Columns) -> None:
+        writer = SstableWriter(self._fs, path, identity)
+        for start in range(0, len(columns), 65_536):
+            writer.append(columns.slice(start, min(len(columns), start + 65_536)))
+        writer.finish()
+
+    def _finish(self, number: int) -> Iterator[Load]:
+        shard, partition = self._shards[number], self._partitions[number]
+        operands = [group.sections[partition] for group in self._merges.groups if partition in group.sections]
+        if not shard.sorted and shard.bytes <= INLINE_BYTES_MAX:
+            if shard.parts:
+                yield Load(partition, section.encode(_rows(_sorted(shard.parts))), rows=shard.rows)
+        elif operands:
+            raise Invalid("a load of this size cannot hold merges: put the rows, or aggregate and merge fewer")
+        elif not shard.sorted:
+            staged = self._place.reserve(partition, 1)[0]
+            identity = ChunkIdentity(store=self._place.identity, chunk_id=staged.chunk_id)
+            self._write(f"{self._place.root}/{staged.file_name}", identity, _sorted(shard.parts))
+            yield self._sealed(partition, staged, shard.rows)
+        else:
+            yield from self._merged(number)
+        yield from (Load(partition, section.encode(rows), rows=len(rows)) for rows in operands)
+
+    def _merged(self, number: int) -> Iterator[Load]:
+        """Merge sorted files, the newest first, into as few as hold them."""
+        self._sort_away(number)
+        shard, partition = self._shards[number], self._partitions[number]
+        size = sum(self._size(path) for path in shard.sorted)
+        places = self._place.reserve(partition, outputs_max(shard.rows, size))
+        by_id = {place.chunk_id: place for place in places}
+        plan = MergePlan(
+            inputs=tuple(MergeInput(path=path) for path in reversed(shard.sorted)),
+            folder=f"{self._place.root}/{places[0].file_name.rpartition('/')[0]}",
+            store=self._place.identity,
+            chunk_ids=tuple(by_id),
+            now_us=0,
+        )
+        for summary in merge(plan, fs=self._fs):
+            yield self._sealed(partition, by_id[summary.chunk_id], summary.rows)
+
+    def _size(self, path: str) -> int:
+        file = self._fs.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _sealed(self, partition: Any, staged: StagedFile, rows: int) -> Load:
+        return Load(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+
+
+def _equal(ops: Any, name: str) -> Any:
+    return pc.fill_null(pc.equal(ops, name), False).to_numpy(zero_copy_only=False)
+
+
+def _span(column: Any) -> int:
+    return int(column.nbytes)
+
+
+def _check_lengths(column: Any, bytes_max: int, name: str) -> None:
+    longest = pc.max(pc.binary_length(column)).as_py() or 0
+    if longest > bytes_max:
+        raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
+
+
+def _sorted(parts: list[Columns]) -> Columns:
+    """Rows in key order, the last one of each key."""
+    columns = [part.keys for part in parts]
+    keys, bounds = Keys.of(columns), pc.min_max(pa.chunked_array(columns))
+    order, same = sort(keys, shared_prefix(bounds["min"].as_py(), bounds["max"].as_py()))
+    rows = order[np.append(~same[1:], True)]  # the sort is stable: of equal keys the last one came last
+    kinds = np.concatenate([part.kinds for part in parts])[rows]
+    lsns, expires = np.ones(len(rows), np.uint64), np.full(len(rows), NEVER, np.int64)
+    return Columns(keys.take(rows), lsns, kinds, expires, Values([part.values for part in parts]).take(rows))
+
+
+def _rows(columns: Columns) -> section.Rows:
+    """A section of sorted rows."""
+    rows = section.Rows()
+    keys, values = columns.list_keys(), bytes_list(columns.values)
+    if columns.kinds.any():
+        rows.plain = False
+        rows.update(zip(keys, zip(columns.kinds.tolist(), values, [NEVER] * len(keys), strict=True), strict=True))
+    else:
+        rows.update(zip(keys, values, strict=True))
+    return rows
