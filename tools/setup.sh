@@ -97,6 +97,16 @@ $log"
     mv .venv/underway .venv/done
 }
 
+# Spark's driver needs a Java; everything else here does without.
+has_java() {
+    java=${JAVA_HOME:+$JAVA_HOME/bin/java}
+    java=$(command -v "${java:-java}") || return
+    version=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
+    [ "${version:-0}" -ge 17 ]
+}
+need_java() { has_java || need_package openjdk-17-jre-headless "Java 17"; }
+
+case ",$extras," in *,dev,* | *,spark,* | *,all,*) need_java ;; esac
 is_done && exit
 if command -v flock >/dev/null; then # two calls at once would pull .venv from under each other
     exec 9<pyproject.toml

@@ -2,6 +2,7 @@
 
 The way of a write, and the packages it goes through (each may import only those below it):
 
+    server, client the owner's door for other processes; a store that another process owns
     store, kv      the API; tables of a kind
     coordinator    pending delta, epochs, group commit, backpressure
     partition      ledger (verdicts), dispatcher, spills, checkpoints
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
+    from penstock.client.connect import connect
+    from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.store import Store, StoreSettings
-    from penstock.store import open_store as open  # noqa: A004 - penstock.open reads well
 
 __version__ = "0.1.0"
 
-__all__ = ["Store", "StoreSettings", "__version__", "errors", "open"]
+__all__ = ["Store", "StoreSettings", "__version__", "connect", "errors", "open"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,8 +36,16 @@ def __getattr__(name: str) -> Any:
         from penstock import errors
 
         return errors
-    if name in ("Store", "StoreSettings", "open"):
+    if name == "open":
+        from penstock.server.opening import open as found
+
+        return found
+    if name == "connect":
+        from penstock.client.connect import connect
+
+        return connect
+    if name in ("Store", "StoreSettings"):
         from penstock import store
 
-        return getattr(store, "open_store" if name == "open" else name)
+        return getattr(store, name)
     raise AttributeError(f"penstock has no {name!r}")

@@ -71,6 +71,12 @@ class StoreBatch:
         number = partition_id(self._info(name).table, shard)
         self._files[number] = (*self._files.get(number, ()), *files)
 
+    def add_section(self, partition: PartitionId, section: Any, size: int) -> None:
+        """Add writes that were prepared elsewhere."""
+        self._check_open()
+        self._gathered.begin()[partition] = section
+        self._bytes += size
+
     def require(self, condition: str, argument: bytes) -> None:
         """Let all of it depend on a condition of a kind; the kind's own API calls this."""
         self._check_open()

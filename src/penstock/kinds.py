@@ -29,6 +29,7 @@ from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, StagedFile
 
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
+Filters = Sequence[tuple[str, str, Any]]  # (column, one of = > >= < <= in, value): all of them must hold
 Waiting = Sequence[tuple[int | None, Any]]  # sections that are not applied yet, each with its LSN if it has one
 
 
@@ -43,6 +44,7 @@ class Site:
     random: Random
     manifest: Manifest
     maintenance: Maintenance
+    settings: Mapping[str, Any]  # of kinds, by their names
 
 
 class State(Protocol):
@@ -127,6 +129,9 @@ class Service(Protocol):
     def tend(self) -> None:
         """Called every now and then."""
 
+    def engaged(self) -> bool:
+        """Whether somebody holds something here that would be lost if the owner went."""
+
     def close(self) -> None:
         """Answer whoever waits."""
 
@@ -152,6 +157,9 @@ class Host(Protocol):
     def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows of the ledger that begin so."""
 
+    def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act`, which must be quick, whenever records were applied; call what is returned to end that."""
+
 
 class Kind(Protocol):
     """A kind of table."""
@@ -159,12 +167,23 @@ class Kind(Protocol):
     name: str
     staged_suffix: str  # of files that are built elsewhere
     conditions: Mapping[str, KindCondition]  # what groups may depend on, beside tokens
+    asking: frozenset[str]  # the calls of its service that change nothing
+    repeatable: frozenset[str]  # the calls that may be made again when nobody knows whether they were answered
 
     def encode(self, section: Any) -> bytes:
         """A section as bytes: once, when it is flushed."""
 
     def decode(self, payload: bytes) -> Any:
         """The section that `encode` was given; `CorruptionError` for other bytes."""
+
+    def receive(self, payload: bytes) -> Any:
+        """The section that another process sent, looked at in full; `Invalid` if it breaks a rule of the API."""
+
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
+        """`Invalid` if another process sent a condition that is malformed or does not fit the table."""
+
+    def check_options(self, options: bytes) -> None:
+        """`Invalid` if another process sent options that are malformed."""
 
     def gives_room(self, section: Any) -> bool:
         """Whether a section may be written to a full disk, because it deletes."""
@@ -178,6 +197,9 @@ class Kind(Protocol):
     def refusal(self, condition: str, argument: bytes) -> PenstockError:
         """What to raise when the ledger refused a condition."""
 
+    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+        """The condition that a consumer moves from start to end in each (shard, start, end)."""
+
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
         """The API of a table."""
 
@@ -190,11 +212,22 @@ class Kind(Protocol):
     def shown(self, batch: Any, options: bytes, shard: int) -> Any:
         """A record batch of a shard's scan in the table's schema."""
 
+    def key_of(self, text: str) -> bytes:
+        """A key as an option gives it, in text; `Invalid` if it is none."""
+
+    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+        """The range of keys outside which no row of a shard passes all filters."""
+
     def load_schema(self, given: Any, options: bytes) -> Any:
         """What columns rows to be written may have, as an Arrow schema; `Invalid` if `given` does not fit."""
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
         """Prepare rows to be written, in another process than the owner: little as sections, much as files."""
+
+    def bundle(
+        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+    ) -> list[Load]:
+        """Loads of several processes as one group takes them; `replace`: in place of all rows in a range of keys."""
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         """Record batches (as of a shard's scan) read from the piece's files; None if they cannot be read here."""

@@ -50,8 +50,9 @@ class LocalPort:
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self.read_only: DiskFull | None = None  # set while the disk is full
-        self._lock = threads.lock("local.services")
+        self._lock = threads.rlock("local.services")
         self._services: dict[int, Service] = {}  # guarded by _lock; by table
+        self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
         """The clock, or the time of the newest record if that is later: what the trees go by."""
@@ -125,6 +126,9 @@ class LocalPort:
     def tables(self) -> list[TableInfo]:
         return self._dispatcher.ledger.tables()
 
+    def table_by_id(self, table: int) -> TableInfo | None:
+        return self._dispatcher.ledger.table_by_id(table)
+
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
@@ -164,6 +168,11 @@ class LocalPort:
             raise
         return reference
 
+    def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
+        """Bytes of a staged file, or of the index beside it, from one who cannot write it; from 0 on, in order."""
+        self._check_usable()
+        self._staging.write(partition >> 16, chunk_id, file_name, offset, data)
+
     # -- what kinds do for their tables
 
     @property
@@ -183,6 +192,12 @@ class LocalPort:
                 service = self._services[info.table] = kind_named(info.kind, info.name).service(info, self)
             return service
 
+    def engaged(self) -> bool:
+        """Whether somebody holds something that would be lost if this process went."""
+        with self._lock:
+            services = list(self._services.values())
+        return any(service.engaged() for service in services)
+
     def tend(self) -> None:
         """Let every table's service look after it."""
         for info in self.tables():
@@ -200,6 +215,21 @@ class LocalPort:
 
     def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._dispatcher.ledger.tree.scan(prefix=prefix)
+
+    def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
+        with self._lock:
+            self._listeners = (*self._listeners, act)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(other for other in self._listeners if other is not act)
+
+        return end
+
+    def applied(self) -> None:
+        """For the store: records were applied."""
+        for act in self._listeners:
+            act()
 
     def machine(self, partition: PartitionId) -> Machine:
         """The state machine of a shard that is whole; an error for one that is behind."""

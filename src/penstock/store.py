@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from penstock.coordinator import CoordinatorSettings, WriteCoordinator
+from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
@@ -46,6 +47,7 @@ from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
+from penstock.queue.chain import QueueSettings
 from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.scheduler import Scheduler
@@ -69,8 +71,10 @@ class StoreSettings:
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     collection: CollectionSettings = field(default_factory=CollectionSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
     flush_interval_s: float = 0.1
     background: bool = True  # False: no threads; maintenance runs when it is called
+    serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
 
     def __post_init__(self) -> None:
@@ -203,6 +207,7 @@ class Store(Tables):
             random=self._random,
             manifest=self._manifest,
             maintenance=self._maintenance,
+            settings={"queue": settings.queue},
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._ledger = Ledger(ledger, conditions())
@@ -220,7 +225,7 @@ class Store(Tables):
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self._scheduler.shutdown)
-        flusher = StoreFlusher(
+        self._flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
             KINDS,
@@ -229,7 +234,7 @@ class Store(Tables):
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
-            flusher,
+            self._flusher,
             PendingDelta,
             view=0,
             incarnation=self._consensus.incarnation,
@@ -372,6 +377,7 @@ class Store(Tables):
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
+        self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
         growing = {tree: tree.growing_bytes() for tree in trees}
         if sum(growing.values()) > self.settings.memory_bytes_max // 8:
@@ -436,6 +442,25 @@ class Store(Tables):
     def resume(self, name: str) -> None:
         """Let a paused table try again."""
         self._dispatcher.resume(self._existing(name).table)
+
+    # -- for who serves it
+
+    @property
+    def port(self) -> LocalPort:
+        return self._port
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def durability(self) -> Durability:
+        """How safe an acknowledged write is."""
+        return self._flusher.durability
+
+    def at_close(self, act: Callable[[], object]) -> None:
+        """Do something when the store closes: writes are in by then, and its parts still there."""
+        self._parts.callback(act)
 
     def recover(self) -> None:
         """Go on after a failed write: what was kept is written again."""

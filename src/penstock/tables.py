@@ -26,6 +26,18 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
 
 
+def check_name(name: Any) -> None:
+    """`Invalid` if a table cannot have this name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
+
+
+def check_shards(shards: Any) -> None:
+    """`Invalid` if a table cannot have so many."""
+    if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+        raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
+
+
 class Tables(ABC):
     """What one does with a store, over a port into it."""
 
@@ -65,10 +77,8 @@ class Tables(ABC):
 
     def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
         self._check_usable()
-        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
-            raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
-        if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:  # type: ignore[redundant-expr]
-            raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
+        check_name(name)
+        check_shards(shards)
         info = self._port.table(name)
         if info is None:
             if not create:

@@ -5,17 +5,19 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from penstock.errors import Invalid, PenstockError
-from penstock.kinds import Host, Load, Piece, Port, Reading, Site, Workplace
+from penstock.errors import Invalid, KindMismatch, PenstockError
+from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.kv import section
-from penstock.kv.loading import Loader, load_schema
+from penstock.kv.loading import Loader, bundle, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import read_piece
+from penstock.kv.received import check_options, receive
+from penstock.kv.ranges import key_of, narrowed_keys
 from penstock.kv.table import KvReader, KvTable, kv_schema
 from penstock.kv.values import arrow_values, decode_options
 from penstock.lsm.rows import DELETE
@@ -33,6 +35,9 @@ class KvService:
 
     def tend(self) -> None: ...
 
+    def engaged(self) -> bool:
+        return False
+
     def close(self) -> None: ...
 
 
@@ -42,12 +47,22 @@ class KvKind:
     name = "kv"
     staged_suffix = ".sst"
     conditions: Mapping[str, KindCondition] = {}
+    asking = repeatable = frozenset[str]()
 
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
 
     def decode(self, payload: bytes) -> section.Section:
         return section.decode(payload)
+
+    def receive(self, payload: bytes) -> section.Section:
+        return receive(payload)
+
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
+        raise self.refusal(condition, argument)
+
+    def check_options(self, options: bytes) -> None:
+        check_options(options)
 
     def gives_room(self, part: Any) -> bool:
         return isinstance(part, section.Ranges) or all(
@@ -64,6 +79,9 @@ class KvKind:
     def refusal(self, condition: str, argument: bytes) -> PenstockError:
         return Invalid(f"a kv table has no condition {condition!r}")
 
+    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+        raise KindMismatch(f"table {info.name} is a kv table and has no consumers: only a queue has")
+
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable:
         return KvTable(port, info, durable=durable)
 
@@ -78,11 +96,22 @@ class KvKind:
         columns = [batch.column("key"), arrow_values(batch.column("value"), kept), batch.column("lsn")]
         return pa.record_batch(columns, schema=kv_schema(kept))
 
+    def key_of(self, text: str) -> bytes:
+        return key_of(text)
+
+    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+        return narrowed_keys([(operation, value) for column, operation, value in filters if column == "key"])
+
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given, decode_options(options))
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
         return Loader(info, decode_options(info.options), place).run(batches)
+
+    def bundle(
+        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+    ) -> list[Load]:
+        return bundle(loads, info, place, replace)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

@@ -9,7 +9,7 @@ Invariants: (1) memory follows SORT_BYTES and not the rows. (2) a file holds put
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,16 @@ import xxhash
 
 from penstock.archive.container import ChunkIdentity
 from penstock.errors import Invalid
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, remove_folder
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
+from penstock.journal.record import PartitionId
 from penstock.kinds import Load, Workplace, partitions_of
 from penstock.kv import section
+from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import MERGES, Options, arrow_type, stored_values
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
 from penstock.lsm.operators import check_operand
 from penstock.lsm.order import Keys, Values, shared_prefix, sort
+from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.ledger import TableInfo
@@ -246,3 +249,55 @@ def _rows(columns: Columns) -> section.Rows:
     else:
         rows.update(zip(keys, values, strict=True))
     return rows
+
+
+# -- one group
+
+
+def bundle(
+    loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+) -> list[Load]:
+    """In each shard either sections or files: a group that names files has them applied by themselves."""
+    bundled: list[Load] = []
+    for partition in partitions_of(info):
+        mine = [load for load in loads if load.partition == partition]
+        files = [load for load in mine if load.file is not None]
+        gone = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)
+        if files:
+            few = [section.decode(load.payload) for load in mine if load.file is None]
+            bundled += files + _as_files(partition, few, gone, place)
+        else:
+            if gone is not None:
+                bundled.append(Load(partition, section.encode(section.Ranges([gone]))))
+            bundled += mine
+    return bundled
+
+
+def _as_files(
+    partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: Workplace
+) -> list[Load]:
+    """Rows that came as sections, and the delete of a range, as files beside the others."""
+    fs = OsFileSystem()
+    columns = None
+    if few:
+        edit = section.to_edit(few, 1, 0)
+        rows = {key: (PUT, value) for key, value in edit.puts.items()} | {k: row[:2] for k, row in edit.rows.items()}
+        if any(kind > DELETE for kind, _ in rows.values()):
+            raise Invalid("a load of this size cannot hold merges: put the rows, or aggregate and merge fewer")
+        keys = sorted(rows)
+        columns = Columns.of(keys, [rows[key][1] for key in keys], 1, [rows[key][0] for key in keys])
+    loads: list[Load] = []
+    for rows_of, ranges in ((columns, NO_RANGES), (None, RangeDeletes.of([(*gone, 1)]) if gone else NO_RANGES)):
+        if rows_of is None and not ranges:
+            continue
+        staged = place.reserve(partition, 1)[0]
+        identity = ChunkIdentity(store=place.identity, chunk_id=staged.chunk_id)
+        path = f"{place.root}/{staged.file_name}"
+        make_dirs(fs, parent(path))
+        writer = SstableWriter(fs, path, identity)
+        writer.delete_ranges(ranges)
+        if rows_of is not None:
+            writer.append(rows_of)
+        writer.finish()
+        loads.append(Load(partition, file=sealed(fs, place.root, staged), rows=0 if rows_of is None else len(rows_of)))
+    return loads

@@ -73,7 +73,7 @@ def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
 
 def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
     digest, size = hashlib.sha256(), 0
-    for name in _files_of(file_name):
+    for name in files_of(file_name):
         file = fs.open(f"{root}/{name}")
         try:
             offset = 0
@@ -86,7 +86,7 @@ def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
     return size, digest.digest()
 
 
-def _files_of(file_name: str) -> tuple[str, ...]:
+def files_of(file_name: str) -> tuple[str, ...]:
     """A staged file, and the index beside it if it is an sstable."""
     return (file_name, index_path(file_name)) if file_name.endswith(".sst") else (file_name,)
 
@@ -119,6 +119,24 @@ class Staging:
         txn.commit()
         return staged
 
+    def write(self, table: int, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
+        """Bytes of a staged file that nobody has handed in yet; `Invalid` if it is another, or they do not follow."""
+        row = self._manifest.get_chunk(ChunkKey(table, chunk_id))
+        with self._lock:
+            named = chunk_id in self._named
+        if row is None or not row.staged or named or file_name not in files_of(row.file_name):
+            raise Invalid(f"{file_name} is not staged (any more): stage and build it again")
+        path = f"{self._root}/{file_name}"
+        if offset == 0 and self._fs.exists(path):
+            self._fs.unlink(path)  # it is sent anew
+        file = self._fs.create(path) if offset == 0 else self._fs.open(path, write=True)
+        try:
+            if not 0 <= offset <= file.size():
+                raise Invalid(f"{file_name} has {file.size()} bytes: the next come there, not at {offset}")
+            file.pwrite(data, offset)
+        finally:
+            file.close()
+
     def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
         """Check files and make them durable, before a record names them; `Invalid` if one is not what was handed in."""
         for file in files:
@@ -141,7 +159,7 @@ class Staging:
         return Reference(tuple(files))
 
     def _sync(self, file_name: str) -> None:
-        for name in _files_of(file_name):
+        for name in files_of(file_name):
             file = self._fs.open(f"{self._root}/{name}", write=True)
             try:
                 file.fsync()
@@ -181,7 +199,7 @@ class Staging:
     def discard(self, table: int, files: Sequence[StagedFile]) -> None:
         """Remove staged files, then their rows: a crash in between leaves rows, which are purged."""
         for file in files:
-            for name in _files_of(file.file_name):
+            for name in files_of(file.file_name):
                 with suppress(FileNotFoundError):
                     self._fs.unlink(f"{self._root}/{name}")
         txn = self._manifest.begin_write()

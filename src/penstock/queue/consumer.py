@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,11 +16,13 @@ from penstock.errors import Invalid
 from penstock.kinds import Conditional, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
+from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Seek, argument
 from penstock.queue.service import Bounds, Call, ConsumerPlace, Found, encode_call
 
 Delivered: TypeAlias = Found
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
+DELAY_S_MAX = 7 * 24 * 3600  # of a message that is out or given back
 GET_MAX = 4_096
 
 
@@ -32,7 +35,7 @@ class ConsumerSettings:
     dead_letter: str | None = None  # a queue; None: it is only acknowledged
 
     def __post_init__(self) -> None:
-        if not 0 < self.visibility_timeout_s <= 7 * 24 * 3600:
+        if not 0 < self.visibility_timeout_s <= DELAY_S_MAX:
             raise Invalid("visibility_timeout_s is above 0 and at most a week")
         if self.deliveries_max is not None and not 1 <= self.deliveries_max < 255:
             raise Invalid("deliveries_max is 1 to 254")
@@ -55,7 +58,7 @@ class Consumer:
 
     def get(self, max: int = 100, timeout_s: float = 0.0) -> list[Delivered]:  # noqa: A002 - it reads well
         """Up to `max` messages that nobody else of this name has; waits up to `timeout_s` for the first."""
-        if not isinstance(max, int) or max < 1 or timeout_s < 0:  # type: ignore[redundant-expr]
+        if not _is_whole(max) or max < 1 or not timeout_s >= 0:
             raise Invalid("get takes at least 1 message, and waits 0 seconds or more")
         while True:
             wait_s = min(timeout_s, CALL_S_MAX)
@@ -68,14 +71,14 @@ class Consumer:
                 deliveries_max=self.settings.deliveries_max,
                 dead_letter=self.settings.dead_letter,
             )
-            found = self._ask("get", asked, list[Found])
+            found = self._ask("get", asked, list[Delivery])
             if found or timeout_s <= 0:
-                return found  # type: ignore[no-any-return]
+                return [message for delivery in found for message in _messages(delivery)]
 
     def __iter__(self) -> Iterator[Delivered]:
         """Messages one by one, waiting for more without an end. Acknowledge each."""
         while True:
-            yield from self.get(timeout_s=CALL_S_MAX)
+            yield from self.get(1, CALL_S_MAX)  # one at a time: the lease of a second would run while the first is used
 
     def ack(self, messages: Delivered | Iterable[Delivered], *, batch: Conditional | None = None) -> None:
         """Acknowledge messages, durably; with a batch: together with what that writes.
@@ -100,6 +103,8 @@ class Consumer:
 
     def nack(self, messages: Delivered | Iterable[Delivered], *, delay_s: float = 0.0) -> int:
         """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
+        if not 0 <= delay_s <= DELAY_S_MAX:
+            raise Invalid("delay_s is 0 or more, and at most a week")
         leases = [(message.shard, message.sequence, message.lease) for message in _listed(messages)]
         given: int = self._ask("nack", Call(consumer=self.name, leases=leases, delay_s=delay_s), int)
         return given
@@ -131,15 +136,17 @@ class Consumer:
             places = {shard: found.first for shard, found in enumerate(bounds)}
         elif to == "latest":
             places = {shard: found.next for shard, found in enumerate(bounds)}
-        elif isinstance(to, int) and not isinstance(to, bool):
+        elif isinstance(to, int) and _is_whole(to):
             places = dict.fromkeys(range(len(bounds)), to)
         elif isinstance(to, Mapping):
             places = dict(to)
         else:
             raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {to!r}')
         for shard, sequence in places.items():
-            if not 0 <= shard < len(bounds) or not 1 <= sequence <= bounds[shard].next:
-                raise Invalid(f"shard {shard} has no place {sequence}: its next message is {bounds[shard].next}")
+            if not _is_whole(shard) or not 0 <= shard < len(bounds):
+                raise Invalid(f"queue {self._info.name} has the shards 0 to {len(bounds) - 1}, not {shard!r}")
+            if not _is_whole(sequence) or not 1 <= sequence <= bounds[shard].next:
+                raise Invalid(f"shard {shard} has no place {sequence!r}: its next message is {bounds[shard].next}")
         self._command(SEEK, Seek(self.name, sorted(places.items()), "leased"))
 
     def forget(self) -> None:
@@ -161,6 +168,15 @@ class Consumer:
         self._port.settle(group, len(data))
         if group.verdict is not Verdict.ACCEPTED:
             raise QueueKind().refusal(condition, data)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _messages(delivery: Delivery) -> Iterator[Found]:
+    columns = delivery.sequences, delivery.times, delivery.keys, delivery.payloads, delivery.deliveries
+    return map(Found, repeat(delivery.shard), *columns, repeat(delivery.lease))
 
 
 def _listed(messages: Any) -> list[Found]:

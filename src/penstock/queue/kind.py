@@ -5,19 +5,20 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import KindMismatch, LeaseLost, PenstockError, PositionConflict
-from penstock.kinds import Host, Load, Piece, Port, Reading, Site, Workplace
+from penstock.errors import Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
+from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
-from penstock.queue.machine import QueueMachine
-from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, read_argument
+from penstock.queue.machine import KEY, QueueMachine
+from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, argument, read_argument
+from penstock.queue.received import ASKING, REPEATABLE, check_condition, check_options, receive
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, load_schema
-from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema
+from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema, narrowed_sequences
 
 
 class QueueKind:
@@ -26,12 +27,23 @@ class QueueKind:
     name = "queue"
     staged_suffix = ".arrow"
     conditions: Mapping[str, KindCondition] = CONDITIONS
+    asking = ASKING
+    repeatable = REPEATABLE
 
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
 
     def decode(self, payload: bytes) -> section.Encoded | section.Trim:
         return section.decode(payload)
+
+    def receive(self, payload: bytes) -> section.Encoded | section.Trim:
+        return receive(payload)
+
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
+        check_condition(info, condition, argument)
+
+    def check_options(self, options: bytes) -> None:
+        check_options(options)
 
     def gives_room(self, part: Any) -> bool:
         return isinstance(part, section.Trim)
@@ -56,6 +68,9 @@ class QueueKind:
             )
         return KindMismatch(f"the condition {condition} was refused")
 
+    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+        return MOVE, argument(info.table, Move(consumer, list(ranges)))
+
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
         return QueueTable(port, info, durable=durable)
 
@@ -68,11 +83,26 @@ class QueueKind:
     def shown(self, batch: Any, options: bytes, shard: int) -> Any:
         return in_table_schema(batch, shard)
 
+    def key_of(self, text: str) -> bytes:
+        if not text.isdigit():
+            raise Invalid(f"{text!r} is no sequence of a message: give a whole number")
+        return KEY.pack(int(text))
+
+    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+        return narrowed_sequences(filters, QueueTable(port, info), shard)
+
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given)
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
         return MessageLoader(info, place, place.time_us).run(batches)
+
+    def bundle(
+        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+    ) -> list[Load]:
+        if replace is not None:
+            raise Invalid(f"{info.name} is a queue, and is only appended to: use mode('append')")
+        return list(loads)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return None  # the newest messages are in no synced file: the owner has them all

@@ -10,13 +10,13 @@ window that the ledger can remember.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.queue.positions import WINDOW, Ack, Place
+from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ class Claim:
     """Messages of a shard under one lease."""
 
     shard: int
+    first: int  # the oldest message of the shard at that time
     sequences: NDArray[np.int64]  # ascending
-    deliveries: dict[int, int]  # of each of them, this one included
+    deliveries: NDArray[np.uint8]  # of each of them, this one included
     lease: int
 
     def runs(self) -> Iterator[tuple[int, int]]:
@@ -54,6 +55,11 @@ class _Window:
                 column[-step:] = 0
             self.floor = place.floor
 
+    def places(self, sequences: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Where messages stand in the columns; None if one is not in the window."""
+        places = np.asarray(sequences, np.int64) - self.floor
+        return None if (places < 0).any() or (places >= WINDOW).any() else places
+
 
 class Leases:
     """All leases of a queue."""
@@ -68,13 +74,6 @@ class Leases:
         turn = self._turns[consumer] = self._turns.get(consumer, -1) + 1
         return [(turn + shard) % shards for shard in range(shards)]
 
-    def _window(self, consumer: str, shard: int, place: Place) -> _Window:
-        window = self._windows.get((consumer, shard))
-        if window is None:
-            window = self._windows[consumer, shard] = _Window(place)
-        window.move(place)
-        return window
-
     def claim(
         self,
         consumer: str,
@@ -87,44 +86,76 @@ class Leases:
         until_s: float,
     ) -> Claim | None:
         """Lease up to `count` messages of [first, next) that nobody has and nobody acknowledged."""
-        window, (low, high) = self._window(consumer, shard, place), within
+        window, (first, end) = self._window(consumer, shard, place), within
         free = ~place.flags() & (window.until_s <= now_s)
-        free[: max(0, min(WINDOW, low - window.floor))] = False
-        free[max(0, min(WINDOW, high - window.floor)) :] = False
+        free[: max(0, min(WINDOW, first - window.floor))] = False
+        free[max(0, min(WINDOW, end - window.floor)) :] = False
         found = np.flatnonzero(free)[:count]
         if not len(found):
             return None
         self._last += 1
         window.until_s[found] = until_s
         window.lease[found] = self._last
-        window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, 255)
-        sequences = found + window.floor
-        counts = dict(zip(sequences.tolist(), window.counts[found].tolist(), strict=True))
-        return Claim(shard, sequences, counts, self._last)
+        window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, DELIVERIES_MAX)
+        return Claim(shard, first, found + window.floor, window.counts[found], self._last)
+
+    def _window(self, consumer: str, shard: int, place: Place) -> _Window:
+        window = self._windows.get((consumer, shard))
+        if window is None:
+            window = self._windows[consumer, shard] = _Window(place)
+        window.move(place)
+        return window
+
+    def undo(self, consumer: str, claim: Claim, from_sequence: int = 0) -> None:
+        """Take a claim back from a message on: as if it had never been."""
+        window = self._windows.get((consumer, claim.shard))
+        places = None if window is None else window.places(claim.sequences[claim.sequences >= from_sequence])
+        if window is not None and places is not None:
+            places = places[window.lease[places] == claim.lease]
+            window.until_s[places], window.lease[places] = 0, 0
+            window.counts[places] -= 1
 
     def hold(self, asked: Ack, now_s: float) -> bool:
         """Whether every message is under the lease it was got under."""
         for (shard, sequences), leases in zip(asked.messages, asked.leases, strict=False):
             window = self._windows.get((asked.consumer, shard))
-            places = np.asarray(sequences, np.int64) - (0 if window is None else window.floor)
-            if window is None or len(leases) != len(places) or (places < 0).any() or (places >= WINDOW).any():
+            places = None if window is None else window.places(sequences)
+            if window is None or places is None or len(leases) != len(places):
                 return False
             if (window.lease[places] != np.asarray(leases, np.int64)).any() or (window.until_s[places] <= now_s).any():
                 return False
         return len(asked.leases) == len(asked.messages)
 
-    def release(self, consumer: str, leases: Sequence[tuple[int, int, int]], until_s: float) -> int:
+    def release(self, consumer: str, leases: Sequence[tuple[int, int, int]], now_s: float, until_s: float) -> int:
         """Give messages back that are still held; they are free from `until_s` on. How many."""
         given = 0
         for shard, sequence, lease in leases:
             window = self._windows.get((consumer, shard))
-            if window is not None and 0 <= (place := sequence - window.floor) < WINDOW and window.lease[place] == lease:
+            if window is None or not 0 <= (place := sequence - window.floor) < WINDOW:
+                continue
+            if window.lease[place] == lease and window.until_s[place] > now_s:
                 window.until_s[place], window.lease[place] = until_s, 0
                 given += 1
         return given
 
-    def next_lapse_s(self, consumer: str) -> float | None:
+    def some_out(self, place_of: Callable[[str, int], Place | None], now_s: float) -> bool:
+        """Whether a message is under a lease and not acknowledged."""
+        for (consumer, shard), window in self._windows.items():
+            place = place_of(consumer, shard) or Place("leased")
+            window.move(place)
+            if ((window.until_s > now_s) & (window.lease > 0) & ~place.flags()).any():
+                return True
+        return False
+
+    def next_lapse_s(self, consumer: str, now_s: float) -> float | None:
         """When the next lease of a consumer's messages lapses."""
-        times = [window.until_s[window.until_s > 0] for (name, _), window in self._windows.items() if name == consumer]
-        found = [float(some.min()) for some in times if len(some)]
-        return min(found) if found else None
+        times = [
+            window.until_s[window.until_s > now_s] for (name, _), window in self._windows.items() if name == consumer
+        ]
+        return min((float(some.min()) for some in times if len(some)), default=None)
+
+    def forget_idle(self, now_s: float) -> None:
+        """Let go of windows in which nothing is out: the ledger knows the rest."""
+        self._windows = {key: window for key, window in self._windows.items() if (window.until_s > now_s).any()}
+        names = {name for name, _ in self._windows}
+        self._turns = {name: turn for name, turn in self._turns.items() if name in names}

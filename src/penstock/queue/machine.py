@@ -5,8 +5,9 @@ below which nothing is read; the files below it go later, when no snapshot needs
 
 Thread: see `partition.machine`; `_lock` keeps apply, sync and the removal of files apart; reading from any.
 Invariants: (1) `stored` is committed to the manifest after the files are synced: opening cuts the files after it.
-(2) the floor that is committed with it is that of the same LSN. (3) nothing is removed at or above the floor, or while
-a snapshot may read it.
+(2) the floor and the next sequence that are committed with it are those of the same LSN. The files may be ahead of it,
+because a roll syncs them too: what they hold already is counted when it is replayed, and not written again. (3) nothing
+is removed at or above the floor, or while a snapshot may read it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from penstock.errors import Closed, Invalid
+from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.record import REFERENCE, PartitionId
 from penstock.kinds import Piece, Site, State, Waiting
@@ -25,13 +27,12 @@ from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.partition.reference import StagedFile, Staging, decode_reference
 from penstock.queue import section
-from penstock.queue.chain import QueueSettings
 from penstock.queue.messages import Messages
 from penstock.queue.persistent import PersistentQueue
 from penstock.queue.staged import staged_batches
 
 KEY = struct.Struct(">Q")  # a sequence as a key: in order
-_FLOOR = struct.Struct("<Q")
+_STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
 
 
 class QueueMachine:
@@ -39,24 +40,30 @@ class QueueMachine:
 
     stores_cheaply = True
 
-    def __init__(self, descriptor: PartitionDescriptor, site: Site, settings: QueueSettings | None = None) -> None:
+    def __init__(self, descriptor: PartitionDescriptor, site: Site) -> None:
         self._descriptor = descriptor
         self._site = site
         self._key = WalStateKey(descriptor.table, descriptor.shard)
+        self._folder = f"{site.root}/{descriptor.folder}"
         kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
         self._lock = threads.lock("queue.machine")
+        self._applied = self._stored = kept.stored_lsn  # guarded by _lock
+        floor, following = _STORED.unpack(kept.detail) if kept.detail else (1, 1)
+        self.floor: int = floor  # guarded by _lock, and looked at without it
+        self.next: int = following  # the same
         self.queue = PersistentQueue.open(
             site.fs,
-            f"{site.root}/{descriptor.folder}",
+            self._folder,
             random=site.random,
             clock=site.clock,
-            settings=settings,
+            settings=site.settings.get("queue"),
             identity=site.identity,
             cut_after_lsn=kept.stored_lsn,
         )
-        self._applied = self._stored = max(self.queue.stored_lsn, kept.stored_lsn)  # guarded by _lock
-        self.floor = _FLOOR.unpack(kept.detail)[0] if kept.detail else 1  # guarded by _lock
-        self._pins: dict[QueueState, int] = {}  # guarded by _lock: the first sequence that each may read
+        if self.queue.next_sequence < self.next:
+            raise self._torn_apart()
+        # Guarded by _lock: the first sequence that each may read. One that nobody has any more holds nothing.
+        self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
 
@@ -71,38 +78,52 @@ class QueueMachine:
     @property
     def first(self) -> int:
         """The oldest message that can be read, or the next one if there is none."""
-        return min(max(self.floor, self.queue.first_sequence), self.queue.next_sequence)
+        return max(self.floor, self.queue.first_sequence)
 
     def apply(self, entry: Entry) -> None:
         with self._lock:
             bodies: list[bytes] = []
-            puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and what stands before it
-            count, floor, files = 0, self.floor, list[StagedFile]()
+            puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and that sequence
+            floor, following, files = self.floor, self.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
-                    files += decode_reference(part.payload).files
-                    continue
-                found = section.decode(part.payload)
+                    staged = decode_reference(part.payload).files
+                    found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
+                    files += staged
+                else:
+                    found = section.decode(part.payload)
+                    if entry.decoded is not None and not isinstance(found, section.Trim):
+                        puts.append((entry.decoded[number], following))
                 if isinstance(found, section.Trim):
-                    floor = max(floor, found.before)
+                    floor = max(floor, min(found.before, following))
                     continue
-                if entry.decoded is not None:
-                    puts.append((entry.decoded[number], count))
                 bodies += found.encoded
-                count += len(found)
-            for file in files:
-                bodies += self._bodies_of(file)
-            if bodies:
-                first = self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
-                for source, before in puts:
-                    source.first = first + before
-            self.floor, self._applied = min(floor, self.queue.next_sequence), entry.lsn
+                following += len(found)
+            self._append(bodies, entry)
+            for source, first in puts:
+                source.first, source.lsn = first, entry.lsn
+            self.next, self.floor, self._applied = following, floor, entry.lsn
             self._taken += files
         self.changed()
 
-    def _bodies_of(self, file: StagedFile) -> list[bytes]:
-        path = f"{self._site.root}/{file.file_name}"
-        return [Messages.from_arrow(batch).encode(lsn=0, time_us=0) for batch in staged_batches(self._site.fs, path)]
+    def _append(self, bodies: list[bytes], entry: Entry) -> None:
+        """Write messages, unless the files hold them already."""
+        if bodies and entry.lsn > self.queue.last_lsn:
+            if self.queue.next_sequence != self.next:
+                raise self._torn_apart()
+            self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
+
+    def _torn_apart(self) -> CorruptionError:
+        reason = f"its files end before message {self.queue.next_sequence}, but {self.next} comes next"
+        return CorruptionError(self._folder, 0, reason)
+
+    def _bodies_of(self, files: Sequence[StagedFile]) -> list[bytes]:
+        batches = (
+            Messages.from_arrow(batch)
+            for file in files
+            for batch in staged_batches(self._site.fs, f"{self._site.root}/{file.file_name}")
+        )
+        return [batch.encode(lsn=0, time_us=section.NO_TIME) for batch in batches if len(batch)]
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         for file in files:
@@ -120,7 +141,7 @@ class QueueMachine:
 
     def snapshot(self) -> QueueState:
         with self._lock:
-            state = QueueState(self, self._descriptor.partition, self.first, self.queue.next_sequence)
+            state = QueueState(self, self._descriptor.partition, self.first, self.next)
             self._pins[state] = state.first
             return state
 
@@ -148,12 +169,13 @@ class QueueMachine:
             if self._stored == self._applied:
                 return
             self.queue.sync()
-            lsn, taken, self._taken = self._applied, self._taken, []
+            lsn = self._applied
             txn = self._site.manifest.begin_write()
-            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_FLOOR.pack(self.floor))
+            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(self.floor, self.next))
             txn.put_wal_state(self._key, state)
             txn.commit()
             self._stored = lsn
+            taken, self._taken = self._taken, []
         if taken:
             site = self._site
             staging = Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock)
@@ -195,8 +217,8 @@ class QueueState:
         return low, max(low, self.next if end is None else min(self.next, sequence_of(end)))
 
     def get(self, key: bytes) -> bytes | None:
-        low, high = self.bounds(key, KEY.pack(sequence_of(key) + 1))
-        if low == high:
+        low = sequence_of(key)
+        if not self.first <= low < self.next:
             return None
         payload: bytes = self._queue().read(low, limit_messages=1)[0].payloads[0].as_py()
         return payload

@@ -7,8 +7,8 @@ somebody else keeps order and moves it from one place to the next). The first us
     queue.ack       every named message is not acknowledged yet: then it is; otherwise refused
     queue.move      every shard stands at its start: then at its end; every one at or past its end: duplicate;
                     anything else: refused
-    queue.deliver   counts a delivery of messages; always accepted
-    queue.seek      puts shards to places; always accepted
+    queue.deliver   counts a delivery of messages, and moves the floor over what was trimmed; always accepted
+    queue.seek      puts shards to places; refused if the consumer is used in the other way
     queue.forget    removes the consumer; always accepted
 
 Thread: pure functions over rows; the ledger calls them in LSN order.
@@ -18,7 +18,7 @@ Invariant: the bitmap and the counts reach at most WINDOW messages above the flo
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -54,6 +54,17 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         """For each message of the window, how often it was delivered."""
         return _spread(np.frombuffer(self.deliveries, np.uint8))
 
+    def raised(self, first: int) -> Place:
+        """The place where everything below `first` is gone: nobody will acknowledge it."""
+        step = first - self.floor
+        if step <= 0:
+            return self
+        flags, counts = self.flags(), self.counts()
+        for column in (flags, counts):
+            column[: max(0, WINDOW - step)] = column[step:]
+            column[max(0, WINDOW - step) :] = 0
+        return _packed(self.mode, first, flags, counts)
+
 
 def _spread(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
     spread = np.zeros(WINDOW, np.uint8)
@@ -88,10 +99,10 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Deliver(msgspec.Struct, frozen=True, array_like=True):
-    """Messages by shard."""
+    """(shard, its oldest message, messages) for each shard."""
 
     consumer: str
-    messages: list[tuple[int, list[int]]]
+    messages: list[tuple[int, int, list[int]]]
 
 
 class Seek(msgspec.Struct, frozen=True, array_like=True):
@@ -189,14 +200,14 @@ def _move(data: bytes, get: Get, put: Put) -> Verdict:
     if any(place is not None and place.mode != "streamed" for place in places):
         return Verdict.REFUSED
     # A consumer without a row is wherever it says that it is.
-    floors = [
-        start if place is None else place.floor for place, (_, start, _) in zip(places, asked.ranges, strict=True)
+    moves = [
+        (start if place is None else place.floor, start, end)
+        for place, (_, start, end) in zip(places, asked.ranges, strict=True)
     ]
-    moves = any(start < end for _, start, end in asked.ranges)
-    if moves and all(floor >= end for floor, (_, _, end) in zip(floors, asked.ranges, strict=True)):
-        return Verdict.DUPLICATE
-    if any(floor != start or end < start for floor, (_, start, end) in zip(floors, asked.ranges, strict=True)):
+    if any(end < start for _, start, end in moves) or len({shard for shard, _, _ in asked.ranges}) < len(moves):
         return Verdict.REFUSED
+    if any(floor != start for floor, start, _ in moves):
+        return Verdict.DUPLICATE if all(floor >= end for floor, _, end in moves) else Verdict.REFUSED
     for shard, _, end in asked.ranges:
         put(row_key(table, shard, asked.consumer), _encode(Place("streamed", end)))
     return Verdict.ACCEPTED
@@ -205,13 +216,16 @@ def _move(data: bytes, get: Get, put: Put) -> Verdict:
 def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Deliver)
     assert isinstance(asked, Deliver)
-    for shard, sequences in asked.messages:
+    for shard, first, sequences in asked.messages:
         place = read_place(get, table, shard, asked.consumer) or Place("leased")
+        if place.mode != "leased":
+            continue  # it became a stream's since
+        place = place.raised(first)
         places = np.asarray(sequences, np.int64) - place.floor
         places = places[(places >= 0) & (places < WINDOW)]  # others were acknowledged since
         counts = place.counts()
         counts[places] = np.minimum(counts[places].astype(np.int64) + 1, DELIVERIES_MAX)
-        put(row_key(table, shard, asked.consumer), _encode(_packed(place.mode, place.floor, place.flags(), counts)))
+        put(row_key(table, shard, asked.consumer), _encode(_packed("leased", place.floor, place.flags(), counts)))
     return Verdict.ACCEPTED
 
 
@@ -219,6 +233,9 @@ def _seek(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Seek)
     assert isinstance(asked, Seek)
     for shard, sequence in asked.places:
+        place = read_place(get, table, shard, asked.consumer)
+        if place is not None and place.mode != asked.mode:
+            return Verdict.REFUSED
         put(row_key(table, shard, asked.consumer), _encode(Place(asked.mode, sequence)))
     return Verdict.ACCEPTED
 
@@ -233,11 +250,3 @@ def _forget(data: bytes, get: Get, put: Put) -> Verdict:
 
 ACK, MOVE, DELIVER, SEEK, FORGET = "queue.ack", "queue.move", "queue.deliver", "queue.seek", "queue.forget"
 CONDITIONS: dict[str, KindCondition] = {ACK: _ack, MOVE: _move, DELIVER: _deliver, SEEK: _seek, FORGET: _forget}
-
-
-def sequences_of(messages: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
-    """(shard, sequence) pairs by shard, in order."""
-    by_shard: dict[int, list[int]] = {}
-    for shard, sequence in messages:
-        by_shard.setdefault(shard, []).append(sequence)
-    return sorted(by_shard.items())

@@ -3,14 +3,18 @@
 A section is `Puts`, messages in the order in which they came, or `Trim`, a sequence below which messages are gone.
 The bytes of a batch in a section are those of a record in a data file, but for the LSN and time in their first bytes.
 
-Thread: changed under the coordinator's lock, and by nobody once it is sealed; `Puts.first` is set at apply.
+Thread: changed under the coordinator's lock, and by nobody once it is sealed; `first` and `lsn` are set at apply.
 Invariant: decode(encode(section)) holds the same messages.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TypeAlias
+
+import numpy as np
+import xxhash
 
 from penstock.errors import CorruptionError
 from penstock.journal.record import PartitionId
@@ -18,6 +22,7 @@ from penstock.partition.pending import PendingDelta
 from penstock.queue.messages import PREFIX, Messages
 
 MESSAGES, TRIM = 0, 1
+NO_TIME = -(1 << 63)  # stands for the time of a record that is not known yet; no message has it
 _HEADER = struct.Struct("<BxxxI")  # form, number of batches
 _U64 = struct.Struct("<Q")
 
@@ -27,13 +32,14 @@ Message: TypeAlias = tuple[bytes, bytes | None, int | None]  # payload, key, tim
 class Puts:
     """Messages on their way to a shard."""
 
-    __slots__ = ("_count", "_open", "_parts", "first")
+    __slots__ = ("_count", "_open", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
         self._parts: list[Messages | list[Message]] = []
         self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
         self._count = 0
         self.first: int | None = None  # the sequence of the first of them, once they are applied
+        self.lsn = 0  # of their record, then
 
     def __len__(self) -> int:
         return self._count
@@ -62,7 +68,7 @@ class Puts:
         batches: list[Messages] = []
         for part in self._parts:
             batches += [part] if isinstance(part, Messages) else map(_batch, _runs(part))
-        return [batch.encode(lsn=0, time_us=_NO_TIME) for batch in batches]
+        return [batch.encode(lsn=0, time_us=NO_TIME) for batch in batches]
 
 
 class Trim:
@@ -82,12 +88,13 @@ class Trim:
 class Encoded:
     """Messages whose bytes are at hand: out of the journal, or from a client."""
 
-    __slots__ = ("count", "encoded", "first")
+    __slots__ = ("count", "encoded", "first", "lsn")
 
     def __init__(self, encoded: list[bytes]) -> None:
         self.encoded = encoded
         self.count: int = sum(PREFIX.unpack_from(body)[2] for body in encoded)
         self.first: int | None = None
+        self.lsn = 0
 
     def __len__(self) -> int:
         return self.count
@@ -99,7 +106,6 @@ class Encoded:
 
 
 Section: TypeAlias = Puts | Encoded | Trim
-_NO_TIME = -(1 << 63)  # no message has it, so that a time of its own is kept even if all are the same
 
 
 def _runs(messages: list[Message]) -> list[list[Message]]:
@@ -112,6 +118,25 @@ def _runs(messages: list[Message]) -> list[list[Message]]:
             runs.append([])
         runs[-1].append(message)
     return runs
+
+
+def by_shard(batch: Messages, partitions: Sequence[PartitionId], spare: int) -> list[tuple[PartitionId, Messages]]:
+    """Messages by the shards of their keys, in order; those without a key go to the spare one."""
+    if len(partitions) == 1 or batch.keys is None:
+        return [(partitions[spare], batch)]
+    keys, count = batch.keys.to_pylist(), len(partitions)
+    shards = np.fromiter((spare if key is None else shard_of(key, count) for key in keys), np.int64, len(keys))
+    parts = []
+    for shard in np.unique(shards).tolist():
+        rows = np.flatnonzero(shards == shard)
+        times = None if batch.times is None else batch.times[rows]
+        parts.append((partitions[shard], Messages(batch.payloads.take(rows), batch.keys.take(rows), times)))
+    return parts
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """The shard of all messages with this key."""
+    return xxhash.xxh3_64_intdigest(key) % shards
 
 
 def _batch(messages: list[Message]) -> Messages:

@@ -95,7 +95,7 @@ class MessageLoader:
                 self._bytes[partition] = self._bytes.get(partition, 0) + part.nbytes
                 if self._bytes[partition] >= FILE_BYTES:
                     self._write(partition)
-        for partition, held in self._held.items():
+        for partition, held in list(self._held.items()):
             if held and self._bytes[partition] <= INLINE_BYTES_MAX:
                 puts = section.Puts()
                 for part in held:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.record import PartitionId
-from penstock.kinds import Port, Reading, partitions_of
+from penstock.kinds import Filters, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -184,7 +183,7 @@ class QueueTable(QueueView):
         batch.check()
         if not len(batch):
             return Epoch(0)
-        parts = self._by_shard(batch)
+        parts = section.by_shard(batch, self._partitions, next(self._turn) % len(self._partitions))
         if token is not None:
             group = PendingDelta()
             for partition, part in parts:
@@ -214,23 +213,7 @@ class QueueTable(QueueView):
             return self._partitions[0]
         if key is None:
             return self._partitions[next(self._turn) % len(self._partitions)]
-        return self._partitions[xxhash.xxh3_64_intdigest(key) % len(self._partitions)]
-
-    def _by_shard(self, batch: Messages) -> list[tuple[PartitionId, Messages]]:
-        if len(self._partitions) == 1 or batch.keys is None:
-            return [(self._place(None), batch)]
-        keys = batch.keys.to_pylist()
-        spare = self._partitions.index(self._place(None))
-        digest, count = xxhash.xxh3_64_intdigest, len(self._partitions)
-        shards = np.array([spare if key is None else digest(key) % count for key in keys])
-        parts = []
-        for shard in np.unique(shards):
-            rows = np.flatnonzero(shards == shard)
-            times = None if batch.times is None else batch.times[rows]
-            parts.append(
-                (self._partitions[int(shard)], Messages(batch.payloads.take(rows), batch.keys.take(rows), times))
-            )
-        return parts
+        return self._partitions[section.shard_of(key, len(self._partitions))]
 
     def _put_once(self, token: Any, partition: PartitionId, insert: Any, message: Any, size: int) -> Epoch:
         delta = PendingDelta()
@@ -266,6 +249,40 @@ class QueueTable(QueueView):
     def bounds(self) -> list[Bounds]:
         """For each shard: the oldest sequence, and the next one."""
         return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[Bounds])
+
+    def offsets(self, start: str) -> dict[int, int]:
+        """For each shard the sequence to begin with, as an option names it.
+
+        "earliest", "latest", "consumer:NAME", "time:MICROSECONDS", a sequence, or sequences by shard as JSON.
+        """
+        bounds = self.bounds()
+        word, _, rest = start.partition(":")
+        if start == "earliest":
+            return {shard: found.first for shard, found in enumerate(bounds)}
+        if start == "latest":
+            return {shard: found.next for shard, found in enumerate(bounds)}
+        if word == "consumer" and rest:
+            return self.consumer(rest).position
+        if word == "time" and rest.lstrip("-").isdigit():
+            return {shard: self.seek(int(rest), shard=shard) for shard in range(self.shards)}
+        if start.isdigit():
+            return dict.fromkeys(range(self.shards), int(start))
+        try:
+            given = msgspec.json.decode(start, type=dict[int, int])
+        except msgspec.DecodeError:
+            given = {}
+        if sorted(given) != list(range(self.shards)):
+            raise Invalid(
+                f"start is {start!r}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
+                f"sequences of all shards (0 to {self.shards - 1}) as JSON"
+            )
+        return given
+
+    def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+        """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
+        asked = Call(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
+        answer = self._port.call(self._info, "advance", encode_call(asked))
+        return msgspec.msgpack.decode(answer, type=dict[int, int])
 
     def statistics(self) -> QueueTotals:
         """Messages, files and bytes, and how far each consumer is."""
@@ -326,6 +343,25 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
 
 def _size(messages: Messages) -> int:
     return int(messages.ends()[-1]) + 32 * len(messages) + MESSAGE_BYTES
+
+
+def narrowed_sequences(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:
+    """The sequences outside which no message of a shard passes all filters on shard, sequence and timestamp.
+
+    A message may have a time of its own, earlier or later than its record's: then times say nothing about sequences, so
+    only the shard and the sequence narrow.
+    """
+    low, high = 0, 1 << 63
+    for column, operation, value in filters:
+        values = value if operation == "in" else [value]
+        if column == "shard" and operation in ("=", "in") and shard not in values:
+            high = low
+        if column == "sequence":
+            if operation in ("=", "in", ">", ">="):
+                low = max(low, min(values) + (operation == ">"))
+            if operation in ("=", "in", "<", "<="):
+                high = min(high, max(values) + (operation != "<"))
+    return KEY.pack(max(0, low)), None if high >= 1 << 63 else KEY.pack(max(0, low, high))
 
 
 __all__ = ["Found", "Message", "Position", "QueueTable", "QueueView"]

@@ -1,0 +1,118 @@
+"""What the command can do. Everything goes through `penstock.connect`: the store may be open elsewhere.
+
+Thread: one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import penstock
+from penstock.cli.shown import given, shown
+from penstock.errors import NotFound
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A Penstock store.")
+console = Console(highlight=False)
+
+Store = Annotated[Path, typer.Argument(help="the store's folder")]
+Name = Annotated[str, typer.Argument(help="a table")]
+Limit = Annotated[int, typer.Option(help="at most so many rows")]
+
+
+def _connect(path: Path) -> Any:
+    return penstock.connect(path)
+
+
+@app.command()
+def tables(store: Store) -> None:
+    """List the tables."""
+    with _connect(store) as opened:
+        out = Table("table", "kind", "shards")
+        for info in opened.port.tables():
+            out.add_row(info.name, info.kind, str(info.shards))
+        console.print(out)
+
+
+@app.command()
+def scan(store: Store, table: Name, limit: Limit = 20, prefix: str = "", reverse: bool = False) -> None:
+    """Print rows of a kv table in the order of their keys."""
+    with _connect(store) as opened:
+        rows = opened.kv(table, create=False).scan(prefix=given(prefix), reverse=reverse, limit=limit)
+        _print(("key", "value"), rows)
+
+
+@app.command()
+def get(store: Store, table: Name, key: str) -> None:
+    """Print the value of a key."""
+    with _connect(store) as opened:
+        value = opened.kv(table, create=False).get(given(key))
+        if value is None:
+            raise NotFound(f"there is no key {key} in {table}")
+        console.print(shown(value), markup=False)
+
+
+@app.command()
+def put(store: Store, table: Name, key: str, value: str) -> None:
+    """Set a key of a kv table that holds bytes or text, durably."""
+    with _connect(store) as opened:
+        found = opened.kv(table, create=False)
+        text = found.schema.field("value").type == "string"
+        found.put(given(key), value if text else given(value), durable=True)
+
+
+@app.command()
+def delete(store: Store, table: Name, key: str) -> None:
+    """Remove a key of a kv table, durably."""
+    with _connect(store) as opened:
+        opened.kv(table, create=False).delete(given(key), durable=True)
+
+
+@app.command()
+def read(
+    store: Store, queue: Name, limit: Limit = 20, shard: int = 0, start: Annotated[int, typer.Option()] = 1
+) -> None:
+    """Print messages of a queue."""
+    with _connect(store) as opened:
+        messages = opened.queue(queue, create=False).read(shard, start, limit)
+        rows = ((message.sequence, message.time_us, message.key or b"", message.payload) for message in messages)
+        _print(("sequence", "time", "key", "payload"), rows)
+
+
+@app.command()
+def send(store: Store, queue: Name, payload: str, key: str = "") -> None:
+    """Add a message to a queue; print where it is."""
+    with _connect(store) as opened:
+        where = opened.queue(queue, create=False).append(given(payload), key=given(key) if key else None)
+        console.print(f"shard {where.shard}, sequence {where.sequence}, LSN {where.lsn}")
+
+
+@app.command()
+def queue(store: Store, name: Name) -> None:
+    """Print what is in a queue, and how far its consumers are."""
+    with _connect(store) as opened:
+        numbers = opened.queue(name, create=False).statistics()
+        console.print(f"{numbers.messages:,} messages in {numbers.files} files, {numbers.bytes:,} bytes")
+        rows = ((c.consumer, c.shard, c.mode, c.floor, c.lag) for c in numbers.consumers)
+        _print(("consumer", "shard", "mode", "position", "lag"), rows)
+
+
+@app.command()
+def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
+    """Remove a table and all that is in it."""
+    if yes or typer.confirm(f"Remove {table} and all that is in it?"):
+        with _connect(store) as opened:
+            opened.drop(table)
+
+
+def _print(columns: tuple[str, ...], rows: Iterator[Any]) -> None:
+    out = Table(*columns)
+    for row in islice(rows, 100_000):
+        out.add_row(*map(shown, row))
+    console.print(out)

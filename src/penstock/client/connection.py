@@ -1,0 +1,220 @@
+"""A line to the owner of a store, found again when it was lost.
+
+Thread: any.
+Invariants: (1) a request that may not be made twice is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line is
+used only after the owner at its end showed the identity of the store it was first connected to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.client import wire
+from penstock.client.place import pause
+from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.host import threads
+from penstock.host.clock import Clock
+
+T = TypeVar("T")
+PATIENCE_S = 30.0  # for an owner to be there (again)
+CALL_S = 120.0  # for one answer
+
+
+class Door(Protocol):
+    """How an owner is found."""
+
+    @property
+    def name(self) -> str:
+        """Of the store, for messages."""
+
+    def open(self, deadline_s: float) -> flight.FlightClient:
+        """A line to the owner, who is found or started before the deadline; `WaitExpired` if not."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What goes with each request."""
+
+
+class GoneError(Exception):
+    """The owner went away. `untouched`: it said so itself and did nothing."""
+
+    def __init__(self, reason: str, *, untouched: bool) -> None:
+        super().__init__(reason)
+        self.untouched = untouched
+
+
+class Connection:
+    """Requests and answers."""
+
+    def __init__(self, door: Door, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._door = door
+        self._clock = clock
+        self._patience_s = patience_s
+        self._lock = threads.lock("client.connection")
+        self._line: flight.FlightClient | None = None  # guarded by _lock
+        self._owner: wire.Owner | None = None  # guarded by _lock; of the first line
+        self._closed = False  # guarded by _lock
+
+    @property
+    def owner(self) -> wire.Owner:
+        """Who is at the other end."""
+        self._open(self.deadline_s())
+        assert self._owner is not None
+        return self._owner
+
+    def deadline_s(self) -> float:
+        """Until when an owner must be there."""
+        return self._clock.monotonic_s() + self._patience_s
+
+    # -- asking
+
+    def ask(self, request: Any, kind: type[T], *, repeat: bool = True, timeout_s: float = CALL_S) -> T:
+        """The answer to a request."""
+        return wire.unpack(self.ask_raw(request, repeat=repeat, timeout_s=timeout_s), kind)
+
+    def ask_raw(self, request: Any, *, repeat: bool = True, timeout_s: float = CALL_S) -> bytes:
+        """The answer to a request, as it came. `repeat`: it may be made again."""
+        body, deadline_s = wire.pack(request), self.deadline_s()
+        while True:
+            line = self._open(deadline_s)
+            try:
+                return self._send(line, body, timeout_s)
+            except GoneError as gone:
+                self._drop(line)
+                if not repeat and not gone.untouched:
+                    raise OutcomeUnknown(
+                        f"the owner of {self._door.name} ended before it answered ({gone}): "
+                        f"it did {type(request).__name__}, or it did not"
+                    ) from None
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise self._nobody(gone) from None
+            pause()
+
+    def send_once(self, request: Any, timeout_s: float = CALL_S) -> bytes:
+        """Send a request over the line there is, or a new one; `GoneError` if no answer comes."""
+        line = self._open(self.deadline_s())
+        try:
+            return self._send(line, wire.pack(request), timeout_s)
+        except GoneError:
+            self._drop(line)
+            raise
+
+    def _send(self, line: flight.FlightClient, body: bytes, timeout_s: float) -> bytes:
+        action = flight.Action(wire.PROTOCOL, body)
+        try:
+            answers = list(line.do_action(action, self._options(timeout_s)))
+        except flight.FlightError as error:
+            raise _error_of(error) from None
+        return b"".join(answer.body.to_pybytes() for answer in answers)
+
+    def read(self, reading: wire.Reading, timeout_s: float = CALL_S) -> tuple[list[Any], bool]:
+        """The record batches of a page, and whether there are more pages."""
+        deadline_s = self.deadline_s()
+        while True:
+            line = self._open(deadline_s)
+            try:
+                return self._read_page(line, wire.pack(reading), timeout_s)
+            except GoneError as gone:
+                self._drop(line)
+                if isinstance(reading, wire.More):
+                    raise Closed(f"the owner of {self._door.name} ended while this was read: read it again") from None
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise self._nobody(gone) from None
+            pause()
+
+    def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[list[Any], bool]:
+        more, batches = False, list[Any]()
+        try:
+            for chunk in line.do_get(flight.Ticket(ticket), self._options(timeout_s)):
+                more = chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == b"+"
+                batches.append(chunk.data)
+        except flight.FlightError as error:
+            raise _error_of(error) from None
+        except pa.ArrowException as error:  # the stream broke off within a batch
+            raise GoneError(_first_line(error), untouched=False) from None
+        return batches, more
+
+    def pages(self, reading: wire.Scan) -> Iterator[list[Any]]:
+        """All pages of a scan, the first of them at once."""
+        page, more = self.read(reading)
+        return self._pages(reading, page, more)
+
+    def _pages(self, reading: wire.Scan, page: list[Any], more: bool) -> Iterator[list[Any]]:
+        try:
+            yield page
+            while more:
+                page, more = self.read(wire.More(reading.scan))
+                yield page
+        finally:
+            if more:
+                self._forget(wire.CloseScan(reading.scan))
+
+    def _forget(self, request: Any) -> None:
+        """Say that something is not needed; who does not hear it finds out by its lease."""
+        with self._lock:
+            line = self._line
+        if line is not None:
+            try:
+                self._send(line, wire.pack(request), 5.0)
+            except (GoneError, PenstockError):
+                return
+
+    forget = _forget
+
+    # -- the line
+
+    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout_s, headers=self._door.headers())
+
+    def _open(self, deadline_s: float) -> flight.FlightClient:
+        with self._lock:
+            while self._line is None:
+                if self._closed:
+                    raise Closed(f"the connection to {self._door.name} was closed: connect again")
+                line = self._door.open(deadline_s)
+                try:
+                    owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), 30.0), wire.Owner)
+                except GoneError as gone:
+                    if self._clock.monotonic_s() >= deadline_s:
+                        raise self._nobody(gone) from None
+                    pause()
+                    continue
+                if self._owner is not None and owner.identity != self._owner.identity:
+                    raise Closed(f"there is another store in {self._door.name} than before: connect again")
+                self._owner, self._line = owner, line
+            return self._line
+
+    def _drop(self, line: flight.FlightClient) -> None:
+        with self._lock:
+            if self._line is line:
+                self._line = None
+
+    def _nobody(self, gone: Exception) -> WaitExpired:
+        return WaitExpired(f"no owner of {self._door.name} answered within {self._patience_s} s ({gone}): try again")
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            self._closed = True
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+
+def _error_of(error: flight.FlightError) -> Exception:
+    """What an error of the transport stands for."""
+    fault = wire.decode_fault(error.extra_info)
+    if fault is not None:
+        return GoneError(fault.message, untouched=True) if fault.name == "Gone" else wire.error_of(fault)
+    if isinstance(error, flight.FlightTimedOutError):
+        return GoneError("no answer came in time", untouched=False)
+    if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):
+        return Invalid(f"the owner refused it: {_first_line(error)}")
+    return GoneError(_first_line(error), untouched=False)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:200]

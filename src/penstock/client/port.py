@@ -1,0 +1,269 @@
+"""The port into a store that another process owns.
+
+Writes gather in a coordinator of this process, as they do in the owner, and go over in batches: a write is a dict
+insert, an acknowledgement is one for each batch. A read first sends what was written here, so that it sees it.
+
+Thread: any.
+Invariant: what a read returns holds everything this client wrote before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from penstock.client import wire
+from penstock.client.connection import Connection
+from penstock.client.flusher import SEND_S, Refusal, RemoteFlusher
+from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
+from penstock.host import threads
+from penstock.host.chance import Random
+from penstock.host.clock import Clock
+from penstock.host.files import File
+from penstock.journal.record import PartitionId
+from penstock.kinds import Insert, Kind, Piece
+from penstock.lsm.rows import bytes_list
+from penstock.partition.ledger import TableInfo
+from penstock.partition.pending import PendingDelta, PendingGroup, add_group
+from penstock.partition.reference import Reference, StagedFile
+from penstock.registry import kind_named
+
+WAIT_S = 60.0
+GROUP_BYTES = 256
+SNAPSHOT_LEASE_S = 300.0
+SETTINGS = CoordinatorSettings(bytes_max=72 << 20, shutdown_timeout_s=SEND_S + 30.0)
+
+
+class _FlightReading:
+    """Reads, live or in a snapshot."""
+
+    snapshot_id = ""  # live
+
+    def __init__(self, connection: Connection, random: Random) -> None:
+        self._connection = connection
+        self._random = random
+
+    def _settle_writes(self) -> None:
+        """Send what was written here."""
+
+    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
+        return self.lookup_many(partition, [key])[0]
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._settle_writes()
+        found: list[bytes | None] = []
+        rest = iter(keys)
+        while some := list(islice(rest, wire.KEYS_MAX)):
+            while some:
+                part = self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
+                found += part  # the owner may answer only the first of them, if their values are large
+                some = some[len(part) :]
+        return found
+
+    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
+        pages = self._scan(partition, start, end, arrow=False, reverse=reverse)
+        return (
+            pair
+            for page in pages
+            for batch in page
+            for pair in zip(bytes_list(batch.column("key")), bytes_list(batch.column("value")), strict=True)
+        )
+
+    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for batch in page)
+
+    def _scan(
+        self, partition: PartitionId, start: bytes, end: bytes | None, *, arrow: bool, reverse: bool
+    ) -> Iterator[list[Any]]:
+        self._settle_writes()
+        name = self._random.randbytes(16).hex()
+        return self._connection.pages(wire.Scan(name, self.snapshot_id, partition, start, end, arrow, reverse))
+
+    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
+        return wire.received_pieces(self._connection.ask_raw(wire.CutPieces(self.snapshot_id, partition, count)))
+
+
+class FlightSnapshot(_FlightReading):
+    """A store as of one LSN, held by its owner for whoever knows its id, while it is used and for its lease after."""
+
+    def __init__(self, connection: Connection, random: Random, held: wire.Held, *, ours: bool) -> None:
+        super().__init__(connection, random)
+        self._held = held
+        self._ours = ours
+        self._tables = {info.name: info for info in held.tables}
+        self.snapshot_id = held.snapshot
+
+    @property
+    def lsn(self) -> int:
+        return self._held.lsn
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._tables.get(name)
+
+    def tables(self) -> list[TableInfo]:
+        return self._held.tables
+
+    def time_us(self) -> int:
+        return self._held.time_us
+
+    def close(self) -> None:
+        """Let it go, if it was taken here: one that was joined is its taker's to close."""
+        if self._ours:
+            self._ours = False
+            self._connection.forget(wire.CloseSnapshot(self.snapshot_id))
+
+
+class FlightPort(_FlightReading):
+    """The store of another process."""
+
+    def __init__(self, connection: Connection, *, clock: Clock, random: Random, send_s: float = SEND_S) -> None:
+        super().__init__(connection, random)
+        self._clock = clock
+        self._lock = threads.lock("client.port")
+        self._kinds: dict[int, Kind] = {}  # guarded by _lock; by table
+        self._flusher = RemoteFlusher(
+            connection, self._kind_of, producer=f"client-{random.randbytes(16).hex()}", clock=clock, send_s=send_s
+        )
+        self._coordinator: WriteCoordinator[PendingDelta, int, int] = WriteCoordinator(
+            self._flusher, PendingDelta, view=0, incarnation=1, clock=clock, settings=SETTINGS
+        )
+        self._write_into = self._coordinator.write_into
+        self._refusals = self._flusher.refusals
+        self._coordinator.start()
+
+    def _kind_of(self, partition: PartitionId) -> Kind | None:
+        with self._lock:
+            return self._kinds.get(partition >> 16)
+
+    def _learn(self, tables: Sequence[TableInfo]) -> None:
+        kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
+        with self._lock:
+            self._kinds.update(kinds)
+
+    # -- writing
+
+    def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
+        if self._refusals:
+            self._raise_refusal()
+        return self._write_into(insert, size, partition, a, b)
+
+    def submit(self, group: PendingGroup, size: int) -> Epoch:
+        return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+
+    def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
+        flusher, name = self._flusher, id(group)
+        flusher.awaited.add(name)
+        try:
+            epoch = self.submit(group, size)
+            self._coordinator.wait_applied(epoch, timeout_s)
+            error = flusher.refused.get(name)
+        finally:
+            flusher.awaited.discard(name)
+            flusher.refused.pop(name, None)
+        if error is not None:
+            raise error
+        return epoch
+
+    def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
+        acknowledgement = self._coordinator.flush(epoch, timeout_s)
+        if self._refusals:
+            self._raise_refusal(epoch)
+        return acknowledgement
+
+    def _raise_refusal(self, epoch: int | None = None) -> None:
+        """Tell that the owner refused plain writes: each who waits for one of them, and otherwise once."""
+        told: Refusal | None = None
+        for refusal in list(self._refusals):
+            if epoch is None or refusal.first <= epoch <= refusal.last:
+                told = refusal
+                break
+        if told is None:
+            return
+        if epoch is None:
+            self._refusals.remove(told)
+        raise told.error
+
+    def _settle_writes(self) -> None:
+        coordinator = self._coordinator
+        if coordinator.applied < coordinator.last:
+            coordinator.wait_applied(coordinator.last, WAIT_S)
+
+    def recover(self) -> None:
+        """After a failure: send again what was kept, under the same tokens."""
+        self._coordinator.recover()
+
+    def close(self) -> None:
+        """Send what was written."""
+        self._coordinator.shutdown()
+
+    # -- tables
+
+    def table(self, name: str) -> TableInfo | None:
+        found = self._connection.ask(wire.FindTable(name), TableInfo | None)  # type: ignore[arg-type]
+        if found is not None:
+            self._learn([found])
+        return found  # type: ignore[no-any-return]
+
+    def tables(self) -> list[TableInfo]:
+        found = self._connection.ask(wire.ListTables(), list[TableInfo])
+        self._learn(found)
+        return found
+
+    def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
+        info = self._connection.ask(wire.CreateTable(name, kind, shards, options), TableInfo)
+        self._learn([info])
+        return info
+
+    def drop(self, name: str) -> None:
+        self._settle_writes()
+        self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
+
+    def time_us(self) -> int:
+        return self._connection.ask(wire.ReadTime(), int)
+
+    # -- what kinds do for their tables
+
+    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+        self._settle_writes()
+        repeat = name in kind_named(info.kind, info.name).repeatable
+        return self._connection.ask(wire.CallService(info.table, name, argument), bytes, repeat=repeat)
+
+    # -- files that are built elsewhere
+
+    def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
+        return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
+
+    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
+        """What a group says of files; the owner checks and syncs them before it takes the group."""
+        return Reference(tuple(files))
+
+    def send_file(self, partition: PartitionId, staged: StagedFile, name: str, file: File) -> None:
+        """Bring a file that was built in a place its owner does not see: `name` is the staged one's or its index's."""
+        offset, size = 0, file.size()
+        while offset < size or offset == 0:
+            data = file.pread(wire.PIECE_BYTES, offset)
+            request = wire.SendFile(partition, staged.chunk_id, name, offset, data)
+            self._connection.ask(request, None)  # type: ignore[arg-type]
+            offset += len(data)
+            if not data:
+                break
+
+    def was_used(self, token: tuple[str, int]) -> bool:
+        return self._connection.ask(wire.AskToken(*token), bool)
+
+    # -- snapshots
+
+    def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
+        self._settle_writes()
+        held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.Held)
+        return self._held(held, ours=True)
+
+    def join_snapshot(self, snapshot_id: str) -> FlightSnapshot:
+        """A snapshot that another client took."""
+        held = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.Held)
+        return self._held(held, ours=False)
+
+    def _held(self, held: wire.Held, *, ours: bool) -> FlightSnapshot:
+        self._learn(held.tables)
+        return FlightSnapshot(self._connection, self._random, held, ours=ours)

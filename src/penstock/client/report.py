@@ -1,0 +1,16 @@
+"""What a started owner says in its first line.
+
+Thread: values.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.client.wire import Fault
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Nothing is wrong, or what is."""
+
+    fault: Fault | None = None

@@ -1,0 +1,115 @@
+"""A store that another process owns: `penstock.connect`.
+
+Thread: any.
+Invariants: (1) what was written is sent at `close` and at the interpreter's exit. (2) a connection that was made before a
+fork does not work in the child.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from penstock.client.connection import Connection, Door
+from penstock.client.flusher import SEND_S
+from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
+from penstock.errors import Closed, Invalid
+from penstock.host import threads
+from penstock.host.chance import Random
+from penstock.host.clock import Clock
+from penstock.kinds import Piece, partitions_of
+from penstock.partition.ledger import TableInfo
+from penstock.tables import StoreSnapshot, Tables
+
+
+class RemoteSnapshot(StoreSnapshot):
+    """All tables at one LSN, in the owner."""
+
+    _port: FlightSnapshot
+
+    @property
+    def id(self) -> str:
+        """By which other clients join it, while it is used and for its lease after."""
+        return self._port.snapshot_id
+
+    def info(self, name: str) -> TableInfo:
+        """What the store knows of a table; `NotFound` if there is none."""
+        return self._info(name)
+
+    def pieces(self, name: str, count: int) -> list[Piece]:
+        """A table in about so many parts for several readers; at least one for each shard."""
+        if count < 1:
+            raise Invalid(f"a table is read in 1 part or more, not {count}")
+        partitions = partitions_of(self._info(name))
+        each = -(-count // len(partitions))
+        return [piece for partition in partitions for piece in self._port.pieces(partition, each)]
+
+    def read(self, piece: Piece) -> Any:
+        """The record batches of a piece, from the owner, as its kind scans them."""
+        return self._port.scan_arrow(piece.partition, piece.start, piece.end)
+
+    def __enter__(self) -> RemoteSnapshot:
+        return self
+
+
+class RemoteStore(Tables):
+    """A connection to a store."""
+
+    _port: FlightPort
+
+    def __init__(
+        self, door: Door, *, durable: bool, clock: Clock, random: Random, patience_s: float, send_s: float = SEND_S
+    ) -> None:
+        self._door = door
+        self._durable = durable
+        self._process = threads.process_id()
+        self._closed = False
+        self._connection = Connection(door, clock=clock, patience_s=patience_s)
+        owner = self._connection.owner  # somebody is there, or this raises
+        self.path = owner.path
+        self.identity = owner.identity
+        self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
+        self._forget_exit = threads.at_exit(self, RemoteStore.close)
+
+    @property
+    def port(self) -> FlightPort:
+        """For Spark and other readers of raw tables."""
+        return self._port
+
+    def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002
+        """Everything that is applied, at one LSN; with an id: a snapshot that another client took, to read in.
+
+        The owner holds it until it is closed by its taker, or was not used for `lease_s`.
+        """
+        self._check_usable()
+        return RemoteSnapshot(self._port.snapshot(lease_s) if id is None else self._port.join_snapshot(id))
+
+    def recover(self) -> None:
+        """After writes failed because no owner was there: send them again, each at most once."""
+        self._check_usable()
+        self._port.recover()
+
+    def _check_usable(self) -> None:
+        if threads.process_id() != self._process:
+            raise Closed("this connection was made before a fork: connect in this process")
+        if self._closed:
+            raise Closed(f"the connection to {self._door.name} was closed: connect again")
+
+    def close(self) -> None:
+        """Send what was written, wait until it is durable, and hang up. A second call does nothing."""
+        if self._closed or threads.process_id() != self._process:
+            return
+        self._closed = True
+        self._forget_exit()
+        try:
+            self._port.close()
+        finally:
+            self._connection.close()
+
+    def __enter__(self) -> RemoteStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

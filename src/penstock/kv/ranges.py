@@ -1,0 +1,37 @@
+"""Ranges of keys, as options and filters give them.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import Invalid
+from penstock.lsm.rows import KEY_BYTES_MAX
+
+PAST_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # an end that no key reaches
+
+
+def key_of(text: str) -> bytes:
+    """A key in text: as it is, or in hexadecimal digits after 0x."""
+    if not text.startswith("0x"):
+        return text.encode()
+    try:
+        return bytes.fromhex(text[2:])
+    except ValueError:
+        raise Invalid(f"{text!r} is no key: after 0x come pairs of hexadecimal digits") from None
+
+
+def narrowed_keys(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
+    """The range outside which no key passes all of (operation, value)."""
+    low, high = b"", None
+    for operation, value in filters:
+        values = [bytes(some) for some in (value if operation == "in" else [value])]
+        if operation in ("=", "in", ">", ">="):
+            low = max(low, min(values) + (b"\0" if operation == ">" else b""))
+        if operation in ("=", "in", "<", "<="):
+            end = max(values) + (b"" if operation == "<" else b"\0")
+            high = end if high is None else min(high, end)
+    return low, high if high is None else max(low, high)

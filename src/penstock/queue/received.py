@@ -1,0 +1,102 @@
+"""What another process sent to a queue: sections, conditions and options, looked at in full.
+
+Thread: pure functions.
+Invariant: what passes here could have been written through the API of this process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import CorruptionError, Invalid
+from penstock.log.record import KIND_DATA, Index, Record
+from penstock.lsm.rows import offsets_of
+from penstock.partition.ledger import TableInfo
+from penstock.queue import section
+from penstock.queue.messages import PREFIX, decode_batch
+from penstock.queue.options import decode_queue_options
+from penstock.queue.positions import ACK, FORGET, MOVE, SEEK, Ack, Forget, Move, Seek, read_argument
+
+ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
+REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
+SEQUENCE_MAX = 1 << 62
+MESSAGES_MAX = 1 << 24  # of one batch
+_FLAGS_KNOWN = 7
+_ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: Forget}
+
+
+def receive(payload: bytes) -> section.Encoded | section.Trim:
+    """The section in a payload; `Invalid` if it breaks a rule."""
+    try:
+        found = section.decode(payload)
+        if isinstance(found, section.Trim):
+            if not 1 <= found.before < SEQUENCE_MAX:
+                raise Invalid("a trim names no sequence")
+            return found
+        for body in found.encoded:
+            _check_body(body)
+    except CorruptionError as error:
+        raise Invalid(f"a section of a queue is malformed: {error.reason}") from None
+    except (ValueError, IndexError, OverflowError, pa.ArrowException) as error:
+        raise Invalid(f"a section of a queue is malformed: {error}") from None
+    return found
+
+
+def _check_body(body: bytes) -> None:
+    lsn, _, count, flags, reserved = PREFIX.unpack_from(body)
+    if lsn or reserved or flags & ~_FLAGS_KNOWN or not 0 < count <= MESSAGES_MAX:
+        raise Invalid("a batch of messages is malformed")
+    messages = decode_batch(Record(Index(1), 1, Index(0), KIND_DATA, 0, body), path="message", offset=0).messages
+    for column in (messages.payloads, messages.keys):
+        if column is not None:
+            _check_column(column)
+    if messages.times is not None and (np.abs(messages.times) >= SEQUENCE_MAX).any():
+        raise Invalid("a message has a time that no clock shows")
+    messages.check()
+    if messages.encode(lsn=0, time_us=PREFIX.unpack_from(body)[1]) != body:
+        raise Invalid("a batch of messages has bytes that do not belong to it")
+
+
+def _check_column(column: Any) -> None:
+    offsets = offsets_of(column)
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise Invalid("the offsets of a column are malformed")
+    column.validate(full=True)
+
+
+def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
+    """`Invalid` if a condition is malformed or does not fit the queue."""
+    kind = _ARGUMENTS.get(condition)
+    if kind is None:
+        raise Invalid(f"clients do not send the condition {condition!r}")
+    try:
+        _, asked = read_argument(argument, kind)
+    except CorruptionError as error:
+        raise Invalid(f"a condition is malformed: {error.reason}") from None
+    consumer: str = asked.consumer  # type: ignore[attr-defined]
+    if not 0 < len(consumer.encode()) <= 255:
+        raise Invalid("a consumer's name is a text of 1 to 255 bytes")
+    numbers: list[tuple[int, list[int]]] = []  # shards, with sequences
+    if isinstance(asked, Ack):
+        numbers = asked.messages
+    elif isinstance(asked, Move):
+        numbers = [(shard, [start, end]) for shard, start, end in asked.ranges]
+    elif isinstance(asked, Seek):
+        numbers = [(shard, [sequence]) for shard, sequence in asked.places]
+    elif isinstance(asked, Forget) and asked.shards != info.shards:
+        raise Invalid(f"queue {info.name} has {info.shards} shards")
+    for shard, sequences in numbers:
+        if not 0 <= shard < info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
+            raise Invalid(f"queue {info.name} has no such shard or sequence")
+
+
+def check_options(options: bytes) -> None:
+    """`Invalid` if these are no options of a queue."""
+    try:
+        decode_queue_options(options)
+    except CorruptionError as error:
+        raise Invalid(f"options of a queue are malformed: {error.reason}") from None

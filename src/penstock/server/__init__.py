@@ -1,0 +1,1 @@
+"""The server: what an owner does for other processes. `penstock.open` is in `opening`."""

@@ -1,0 +1,86 @@
+"""A detached owner: `python -m penstock.server PATH`. A client starts it; it ends when nobody needs it.
+
+Its first line says that it serves, or what is wrong; then it is silent. It takes no OPENING lock to open: the client that
+started it holds that until it serves. It takes it to go, so that nobody comes while it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+
+from penstock.client import place, wire
+from penstock.client.report import Report
+from penstock.errors import PenstockError, StoreLocked
+from penstock.host.chance import system_random
+from penstock.host.files import OsFileSystem
+from penstock.server.service import Service
+from penstock.store import Store, open_store
+
+IDLE_S = 30.0
+LOOK_S = 0.25
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Own a store until nobody needs it."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.server", description=__doc__)
+    parser.add_argument("path")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="ends after so many seconds without a client")
+    given = parser.parse_args(arguments)
+    path = place.absolute(given.path)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        store = open_store(path)
+        service = Service(store, random=system_random(), detached=True)
+        service.location()
+    except PenstockError as error:
+        _report(Report(wire.fault_of(error)))
+        return 1
+    except OSError as error:
+        _report(Report(wire.fault_of(StoreLocked(f"{path} could not be opened: {error}"))))
+        return 1
+    logging.basicConfig(
+        filename=f"{path}/run/owner.log", level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    _report(Report())
+    _own(store, service, given.idle_s, stop)
+    return 0
+
+
+def _report(report: Report) -> None:
+    """Tell who started it, and then nobody."""
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.flush()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -> None:
+    fs = OsFileSystem()
+    while not (service.yielded.wait(LOOK_S) or stop.is_set()):
+        if service.idle_s() < idle_s:
+            continue
+        try:
+            opening = fs.lock(f"{store.path}/OPENING")
+        except StoreLocked:
+            continue  # somebody is at the door
+        try:
+            if not service.begin_yield():
+                store.close()
+                return
+        finally:
+            opening.release()
+    store.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The bell of an owner: a small socket that costs next to nothing until somebody knocks.
+
+Arrow Flight takes a tenth of a second and some megabytes to come up, which a store that is used in one process
+never pays: the first client's knock starts it.
+
+Thread: one, which answers one question after another; `close` from any other.
+Invariant: the sockets are there while the store's lock is held, and nobody else removes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable
+
+from penstock.client import place
+from penstock.host import threads
+
+logger = logging.getLogger(__name__)
+
+QUESTION_S = 2.0  # within which one who knocked must ask
+
+
+class Bell:
+    """Answers at the door."""
+
+    def __init__(self, folder: str, answer: Callable[[place.Question], place.Answer]) -> None:
+        self._answer = answer
+        self._listener = place.listen(folder)
+        self._ended, self._end = socket.socketpair()
+        self._thread = threads.spawn(self._run, name="penstock-bell")
+        threads.after_fork(self, Bell._cut_off)
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._listener, self._ended], [], [])
+            if self._ended in ready:
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # out of descriptors, or the other side went away
+                logger.warning("somebody knocked in vain: %s", error)
+                place.pause(0.1)
+                continue
+            with connection:
+                connection.settimeout(QUESTION_S)
+                self._speak(connection)
+
+    def _speak(self, connection: socket.socket) -> None:
+        question = place.read_question(connection)
+        if question is None:
+            return
+        try:
+            answer = self._answer(question)
+        except Exception as error:
+            logger.exception("a question at the bell failed")
+            answer = place.Answer(reason=f"the owner failed to answer ({error})")
+        try:
+            place.send_line(connection, answer)
+        except OSError:
+            logger.debug("nobody waited for an answer")
+
+    def _cut_off(self) -> None:
+        """In a forked child: who knocks must not wait for it when the owner is gone."""
+        self._listener.close()
+        self._ended.close()
+        self._end.close()
+
+    def close(self) -> None:
+        """Answer nobody from now on."""
+        self._end.send(b"x")
+        self._thread.join(10.0)
+        self._listener.close()
+        self._ended.close()
+        self._end.close()

@@ -1,0 +1,106 @@
+"""The gateway behind Arrow Flight, on one address.
+
+Only two methods are there: an action takes a message and gives its answer, a get gives a page of a scan. Clients never
+send Arrow. Every other method is refused before a byte of it is read, so that an idle stream holds no thread.
+
+Thread: gRPC's, one for each request at work.
+Invariant: a client sees the errors of Penstock by class and line; of any other it sees an id, the log has the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyarrow import flight
+
+from penstock.client import wire
+from penstock.errors import PenstockError
+from penstock.host.chance import Random
+from penstock.server.gateway import Gateway, Gone
+from penstock.server.rights import LOCAL, Rights
+
+logger = logging.getLogger(__name__)
+
+_METHODS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_GET)
+_DOOR = "door"
+
+
+class _Doorkeeper(flight.ServerMiddleware):
+    def __init__(self, rights: Rights) -> None:
+        self.rights = rights
+
+
+class _Door(flight.ServerMiddlewareFactory):
+    """Looks at every call before anything of it is read."""
+
+    def __init__(self, rights_of: Callable[[str], Rights | None] | None) -> None:
+        self._rights_of = rights_of
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> _Doorkeeper:
+        if info.method not in _METHODS:
+            raise flight.FlightUnauthorizedError("this method is not served")
+        if self._rights_of is None:
+            return _Doorkeeper(LOCAL)
+        given = str(headers.get("authorization", [""])[0])
+        rights = self._rights_of(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
+        if rights is None:
+            raise flight.FlightUnauthenticatedError("a bearer token that the owner knows is needed")
+        return _Doorkeeper(rights)
+
+
+class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
+    """A gateway on one address."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        location: str,
+        *,
+        random: Random,
+        rights_of: Callable[[str], Rights | None] | None = None,
+        tls: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        super().__init__(
+            location, tls_certificates=None if tls is None else [tls], middleware={_DOOR: _Door(rights_of)}
+        )
+        self._gateway = gateway
+        self._random = random
+
+    def do_action(self, context: Any, action: Any) -> list[Any]:
+        try:
+            if action.type != wire.PROTOCOL:
+                raise PenstockError(f"the owner speaks protocol {wire.PROTOCOL}, not {action.type!r}: use one Penstock")
+            answer = self._gateway.answer(action.body.to_pybytes(), context.get_middleware(_DOOR).rights)
+            return [flight.Result(answer)]
+        except BaseException as error:
+            raise self._sent(error) from None
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        try:
+            schema, batches = self._gateway.page(ticket.ticket, context.get_middleware(_DOOR).rights)
+        except BaseException as error:
+            raise self._sent(error) from None
+        return flight.GeneratorStream(schema, self._batches(batches))
+
+    def _batches(self, batches: Iterator[tuple[Any, bytes]]) -> Iterator[tuple[Any, bytes]]:
+        try:
+            yield from batches
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            raise self._sent(error) from None
+
+    def _sent(self, error: BaseException) -> flight.FlightError:
+        """An error as it travels."""
+        if isinstance(error, Gone):
+            fault = wire.Fault("Gone", "the owner is letting go of the store")
+            return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))
+        if isinstance(error, PenstockError):
+            fault = wire.fault_of(error)
+        else:
+            name = self._random.randbytes(6).hex()
+            logger.error("error %s while answering a client", name, exc_info=error)
+            fault = wire.Fault("PenstockError", f"the owner failed to answer: its log has error {name}")
+        return flight.FlightServerError(fault.message, wire.encode_fault(fault))

@@ -1,0 +1,294 @@
+"""Answers what clients ask, over the owner's own port. It knows no transport, and no kind by name.
+
+Thread: any number; each request in the thread of its caller.
+Invariants: (1) after it began to yield, nothing is answered but that. (2) it yields only while no snapshot, scan, lease,
+write or call that may not be repeated is there. (3) requests at work are limited, in all and for each client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
+
+from penstock.client import place, wire
+from penstock.errors import Backpressure, Invalid, NotFound
+from penstock.host import threads
+from penstock.host.chance import Random
+from penstock.journal.record import PartitionId
+from penstock.kinds import Reading
+from penstock.local import SnapshotPort
+from penstock.partition.ledger import TableInfo
+from penstock.registry import KINDS, kind_named
+from penstock.server.held import Held
+from penstock.server.rights import ADMIN, READ, WRITE, Rights
+from penstock.server.scans import PagedScan, in_batches, in_small_batches
+from penstock.server.writes import GroupTaker
+from penstock.store import Store
+from penstock.tables import check_name, check_shards
+
+REQUESTS_MAX = 320
+REQUESTS_EACH_MAX = 256
+SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
+SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
+SCAN_LEASE_S = 60.0
+LEASE_S_MAX = 24 * 3600.0
+ANSWER_BYTES_MAX = 16 << 20
+PIECES_MAX = 10_000
+STAGED_MAX = 10_000
+
+
+class Gone(Exception):
+    """The owner yields: find the next one."""
+
+
+class Gateway:
+    """The owner's side of every connection."""
+
+    def __init__(
+        self, store: Store, *, random: Random, detached: bool = False
+    ) -> None:
+        self._port = port = store.port
+        self._random = random
+        self._clock = clock = store.clock
+        self._owner = wire.Owner(store.identity, place.absolute(store.path), detached, store.durability.value)
+        self._taker = GroupTaker(port)
+        self._snapshots: Held[SnapshotPort] = Held(
+            SnapshotPort.close, what="snapshot", clock=clock, count_max=SNAPSHOTS_MAX, each_max=SNAPSHOTS_EACH_MAX
+        )
+        self._scans: Held[PagedScan] = Held(
+            PagedScan.close, what="scan", clock=clock, count_max=SCANS_MAX, each_max=SCANS_EACH_MAX, users_max=1
+        )
+        self._lock = threads.lock("server.gateway")
+        self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
+        self._binding = 0  # guarded by _lock: of them, those that must end before the owner may yield
+        self._yielding = False  # guarded by _lock
+        self._used_s = clock.monotonic_s()  # guarded by _lock: when the last request ended
+        self._answers: dict[type, Callable[[Any, Rights], Any]] = {
+            wire.Hello: lambda _request, _rights: self._owner,
+            wire.ListTables: self._list_tables,
+            wire.FindTable: self._find_table,
+            wire.ReadTime: lambda _request, _rights: port.time_us(),
+            wire.Lookup: self._lookup,
+            wire.CutPieces: self._cut_pieces,
+            wire.CallService: self._call,
+            wire.CreateTable: self._create,
+            wire.DropTable: self._drop,
+            wire.StageFiles: self._stage,
+            wire.SendFile: self._send_file,
+            wire.AskToken: lambda request, _rights: port.was_used((request.producer, request.number)),
+            wire.TakeSnapshot: self._take_snapshot,
+            wire.JoinSnapshot: self._join_snapshot,
+            wire.CloseSnapshot: lambda request, _rights: self._snapshots.close(request.snapshot),
+            wire.CloseScan: lambda request, _rights: self._scans.close(request.scan),
+            wire.Write: self._taker.take,
+        }
+
+    # -- requests
+
+    def answer(self, data: bytes, rights: Rights) -> bytes:
+        """The answer to a message."""
+        request = wire.unpack_request(data)
+        with self._at_work(rights, binds=self._binds(request)):
+            return wire.pack(self._answers[type(request)](request, rights))
+
+    def _binds(self, request: wire.Request) -> bool:
+        """Whether the owner must not go before this is answered."""
+        if isinstance(request, wire.CallService):
+            info = self._port.table_by_id(request.table)
+            return info is not None and request.name not in kind_named(info.kind, info.name).repeatable
+        return isinstance(request, wire.Write | wire.CreateTable | wire.DropTable | wire.SendFile)
+
+    @contextmanager
+    def _at_work(self, rights: Rights, *, binds: bool) -> Iterator[None]:
+        with self._lock:
+            if self._yielding:
+                raise Gone
+            if self._working.total() >= REQUESTS_MAX or self._working[rights.client] >= REQUESTS_EACH_MAX:
+                raise Backpressure("too many requests are at work: retry later")
+            self._working[rights.client] += 1
+            self._binding += binds
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working[rights.client] -= 1
+                self._binding -= binds
+                self._used_s = self._clock.monotonic_s()
+
+    # -- coming to an end
+
+    def tend(self) -> None:
+        """Close what was not used for its lease. Called every now and then."""
+        self._scans.sweep()
+        self._snapshots.sweep()
+
+    def idle_s(self) -> float:
+        """For how long nobody has asked anything, or held anything."""
+        if self._occupied():
+            return 0.0
+        with self._lock:
+            return self._clock.monotonic_s() - self._used_s
+
+    def _occupied(self) -> str:
+        """What keeps the owner; nothing if it may go."""
+        if self._binding:
+            return "a write is on its way"
+        if len(self._scans) or len(self._snapshots):
+            return "a snapshot is being read"
+        if self._port.engaged():
+            return "somebody holds a lease"
+        return ""
+
+    def begin_yield(self) -> str:
+        """Answer nothing from now on, if nobody needs the owner; otherwise, why not."""
+        with self._lock:
+            reason = self._occupied()
+            self._yielding = self._yielding or not reason
+            return reason
+
+    def close(self) -> None:
+        """Answer nothing from now on, and let go of everything."""
+        with self._lock:
+            self._yielding = True
+        self._scans.close_all()
+        self._snapshots.close_all()
+
+    # -- tables
+
+    def _list_tables(self, _: wire.ListTables, rights: Rights) -> list[TableInfo]:
+        return [info for info in self._port.tables() if rights.allows(READ, info.name)]
+
+    def _find_table(self, request: wire.FindTable, rights: Rights) -> TableInfo | None:
+        check_name(request.name)
+        rights.check(READ, request.name)
+        return self._port.table(request.name)
+
+    def _create(self, request: wire.CreateTable, rights: Rights) -> TableInfo:
+        check_name(request.name)
+        check_shards(request.shards)
+        rights.check(ADMIN, request.name)
+        if request.kind not in KINDS:
+            raise Invalid(f"there is no kind {request.kind!r}")
+        KINDS[request.kind].check_options(request.options)
+        return self._port.create(request.name, request.kind, request.shards, request.options)
+
+    def _drop(self, request: wire.DropTable, rights: Rights) -> None:
+        check_name(request.name)
+        rights.check(ADMIN, request.name)
+        self._port.drop(request.name)
+
+    def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
+        """A partition that is there, and that the client may use so."""
+        info = next((info for info in reading.tables() if info.table == partition >> 16), None)
+        if info is None or partition & 0xFFFF >= info.shards:
+            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16}")
+        rights.check(right, info.name)
+        return PartitionId(partition)
+
+    # -- reading
+
+    @contextmanager
+    def _reading(self, snapshot: str) -> Iterator[Reading]:
+        if not snapshot:
+            yield self._port
+        else:
+            with self._snapshots.use(snapshot) as held:
+                yield held
+
+    def _lookup(self, request: wire.Lookup, rights: Rights) -> list[bytes | None]:
+        if not 0 < len(request.keys) <= wire.KEYS_MAX:
+            raise Invalid(f"a lookup has 1 to {wire.KEYS_MAX} keys")
+        with self._reading(request.snapshot) as reading:
+            partition = self._shard(reading, request.partition, READ, rights)
+            found: list[bytes | None] = []
+            size, keys = 0, iter(request.keys)
+            while size < ANSWER_BYTES_MAX and (some := list(islice(keys, 64))):
+                values = reading.lookup_many(partition, some)
+                size += sum(len(value) for value in values if value is not None)
+                found += values
+            return found
+
+    def _cut_pieces(self, request: wire.CutPieces, rights: Rights) -> Any:
+        if not 0 < request.count <= PIECES_MAX:
+            raise Invalid(f"a shard is cut into 1 to {PIECES_MAX} pieces")
+        with self._reading(request.snapshot) as reading:
+            partition = self._shard(reading, request.partition, READ, rights)
+            return wire.send_pieces(reading.pieces(partition, request.count))
+
+    def page(self, data: bytes, rights: Rights) -> tuple[Any, Iterator[tuple[Any, bytes]]]:
+        """The schema and the record batches of a page."""
+        reading = wire.unpack_reading(data)
+        with ExitStack() as stack:
+            stack.enter_context(self._at_work(rights, binds=False))
+            if isinstance(reading, wire.Scan):
+                self._begin(reading, rights)
+            scan = stack.enter_context(self._scans.use(reading.scan))
+            schema = scan.schema
+            return schema, self._page(reading.scan, scan, stack.pop_all())
+
+    def _page(self, name: str, scan: PagedScan, at_work: ExitStack) -> Iterator[tuple[Any, bytes]]:
+        with at_work:
+            yield from scan.page()
+        if scan.ended:
+            self._scans.close(name)
+
+    def _begin(self, asked: wire.Scan, rights: Rights) -> None:
+        self._scans.check_room(rights.client)
+        with ExitStack() as stack:
+            reading = stack.enter_context(self._reading(asked.snapshot))
+            partition = self._shard(reading, asked.partition, READ, rights)
+            if asked.arrow:
+                batches = in_small_batches(reading.scan_arrow(partition, asked.start, asked.end))
+            else:
+                batches = in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse))
+            scan = PagedScan(batches, stack.pop_all())
+        try:
+            self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S)
+        except BaseException:
+            scan.close()
+            raise
+
+    # -- snapshots
+
+    def _take_snapshot(self, request: wire.TakeSnapshot, rights: Rights) -> wire.Held:
+        if not 0 < request.lease_s <= LEASE_S_MAX:
+            raise Invalid(f"a snapshot's lease_s is above 0 and at most {LEASE_S_MAX}")
+        self._snapshots.check_room(rights.client)
+        snapshot, name = self._port.snapshot(), self._random.randbytes(16).hex()
+        try:
+            self._snapshots.add(name, snapshot, client=rights.client, lease_s=request.lease_s)
+        except BaseException:
+            snapshot.close()
+            raise
+        return self._described(name, snapshot, rights)
+
+    def _join_snapshot(self, request: wire.JoinSnapshot, rights: Rights) -> wire.Held:
+        with self._snapshots.use(request.snapshot) as snapshot:
+            return self._described(request.snapshot, snapshot, rights)
+
+    def _described(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.Held:
+        tables = [info for info in snapshot.tables() if rights.allows(READ, info.name)]
+        return wire.Held(name, snapshot.lsn, snapshot.time_us(), tables)
+
+    # -- services and files
+
+    def _call(self, request: wire.CallService, rights: Rights) -> bytes:
+        info = self._port.table_by_id(request.table)
+        if info is None:
+            raise NotFound(f"table {request.table} was dropped")
+        asks = request.name in kind_named(info.kind, info.name).asking
+        rights.check(READ if asks else WRITE, info.name)
+        return self._port.call(info, request.name, request.argument)
+
+    def _stage(self, request: wire.StageFiles, rights: Rights) -> list[Any]:
+        partition = self._shard(self._port, request.partition, WRITE, rights)
+        if not 0 < request.count <= STAGED_MAX or not 0 < request.lease_s <= LEASE_S_MAX:
+            raise Invalid(f"a load stages 1 to {STAGED_MAX} files, for at most {LEASE_S_MAX} s")
+        return self._port.stage(partition, request.count, request.lease_s)
+
+    def _send_file(self, request: wire.SendFile, rights: Rights) -> None:
+        partition = self._shard(self._port, request.partition, WRITE, rights)
+        self._port.write_staged(partition, request.chunk_id, request.file_name, request.offset, request.data)

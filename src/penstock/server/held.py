@@ -1,0 +1,127 @@
+"""Things that clients hold by name in the owner: snapshots and scans, each with a lease.
+
+Thread: any; `_lock` guards everything, and is not held while something is used or closed.
+Invariants: (1) a thing is closed once, and never while it is used. (2) use renews its lease; what was not used for so
+long is closed by `sweep`. (3) there are at most `count_max` of them, and `each_max` of one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from penstock.errors import Backpressure, Closed, Invalid
+from penstock.host import threads
+from penstock.host.clock import Clock
+
+T = TypeVar("T")
+
+
+class _Entry(Generic[T]):
+    def __init__(self, thing: T, client: str, lease_s: float, until_s: float) -> None:
+        self.thing = thing
+        self.client = client
+        self.lease_s = lease_s
+        self.until_s = until_s
+        self.users = 0
+        self.closing = False
+
+
+class Held(Generic[T]):
+    """What clients hold."""
+
+    def __init__(
+        self,
+        close: Callable[[T], object],
+        *,
+        what: str,
+        clock: Clock,
+        count_max: int,
+        each_max: int,
+        users_max: int | None = None,
+    ) -> None:
+        self._close = close
+        self._what = what
+        self._clock = clock
+        self._count_max = count_max
+        self._each_max = each_max
+        self._users_max = users_max
+        self._lock = threads.lock("server.held")
+        self._entries: dict[str, _Entry[T]] = {}  # guarded by _lock
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def check_room(self, client: str) -> None:
+        """`Backpressure` if one more is too many."""
+        with self._lock:
+            self._check_room(client)
+
+    def _check_room(self, client: str) -> None:
+        mine = sum(1 for entry in self._entries.values() if entry.client == client)
+        if len(self._entries) >= self._count_max or mine >= self._each_max:
+            raise Backpressure(f"too many {self._what}s are open ({mine} of yours): close some, then retry")
+
+    def add(self, name: str, thing: T, *, client: str, lease_s: float) -> None:
+        """Hold a thing."""
+        with self._lock:
+            self._check_room(client)
+            if name in self._entries:
+                raise Invalid(f"there is a {self._what} {name} already")
+            self._entries[name] = _Entry(thing, client, lease_s, self._clock.monotonic_s() + lease_s)
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[T]:
+        """A thing that is not closed before the end of the block."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or entry.closing:
+                raise Closed(f"the {self._what} was closed, or was not used for its lease: begin another")
+            if self._users_max is not None and entry.users >= self._users_max:
+                raise Invalid(f"a {self._what} is read by one at a time")
+            entry.users += 1
+        try:
+            yield entry.thing
+        finally:
+            with self._lock:
+                entry.users -= 1
+                entry.until_s = self._clock.monotonic_s() + entry.lease_s
+                ends = entry.closing and not entry.users
+            if ends:
+                self._end([name])
+
+    def close(self, name: str) -> None:
+        """Close a thing, as soon as nobody uses it; one that is not there is no error."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                return
+            entry.closing = True
+            used = entry.users > 0
+        if not used:
+            self._end([name])
+
+    def sweep(self) -> None:
+        """Close what was not used for its lease."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            lapsed = [name for name, entry in self._entries.items() if not entry.users and entry.until_s <= now_s]
+            for name in lapsed:
+                self._entries[name].closing = True
+        self._end(lapsed)
+
+    def close_all(self) -> None:
+        """Close everything, as soon as nobody uses it."""
+        with self._lock:
+            names = list(self._entries)
+        for name in names:
+            self.close(name)
+
+    def _end(self, names: list[str]) -> None:
+        for name in names:
+            with self._lock:
+                entry = self._entries.pop(name, None)
+            if entry is not None:  # whoever takes it out closes it
+                self._close(entry.thing)

@@ -1,0 +1,72 @@
+"""`penstock.open`: be the owner of a store, and answer at its door.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import os
+
+from penstock.client import place
+from penstock.errors import StoreLocked
+from penstock.host.chance import Random, system_random
+from penstock.host.clock import Clock, SystemClock
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs
+from penstock.manifest.engine import EngineOpener
+from penstock.manifest.environment import LmdbEngine
+from penstock.server.service import Service
+from penstock.store import Store, StoreSettings, open_store
+
+YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
+KNOCK_S = 5.0
+
+
+def open(  # noqa: A001 - penstock.open reads well
+    path: str | os.PathLike[str],
+    *,
+    settings: StoreSettings | None = None,
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+    random: Random | None = None,
+    engine: EngineOpener = LmdbEngine,
+    timeout_s: float = YIELD_S,
+) -> Store:
+    """Be the owner of the store in `path`; it is made if there is none.
+
+    An owner that a client started yields, as soon as nobody holds a snapshot or a lease in it; `StoreLocked` if that
+    takes longer than `timeout_s`, and at once if another program opened the store.
+    """
+    settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
+    name = os.fspath(path)
+    if not settings.serve or not settings.background or (fs is not None and not isinstance(fs, OsFileSystem)):
+        return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
+    files = fs or OsFileSystem()
+    make_dirs(files, name.rstrip("/") or "/")
+    deadline_s = clock.monotonic_s() + timeout_s
+    opening = place.hold_opening(files, name, clock, deadline_s)
+    try:
+        while True:
+            try:
+                store = open_store(name, settings=settings, fs=files, clock=clock, random=random, engine=engine)
+            except StoreLocked as locked:
+                _ask_to_yield(name, locked, late=clock.monotonic_s() >= deadline_s)
+                continue
+            try:
+                Service(store, random=random)
+            except BaseException:
+                store.close()
+                raise
+            return store
+    finally:
+        opening.release()
+
+
+def _ask_to_yield(path: str, locked: StoreLocked, *, late: bool) -> None:
+    """Make an owner go that a client started; raises if it does not."""
+    answer = place.knock(place.absolute(path), "yield", KNOCK_S)
+    if answer is not None and not answer.detached:
+        raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
+    if late:
+        reason = "its owner does not answer" if answer is None else f"its owner is needed: {answer.reason}"
+        raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
+    place.pause()

@@ -1,0 +1,81 @@
+"""A range that a client reads page by page: the owner keeps its place between pages.
+
+So nobody holds a thread of the owner while a reader elsewhere thinks, and one that went away costs a lease.
+
+Thread: one at a time.
+Invariant: a page has about PAGE_BYTES, more only if one row has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.client.wire import PAGE_BYTES
+from penstock.lsm.rows import binary_column
+
+BATCH_BYTES = 1 << 20
+BATCH_ROWS = 16_384
+PAIRS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
+NOTHING = pa.schema([])
+
+
+class PagedScan:
+    """A scan, and what must stay open until its end."""
+
+    def __init__(self, batches: Iterator[Any], resources: ExitStack) -> None:
+        self._batches = batches
+        self._resources = resources
+        self._next: Any = next(batches, None)
+
+    @property
+    def schema(self) -> Any:
+        return NOTHING if self._next is None else self._next.schema
+
+    @property
+    def ended(self) -> bool:
+        return self._next is None
+
+    def page(self) -> Iterator[tuple[Any, bytes]]:
+        """Record batches, the last of them marked if another page follows."""
+        size = 0
+        while self._next is not None and size < PAGE_BYTES:
+            batch, self._next = self._next, next(self._batches, None)
+            size += batch.nbytes
+            yield batch, b"+" if self._next is not None and size >= PAGE_BYTES else b""
+
+    def close(self) -> None:
+        """Let go of what it reads."""
+        self._next = None
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+        self._resources.close()
+
+
+def in_small_batches(batches: Iterator[Any]) -> Iterator[Any]:
+    """Record batches, cut so that none is much larger than a page needs."""
+    for batch in batches:
+        rows = batch.num_rows
+        step = max(1, min(rows, rows * BATCH_BYTES // max(1, batch.nbytes)))
+        for start in range(0, rows, step):
+            yield batch.slice(start, step)
+
+
+def in_batches(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Any]:
+    """(key, value) pairs as record batches."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = 0
+    for key, value in pairs:
+        keys.append(key)
+        values.append(value)
+        size += len(key) + len(value)
+        if size >= BATCH_BYTES or len(keys) >= BATCH_ROWS:
+            yield pa.record_batch([binary_column(keys), binary_column(values)], schema=PAIRS)
+            keys, values, size = [], [], 0
+    if keys:
+        yield pa.record_batch([binary_column(keys), binary_column(values)], schema=PAIRS)

@@ -1,0 +1,106 @@
+"""Serves a store that this process owns: a bell from the start, Arrow Flight when somebody knocks.
+
+Thread: opened and closed by one; the bell's thread starts the rest.
+Invariant: clients are told to go before the store is closed, and the sockets are gone when it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.client import place
+from penstock.host import threads
+from penstock.host.chance import Random
+from penstock.server.bell import Bell
+from penstock.store import Store
+
+if TYPE_CHECKING:
+    from penstock.server.flight import FlightGateway
+    from penstock.server.gateway import Gateway
+
+TEND_S = 1.0
+
+
+class Service:
+    """The door of an owned store."""
+
+    def __init__(self, store: Store, *, random: Random, detached: bool = False) -> None:
+        self._store = store
+        self._random = random
+        self._detached = detached
+        self._lock = threads.lock("server.service")
+        self._gateway: Gateway | None = None  # guarded by _lock
+        self._servers: list[FlightGateway] = []  # guarded by _lock
+        self._location = ""  # guarded by _lock
+        self._ended = threading.Event()
+        self.yielded = threading.Event()  # a detached owner was asked to go, and may
+        self._folder = place.make_sockets_folder(place.absolute(store.path))
+        self._bell = Bell(self._folder, self._answer)
+        store.at_close(self.close)
+
+    def _answer(self, question: place.Question) -> place.Answer:
+        if question.ask == "serve":
+            if self.yielded.is_set():
+                return place.Answer(yields=True, detached=self._detached, reason="it is letting go of the store")
+            return place.Answer(location=self.location(), detached=self._detached)
+        if not self._detached:
+            return place.Answer(reason="it was opened by a program that uses it")
+        reason = self.begin_yield()
+        return place.Answer(yields=not reason, detached=True, reason=reason)
+
+    def begin_yield(self) -> str:
+        """Let go of the store if nobody needs its owner; otherwise, why not."""
+        with self._lock:
+            gateway = self._gateway
+        reason = "" if gateway is None else gateway.begin_yield()
+        if not reason:
+            self.yielded.set()
+        return reason
+
+    def idle_s(self) -> float:
+        """For how long no client has needed anything."""
+        gateway = self.gateway()
+        return gateway.idle_s()
+
+    # -- Arrow Flight, on demand
+
+    def gateway(self) -> Gateway:
+        """What answers clients."""
+        from penstock.server.gateway import Gateway
+
+        with self._lock:
+            if self._gateway is None:
+                self._gateway = Gateway(self._store, random=self._random, detached=self._detached)
+                threads.spawn(self._tend, name="penstock-gateway")
+            return self._gateway
+
+    def location(self) -> str:
+        """Where Arrow Flight is served in the store's folder."""
+        from penstock.server.flight import FlightGateway
+
+        gateway = self.gateway()
+        with self._lock:
+            if not self._location:
+                location = f"grpc+unix://{self._folder}/f-{self._random.randbytes(8).hex()}"
+                self._servers.append(FlightGateway(gateway, location, random=self._random))
+                self._location = location
+            return self._location
+
+    def _tend(self) -> None:
+        while not self._ended.wait(TEND_S):
+            self.gateway().tend()
+
+    def close(self) -> None:
+        """Tell clients to go. A second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._bell.close()
+        with self._lock:
+            gateway, servers = self._gateway, self._servers
+        if gateway is not None:
+            gateway.close()
+        for server in servers:
+            server.shutdown()
+        place.remove_sockets(place.absolute(self._store.path))

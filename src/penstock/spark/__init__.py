@@ -1,0 +1,65 @@
+"""Spark: the way data leaves, comes back and is maintained.
+
+    session, views        a local session; a temporary view of each table
+    commit                several tables and a consumer's position in one commit
+    stream, progress      a stream from a queue whose results count once
+    wait                  until it ends, or a signal says so
+
+    format                the format `penstock`; the other modules are its parts
+    place, arrow          which store; types
+    reading, writing, loading, streaming, committing
+
+Nothing else in Penstock imports pyspark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.spark.committing import Committed, commit
+    from penstock.spark.format import register
+    from penstock.spark.session import session, views
+    from penstock.spark.stream import Progress, dead_letter_payload, progress, stream, wait
+
+_HOMES = {
+    "session": "session",
+    "views": "session",
+    "register": "format",
+    "commit": "committing",
+    "Committed": "committing",
+    "stream": "stream",
+    "progress": "stream",
+    "wait": "stream",
+    "Progress": "stream",
+    "dead_letter_payload": "stream",
+}
+__all__ = [
+    "Committed",
+    "Progress",
+    "commit",
+    "dead_letter_payload",
+    "progress",
+    "register",
+    "session",
+    "stream",
+    "views",
+    "wait",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part when it is asked for, with one clear line if Spark is missing."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"penstock.spark has no {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(f"penstock.spark.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name in ("pyspark", "pandas", "py4j"):
+            raise ModuleNotFoundError(
+                "penstock.spark needs Spark: pip install 'penstock[spark]'", name=error.name
+            ) from None
+        raise

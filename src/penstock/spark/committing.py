@@ -1,0 +1,111 @@
+"""Several tables and the position of a consumer in one commit.
+
+Thread: the driver's; tasks prepare rows, one group takes them in.
+Invariant: either everything is written and the consumer is at `end`, or nothing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.batch import StoreBatch
+from penstock.errors import Invalid
+from penstock.kinds import Kind
+from penstock.partition.ledger import TableInfo
+from penstock.spark.loading import add_loads, check_schema, make_loads
+from penstock.spark.place import Place
+
+_TOLD = "table string, loads binary"
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a commit did."""
+
+    duplicate: bool  # it had happened before: nothing was written now
+    rows: dict[str, int]  # by table
+
+
+def commit(
+    path: str,
+    tables: Mapping[str, DataFrame],
+    *,
+    consumer: str | None = None,
+    source: str | None = None,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    token: tuple[str, int] | None = None,
+) -> Committed:
+    """Write DataFrames to tables of a store and move a consumer of the queue `source`, all of it or nothing.
+
+    With a consumer it happens if every shard stands at `start` (then it stands at `end`), is a duplicate if every shard
+    is at or past `end`, and is a `PositionConflict` otherwise. With a token it happens once.
+    """
+    places = {name: Place.of({"path": path, "table": name}) for name in tables}
+    for name, frame in tables.items():
+        check_schema(places[name], frame.schema)
+    condition = None if consumer is None else _condition(path, source, consumer, start, end)
+    told = prepare(places, tables)
+    with Place.of({"path": path}, table=False).store().batch(token=token) as batch:
+        rows = {name: add_loads(batch, places[name], told[name]) for name in tables}
+        if condition is not None:
+            batch.require(*condition)
+    return Committed(batch.duplicate, rows)
+
+
+def _condition(
+    path: str, source: str | None, consumer: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
+) -> tuple[str, bytes]:
+    if source is None or start is None or end is None or set(start) != set(end):
+        raise Invalid("with a consumer, say source= (a queue), start= and end= (sequences by shard)")
+    kind, info = Place.of({"path": path, "table": source}).kind()
+    return move_condition(kind, info, consumer, start, end)
+
+
+def move_condition(
+    kind: Kind, info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int]
+) -> tuple[str, bytes]:
+    """The condition by which a batch moves a consumer."""
+    ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
+    return kind.move(info, consumer, ranges)
+
+
+def prepare(places: Mapping[str, Place], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
+    """Run one job in which tasks prepare the rows of every table; what they told, by table."""
+    frames = [_prepared(places[name], name, frame) for name, frame in tables.items()]
+    told: dict[str, list[bytes]] = {name: [] for name in tables}
+    if frames:
+        for row in reduce(DataFrame.unionAll, frames).collect():
+            told[row["table"]].append(bytes(row["loads"]))
+    return told
+
+
+def _prepared(place: Place, name: str, frame: DataFrame) -> DataFrame:
+    return frame.mapInArrow(partial(_task, place, name, frame.schema), _TOLD)
+
+
+def _task(place: Place, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: prepare its rows and tell the driver."""
+    told = make_loads(place, schema, batches)
+    yield pa.record_batch([pa.array([name]), pa.array([told], pa.binary())], names=["table", "loads"])
+
+
+def use(batch: StoreBatch, places: Mapping[str, Place], told: Mapping[str, list[bytes]]) -> dict[str, int]:
+    """Put what tasks prepared into a batch; rows by table."""
+    return {name: add_loads(batch, places[name], told[name]) for name in places}
+
+
+def within(frame: DataFrame, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+    """The messages of a frame in [start, end) of each shard."""
+    kept = F.lit(False)
+    for shard, low in start.items():
+        here = (F.col("shard") == shard) & (F.col("sequence") >= low) & (F.col("sequence") < end[shard])
+        kept = kept | here
+    return frame.where(kept)

@@ -1,0 +1,65 @@
+"""Rows of Spark's tasks on their way into a store: prepared by the tasks, committed once, together.
+
+A task turns its rows into loads (see `Kind.load`) and says what it made; whoever commits puts the loads of all tasks
+and tables into one group. A task that is tried again makes other files; those that no commit names are purged.
+
+Thread: Spark's; a task's part runs in its worker, the commit wherever Spark commits.
+Invariant: nothing is seen before the commit, and all of it after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from penstock.batch import StoreBatch
+from penstock.errors import Invalid
+from penstock.kinds import Load
+from penstock.spark.arrow import arrow_schema, from_spark
+from penstock.spark.place import Place, working
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(list[Load])
+
+
+def check_schema(place: Place, schema: Any) -> None:
+    """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
+    kind, info = place.kind()
+    kind.load_schema(arrow_schema(schema), info.options)
+
+
+def make_loads(place: Place, schema: Any, batches: Iterator[Any]) -> bytes:
+    """In a task: prepare its rows; what to tell the one who commits."""
+    kind, info = place.kind()
+    wanted = kind.load_schema(arrow_schema(schema), info.options)
+    with working(place) as (workplace, hand_over):
+        return _encode([hand_over(load) for load in kind.load(from_spark(batches, wanted), info, workplace)])
+
+
+def add_loads(
+    batch: StoreBatch, place: Place, told: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
+) -> int:
+    """Put the loads of all tasks for a table into a batch; how many rows they hold."""
+    kind, info = place.kind()
+    loads = [load for some in told for load in _decoder.decode(some)]
+    with working(place) as (workplace, hand_over):
+        bundled = [hand_over(load) for load in kind.bundle(loads, info, workplace, replace)]
+    for load in bundled:
+        if load.file is not None:
+            batch.adopt(info.name, [load.file], load.partition & 0xFFFF)
+        else:
+            batch.add_section(load.partition, kind.decode(load.payload), len(load.payload))
+    return sum(load.rows for load in loads)
+
+
+def replaced_range(place: Place, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
+    """What an overwrite replaces: the range of the options `start` and `end`, or everything."""
+    if not overwrite:
+        if "start" in options or "end" in options:
+            raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")
+        return None
+    kind, _ = place.kind()
+    start = kind.key_of(options["start"]) if "start" in options else b""
+    return start, kind.key_of(options["end"]) if "end" in options else None

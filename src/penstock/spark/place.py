@@ -1,0 +1,116 @@
+"""Which store and which table a Spark option names, and this process's connection to it.
+
+Planning, tasks and commits run in long-lived Python processes of Spark's, not in the driver: each keeps one connection
+for each store, and asks the owner through it. They never become owners themselves.
+
+Thread: any; `_lock` guards the connections.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.client import RemoteStore, connect
+from penstock.errors import Invalid, NotFound
+from penstock.host import threads
+from penstock.host.files import OsFileSystem
+from penstock.kinds import Kind, Load, Workplace
+from penstock.partition.ledger import TableInfo
+from penstock.partition.reference import files_of
+from penstock.registry import kind_named
+
+LEASE_S = 3_600.0  # of places for staged files
+_lock = threads.lock("spark.place")
+_stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, by its path or by the address of a server, and a table in it."""
+
+    path: str
+    table: str = ""
+    token: str = ""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, table: bool = True) -> Place:
+        """What the options of a reader or writer name; one clear line if they do not."""
+        path = options.get("path", "")
+        if not path:
+            raise Invalid("say which store: .load('/absolute/path') or .option('path', '/absolute/path')")
+        if "://" not in path and not os.path.isabs(path):
+            raise Invalid(f"the path {path!r} is relative, and Spark's processes run elsewhere: give an absolute one")
+        name = options.get("table", "")
+        if table and not name:
+            raise Invalid(f"say which table of {path}: .option('table', 'name')")
+        return cls(path.rstrip("/"), name, options.get("token", ""))
+
+    def store(self) -> RemoteStore:
+        """This process's connection to the store."""
+        key = threads.process_id(), self.path, self.token
+        with _lock:
+            store = _stores.get(key)
+            if store is None:
+                store = _stores[key] = connect(self.path)
+            return store
+
+    def info(self) -> TableInfo:
+        """The table; `NotFound` with names that are near."""
+        port = self.store()._port
+        info = port.table(self.table)
+        if info is None:
+            names = [found.name for found in port.tables()]
+            near = difflib.get_close_matches(self.table, names, 3) or names[:10]
+            hint = f"did you mean {' or '.join(near)}?" if near else "it has no tables"
+            raise NotFound(f"there is no table {self.table} in {self.path}: {hint}")
+        return info
+
+    def kind(self) -> tuple[Kind, TableInfo]:
+        """The table and its kind."""
+        info = self.info()
+        return kind_named(info.kind, info.name), info
+
+    @property
+    def root(self) -> str | None:
+        """The store's folder, if this process sees it and it is the right one."""
+        store = self.store()
+        try:
+            with open(f"{store.path}/STORE", "rb") as file:
+                return store.path if file.read() == store.identity else None
+        except OSError:
+            return None
+
+
+@contextmanager
+def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
+    """Where a task builds files: in the store's folder if it sees it, otherwise elsewhere, to be handed over.
+
+    Gives the workplace, and what a load goes through when it is built.
+    """
+    store, root = place.store(), place.root
+    port = store._port
+
+    def reserve(partition: Any, count: int) -> Any:
+        return port.stage(partition, count, LEASE_S)
+
+    if root is not None:
+        yield Workplace(root, store.identity, reserve, port.time_us()), lambda load: load
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
+
+        def hand_over(load: Load) -> Load:
+            for name in () if load.file is None else files_of(load.file.file_name):
+                file = OsFileSystem().open(f"{spare}/{name}")
+                try:
+                    port.send_file(load.partition, load.file, name, file)
+                finally:
+                    file.close()
+            return load
+
+        yield Workplace(spare, store.identity, reserve, port.time_us()), hand_over

@@ -1,0 +1,78 @@
+"""A Spark session with settings that suit a local pipeline.
+
+Thread: the driver's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from penstock.errors import Invalid
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+JAVA_MIN = 17
+
+
+def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
+    """A local session, or one on `master`: loopback, no UI unless asked for, few shuffle partitions, quiet logs.
+
+    `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`.
+    """
+    find_java()
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take any python3 on the PATH
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).master(master or f"local[{os.cpu_count() or 2}]")
+    settings = {
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        PUSHDOWN: "true",
+        "spark.log.level": "ERROR",
+        **({} if master else {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}),
+        **{key.replace("__", "."): value for key, value in conf.items()},
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    from penstock.spark.format import register
+
+    register(spark)
+    return spark
+
+
+def find_java() -> str:
+    """The java that Spark will use; one clear line if there is none, or an old one."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.path.exists(java):
+        raise Invalid(f"Spark needs Java {JAVA_MIN}: install it (Debian: apt-get install openjdk-17-jre-headless)")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    version = next((word.strip('"') for word in said.split() if word[:1] == '"'), "0")
+    if int(version.split(".")[0]) < JAVA_MIN:
+        raise Invalid(f"Spark needs Java {JAVA_MIN}, and {java} is {version}: install it, or set JAVA_HOME")
+    return java
+
+
+def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
+    """Make a temporary view of each table of a store; their names. With a snapshot's id, all of them at its LSN."""
+    from penstock.spark.format import register
+    from penstock.spark.place import Place
+
+    place = Place.of({"path": path}, table=False)
+    register(spark)
+    names: list[str] = place.store().tables()
+    for name in names:
+        reader = spark.read.format("penstock").option("table", name)
+        if snapshot is not None:
+            reader = reader.option("snapshot", snapshot)
+        reader.load(place.path).createOrReplaceTempView(name)
+    return names

@@ -1,0 +1,294 @@
+"""A stream whose results and position are one commit: every message counts once, whatever is killed or deleted.
+
+Spark plans micro-batches of a queue; a function turns each into DataFrames for tables; one group writes them and moves
+the consumer from the start of the batch to its end, if it stands at the start. The position in the store is the truth:
+Spark's checkpoint may be deleted or restored from long ago.
+
+Thread: the batch function runs in a thread of the driver, one batch after the other.
+Invariants: (1) a batch is written if the consumer stands at its start, and skipped if it stands at or past its end.
+(2) a driver that was overtaken stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the
+batch fail is set aside with the reason, and all others are written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.errors import Invalid, NotFound, PenstockError, PositionConflict
+from penstock.partition.ledger import TableInfo
+from penstock.spark.committing import move_condition, prepare, use, within
+from penstock.spark.format import register
+from penstock.spark.loading import check_schema
+from penstock.spark.place import Place
+from penstock.spark.streaming import start_option
+
+logger = logging.getLogger(__name__)
+Places = dict[int, int]
+Route = Callable[[DataFrame], Mapping[str, DataFrame]]
+REASON = "reason"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stream is."""
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    dead: int = 0  # messages set aside
+    skipped: int = 0  # batches that had been written before
+    lag: int = 0  # messages that wait, when the last batch ended
+    committed_s: float | None = None  # when that was, in seconds since 1970
+
+
+def stream(
+    spark: Any,
+    path: str,
+    *,
+    source: str,
+    consumer: str,
+    batch: Route,
+    checkpoint: str | None = None,
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+    interval_s: float | None = None,
+    available_now: bool = False,
+    dead_letter: str | None = None,
+) -> Any:
+    """Start a stream from a queue; Spark's query. `batch(df)` gives a DataFrame for each table it writes to.
+
+    With `dead_letter` (a queue), a DataFrame that `batch` returns under that name goes there with its column `reason`,
+    and so does every record that makes `batch` fail.
+    """
+    runner = _Runner(Place.of({"path": path, "table": source}), consumer, batch, dead_letter)
+    start = runner.begin()
+    register(spark)
+    reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
+    for name, limit in (("maxRows", max_rows), ("maxBytes", max_bytes)):
+        if limit is not None:
+            reader = reader.option(name, str(limit))
+    folder = checkpoint or tempfile.mkdtemp(prefix=f"penstock-{consumer}-")
+    runner.log = _OffsetLog(spark, folder, start)
+    writer = reader.load(path).writeStream.foreachBatch(runner.run).option("checkpointLocation", folder)
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    elif interval_s is not None:
+        writer = writer.trigger(processingTime=f"{interval_s} seconds")
+    query = writer.queryName(f"{source}-{consumer}-{int(time.time() * 1000)}").start()
+    with _lock:
+        _runners[query.id] = runner
+    return query
+
+
+_lock = threading.Lock()
+_runners: dict[str, _Runner] = {}  # guarded by _lock; by the query's id
+
+
+def progress(query: Any) -> Progress:
+    """How far a stream is that `stream` started."""
+    with _lock:
+        runner = _runners.get(query.id)
+    if runner is None:
+        raise NotFound("this query was not started by penstock.spark.stream")
+    return runner.progress
+
+
+def wait(query: Any, timeout_s: float | None = None) -> Progress:
+    """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raises what it failed with."""
+    stopping = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while query.isActive and not stopping.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
+            query.awaitTermination(1)
+        if stopping.is_set():
+            query.stop()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return progress(query)
+
+
+class _OffsetLog:
+    """What range of messages a micro-batch has: Spark notes its end in the checkpoint before the batch runs."""
+
+    def __init__(self, spark: Any, folder: str, start: Places) -> None:
+        self._context = spark.sparkContext
+        self._folder = folder
+        self._start = start
+
+    def range_of(self, number: int) -> tuple[Places, Places]:
+        """Start and end of a batch."""
+        end = self._read(number)
+        if end is None:
+            raise NotFound(f"{self._folder} does not say which messages batch {number} has: delete it, and start again")
+        return (self._read(number - 1) if number else None) or self._start, end
+
+    def _read(self, number: int) -> Places | None:
+        jvm = self._context._jvm
+        place = jvm.org.apache.hadoop.fs.Path(f"{self._folder}/offsets/{number}")
+        system = place.getFileSystem(self._context._jsc.hadoopConfiguration())
+        if not system.exists(place):
+            return None
+        stream = system.open(place)
+        try:
+            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return {int(shard): int(at) for shard, at in json.loads(text.splitlines()[-1]).items()}
+
+
+class _Runner:
+    """Runs the batches of one stream."""
+
+    log: _OffsetLog
+
+    def __init__(self, source: Place, consumer: str, route: Route, dead_letter: str | None) -> None:
+        self._source = source
+        self._consumer = consumer
+        self._route = route
+        self._dead = None if dead_letter is None else replace(source, table=dead_letter)
+        self.progress = Progress()
+        self._committed = False  # this driver moved the consumer: from now on nobody else may
+
+    def _table(self) -> tuple[Any, TableInfo, Any]:
+        kind, info = self._source.kind()
+        return kind, info, kind.table(self._source.store()._port, info, durable=False)
+
+    def begin(self) -> Places:
+        """Where the consumer is; a new one begins at the beginning."""
+        if self._dead is not None:
+            self._dead.info()
+        _, _, table = self._table()
+        return dict(table.offsets(f"consumer:{self._consumer}"))
+
+    def run(self, frame: DataFrame, number: int) -> None:
+        """One micro-batch."""
+        start, end = self.log.range_of(number)
+        position = self._position()
+        if all(position[shard] >= end[shard] for shard in end):
+            self._count(skipped=1)
+            return
+        if position != start and not self._committed and all(position[shard] >= start[shard] for shard in end):
+            start = {
+                shard: min(position[shard], end[shard]) for shard in end
+            }  # an old checkpoint: go on from the truth
+            frame = within(frame, start, end)
+        frame = frame.persist()
+        try:
+            self._write(frame, start, end)
+        finally:
+            frame.unpersist()
+
+    def _position(self) -> Places:
+        _, _, table = self._table()
+        return dict(table.offsets(f"consumer:{self._consumer}"))
+
+    def _write(self, frame: DataFrame, start: Places, end: Places) -> None:
+        """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
+        try:
+            self._commit(dict(self._route(frame)), start, end)
+        except PositionConflict:
+            raise
+        except (PySparkException, PenstockError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+            if self._dead is None or _is_transient(error):
+                raise
+            self._halve(frame, start, end, error)
+
+    def _halve(self, frame: DataFrame, start: Places, end: Places, error: Exception) -> None:
+        count = sum(end[shard] - start[shard] for shard in end)
+        if count <= 1:
+            logger.warning("a record is set aside: %s", _first_line(error))
+            bad = within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
+            self._commit({self._dead_name: bad}, start, end)
+            return
+        middle = _middle(start, end)
+        self._write(within(frame, start, middle), start, middle)
+        self._write(within(frame, middle, end), middle, end)
+
+    @property
+    def _dead_name(self) -> str:
+        assert self._dead is not None
+        return self._dead.table
+
+    def _commit(self, tables: dict[str, DataFrame], start: Places, end: Places) -> None:
+        if self._dead is not None and self._dead.table in tables:
+            tables[self._dead.table] = _dead_letters(tables[self._dead.table], self._source.table)
+        places = {name: replace(self._source, table=name) for name in tables}
+        for name, frame in tables.items():
+            if not isinstance(frame, DataFrame):
+                raise Invalid(f"the batch function gave {type(frame).__name__} for {name}: give a DataFrame")
+            check_schema(places[name], frame.schema)
+        kind, info, _ = self._table()
+        told = prepare(places, tables)
+        with self._source.store().batch() as group:
+            rows = use(group, places, told)
+            group.require(*move_condition(kind, info, self._consumer, start, end))
+        self._committed = True
+        if group.duplicate:
+            self._count(skipped=1)
+        else:
+            dead = 0 if self._dead is None else rows.get(self._dead.table, 0)
+            rows_in = sum(end[shard] - start[shard] for shard in end)
+            self._count(batches=1, rows_in=rows_in, rows_out=sum(rows.values()) - dead, dead=dead)
+
+    def _count(self, **more: int) -> None:
+        now = self.progress
+        _, _, table = self._table()
+        changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
+        self.progress = replace(now, lag=table.consumer(self._consumer).lag, committed_s=time.time(), **changed)
+
+
+def _middle(start: Places, end: Places) -> Places:
+    """A place about halfway, shard after shard."""
+    left = sum(end[shard] - start[shard] for shard in end) // 2
+    middle = {}
+    for shard in sorted(end):
+        step = min(left, end[shard] - start[shard])
+        middle[shard] = start[shard] + step
+        left -= step
+    return middle
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether the same batch may succeed later: then no record is to blame."""
+    from penstock.errors import FixTheCall
+
+    return isinstance(error, PenstockError) and not isinstance(error, FixTheCall)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    blamed = [line for line in lines if "Error" in line or "Exception" in line]
+    return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
+
+
+def _dead_letters(frame: DataFrame, source: str) -> DataFrame:
+    """Messages that were set aside, each as JSON with the reason and where it came from."""
+    names = frame.columns
+    if "payload" not in names or REASON not in names:
+        raise Invalid(f"dead letters need the columns payload and {REASON}, not {', '.join(names)}")
+    parts = [F.lit(source).alias("source"), F.col(REASON)]
+    parts += [F.col(name) for name in ("shard", "sequence") if name in names]
+    payload = F.col("payload").cast("binary")
+    parts += [F.base64(payload).alias("payload_base64"), F.decode(payload, "UTF-8").alias("payload")]
+    kept = [F.col(name) for name in ("key", "timestamp") if name in names]
+    return frame.select(F.to_json(F.struct(*parts)).alias("payload"), *kept)
+
+
+def dead_letter_payload(message: bytes) -> bytes:
+    """The payload that a dead letter was made from."""
+    return base64.b64decode(json.loads(message)["payload_base64"])

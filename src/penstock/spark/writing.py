@@ -1,0 +1,86 @@
+"""Batch and streaming writes through the format.
+
+Options: `table`; for mode("overwrite") of a kv table `start` and `end`, the range that is replaced; for a stream
+`query`, a name by which its batches are told from those of others (Spark's own query id if it is left out).
+
+Thread: `write` in Spark's tasks, `commit` in a process of Spark's.
+Invariants: (1) a batch write is one group: atomic, seen together. (2) a micro-batch is written once: its token is the
+query's id and the batch's number.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.errors import Invalid
+from penstock.spark.loading import add_loads, check_schema, make_loads, replaced_range
+from penstock.spark.place import Place
+
+
+@dataclass
+class Told(WriterCommitMessage):
+    """What a task made."""
+
+    loads: bytes
+    query: str = ""
+
+
+class TableWriter(DataSourceArrowWriter):
+    """Writes a DataFrame as one group."""
+
+    def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
+        self._place = Place.of(options)
+        self._schema = schema
+        self._replace = replaced_range(self._place, options, overwrite)
+        self._token = f"spark-{uuid.uuid4()}"
+        check_schema(self._place, schema)
+
+    def write(self, iterator: Iterator[Any]) -> Told:
+        return Told(make_loads(self._place, self._schema, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        told = [message.loads for message in messages if isinstance(message, Told)]
+        with self._place.store().batch(token=(self._token, 0)) as batch:
+            add_loads(batch, self._place, told, self._replace)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing was seen; staged files that no commit names are purged when their time is over."""
+        print(f"penstock: a write to {self._place.table} was given up, nothing of it is seen", file=sys.stderr)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream, each once."""
+
+    def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise Invalid("a stream appends: outputMode('complete') would replace the table with each batch")
+        self._place = Place.of(options)
+        self._schema = schema
+        self._query = options.get("query", "")
+        check_schema(self._place, schema)
+
+    def write(self, iterator: Iterator[Any]) -> Told:
+        context = TaskContext.get()
+        query = self._query or (context.getLocalProperty("sql.streaming.queryId") if context else None)
+        return Told(make_loads(self._place, self._schema, iterator), query or "")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        told = [message for message in messages if isinstance(message, Told)]
+        if not told:
+            return
+        query = next((message.query for message in told if message.query), "")
+        if not query:
+            raise Invalid("Spark did not say which query this is: give it a name by .option('query', 'name')")
+        with self._place.store().batch(token=(f"spark-stream-{query}", batchId)) as batch:
+            add_loads(batch, self._place, [message.loads for message in told])
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing was seen; the batch comes again."""

@@ -1,0 +1,31 @@
+"""One Spark session for all of these tests: starting one takes longer than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+import penstock.spark
+from penstock.store import Store
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    session = penstock.spark.session("tests", master="local[2]", spark__sql__shuffle__partitions="2")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def store(folder: str) -> Iterator[Store]:
+    with penstock.open(folder) as opened:
+        yield opened

@@ -1,0 +1,99 @@
+"""Tables read and written by Spark's own readers and writers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import penstock.spark
+from penstock.store import Store
+
+
+def load(spark: Any, folder: str, table: str, **options: str) -> Any:
+    return spark.read.format("penstock").option("table", table).options(**options).load(folder)
+
+
+def test_a_kv_table_read_and_written(spark: Any, store: Store, folder: str) -> None:
+    users = store.kv("users")
+    users.put_many({b"%04d" % number: b"v%d" % number for number in range(1_000)}, durable=True)
+    frame = load(spark, folder, "users")
+    assert frame.columns == ["key", "value", "lsn"]
+    rows = frame.collect()
+    assert {bytes(row.key): bytes(row.value) for row in rows} == dict(users.scan())
+    made = spark.range(5_000).selectExpr(
+        "cast(format_string('%06d', id) as binary) as key", "cast(concat('x', id) as binary) as value"
+    )
+    made.write.format("penstock").option("table", "users").mode("append").save(folder)
+    assert users.get(b"004999") == b"x4999"
+    assert users.get(b"0999") == b"v999"
+    assert load(spark, folder, "users").count() == 6_000
+
+
+def test_a_queue_read_and_written(spark: Any, store: Store, folder: str) -> None:
+    events = store.queue("events", shards=2)
+    before_1970 = datetime(1955, 11, 5, tzinfo=UTC)
+    events.put(b"old", key=b"k", time=before_1970)
+    events.put_many([b"m%d" % number for number in range(100)], durable=True)
+    rows = load(spark, folder, "events").collect()
+    assert {bytes(row.payload) for row in rows} == {b"old", *(b"m%d" % number for number in range(100))}
+    old = next(row for row in rows if bytes(row.payload) == b"old")
+    assert old.timestamp.astimezone(UTC) == before_1970
+    made = spark.range(300).selectExpr("cast(id as binary) as payload", "cast(id % 7 as binary) as key")
+    made.write.format("penstock").option("table", "events").mode("append").save(folder)
+    assert events.statistics().messages == 401
+
+
+@pytest.mark.parametrize("rows", [10, 200_000])
+def test_overwrite_of_a_range(spark: Any, store: Store, folder: str, rows: int) -> None:
+    table = store.kv("t", shards=2, value="int64")
+    table.put_many({b"%08d" % number: -1 for number in range(0, 2_000_000, 1_000)}, durable=True)
+    made = spark.range(rows).selectExpr("cast(format_string('%08d', id) as binary) as key", "id as value")
+    writer = made.write.format("penstock").option("table", "t").mode("overwrite")
+    writer.option("start", "00000000").option("end", "01000000").save(folder)
+    found = dict(table.scan())
+    expected = {b"%08d" % number: number for number in range(rows)}
+    expected |= {b"%08d" % number: -1 for number in range(1_000_000, 2_000_000, 1_000)}
+    assert found == expected
+    made.write.format("penstock").option("table", "t").mode("overwrite").save(folder)
+    assert table.to_arrow().num_rows == rows
+
+
+def test_merges(spark: Any, store: Store, folder: str) -> None:
+    totals = store.kv("totals", value="int64")
+    totals.put(b"a", 5, durable=True)
+    made = spark.sql(
+        "select cast('a' as binary) key, 3L value, 'add_i64' op union all select cast('b' as binary), 1, 'put'"
+    )
+    made.write.format("penstock").option("table", "totals").mode("append").save(folder)
+    assert dict(totals.scan()) == {b"a": 8, b"b": 1}
+
+
+def test_views_and_sql(spark: Any, store: Store, folder: str) -> None:
+    store.kv("users", value="utf8").put(b"ada", "1815", durable=True)
+    store.queue("events").put(b"hello", durable=True)
+    assert penstock.spark.views(spark, folder) == ["events", "users"]
+    assert spark.sql("select value from users where key = X'616461'").collect()[0][0] == "1815"
+    spark.sql(f"create or replace temporary view v using penstock options (path '{folder}', table 'users')")
+    spark.sql("insert into v values (cast('bob' as binary), 'x', 0)")
+    assert store.kv("users").get(b"bob") == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"table": "users", "path": "relative"}, "give an absolute one"),
+        ({"table": "users"}, "say which store"),
+        ({"path": "{folder}"}, "say which table"),
+        ({"path": "{folder}", "table": "uesrs"}, "did you mean users?"),
+        ({"path": "{folder}/nothing", "table": "users"}, "no store"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(
+    spark: Any, store: Store, folder: str, options: dict[str, str], words: str
+) -> None:
+    store.kv("users")
+    given = {name: value.format(folder=folder) for name, value in options.items()}
+    with pytest.raises(Exception, match=words.replace("?", r"\?")):
+        spark.read.format("penstock").options(**given).load().collect()
