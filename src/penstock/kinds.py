@@ -182,6 +182,9 @@ class Kind(Protocol):
     def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
         """`Invalid` if another process sent a condition that is malformed or does not fit the table."""
 
+    def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
+        """The other tables that a call writes to; `Invalid` if another process sent one that is malformed."""
+
     def check_options(self, options: bytes) -> None:
         """`Invalid` if another process sent options that are malformed."""
 

@@ -8,6 +8,7 @@ Thread: any.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -19,10 +20,20 @@ from penstock.host.clock import Clock
 from penstock.journal.record import PartitionId
 from penstock.kinds import Insert, Machine, Piece, Service, State
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER, Create, Drop, TableInfo, decode_condition, encode_ops
+from penstock.partition.ledger import (
+    LEDGER,
+    Create,
+    Drop,
+    TableInfo,
+    condition_table,
+    decode_condition,
+    encode_ops,
+)
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import kind_named
+
+logger = logging.getLogger(__name__)
 
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 GROUP_BYTES = 256
@@ -98,9 +109,10 @@ class LocalPort:
         for partition in group.sections:
             if partition != LEDGER:
                 self._dispatcher.admit(self._dispatcher.partition(partition))
-        for name, argument in decode_condition(group.condition).others:
-            table = int.from_bytes(argument[:8], "big")  # every condition of a kind begins with its table
-            self._service(self._dispatcher.ledger.table_by_id(table)).admit(name, argument)
+        condition = decode_condition(group.condition)
+        if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
+            for name, argument in condition.others:
+                self._service(self._dispatcher.ledger.table_by_id(condition_table(argument))).admit(name, argument)
         return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
 
     def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
@@ -199,9 +211,12 @@ class LocalPort:
         return any(service.engaged() for service in services)
 
     def tend(self) -> None:
-        """Let every table's service look after it."""
+        """Let every table's service look after it; one that cannot does not keep others from it."""
         for info in self.tables():
-            self._service(info).tend()
+            try:
+                self._service(info).tend()
+            except (OSError, PenstockError) as error:
+                logger.warning("table %s could not be looked after (%s): it is tried again", info.name, error)
 
     def close(self) -> None:
         """Answer whoever waits for a service."""

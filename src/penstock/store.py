@@ -450,6 +450,10 @@ class Store(Tables):
         return self._port
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def clock(self) -> Clock:
         return self._clock
 

@@ -40,7 +40,7 @@ def test_a_queue_read_and_written(spark: Any, store: Store, folder: str) -> None
     assert {bytes(row.payload) for row in rows} == {b"old", *(b"m%d" % number for number in range(100))}
     old = next(row for row in rows if bytes(row.payload) == b"old")
     assert old.timestamp.astimezone(UTC) == before_1970
-    made = spark.range(300).selectExpr("cast(id as binary) as payload", "cast(id % 7 as binary) as key")
+    made = spark.range(300).selectExpr("cast(string(id) as binary) as payload", "cast(string(id % 7) as binary) as key")
     made.write.format("penstock").option("table", "events").mode("append").save(folder)
     assert events.statistics().messages == 401
 

@@ -24,7 +24,7 @@ from penstock.errors import Invalid, NotFound, StoreLocked, WaitExpired
 from penstock.host import threads
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem
+from penstock.host.files import OsFileSystem, make_dirs
 
 KNOCK_S = 10.0
 
@@ -59,7 +59,7 @@ class LocalDoor:
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
-            os.makedirs(self._path, exist_ok=True)
+            make_dirs(self._fs, self._path)
         opening = place.hold_opening(self._fs, self._path, self._clock, deadline_s)
         answer = None
         try:
@@ -81,29 +81,32 @@ def start_owner(path: str) -> None:
     """Start a detached owner and wait until it serves. Requires: OPENING."""
     code = str(Path(penstock.__file__).parents[1])
     known = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": f"{code}{os.pathsep}{known}" if known else code}
+    environment = {**os.environ, "PYTHONPATH": f"{code}:{known}" if known else code}
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.server", path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         cwd="/",
         env=environment,
         start_new_session=True,  # Ctrl-C here is not meant for it
     )
     assert process.stdout is not None
     with process.stdout:
-        line = process.stdout.readline()
+        said = process.stdout.readline()
+        try:
+            report = msgspec.json.decode(said, type=Report)
+        except msgspec.DecodeError:  # it could not even begin: the last line of a traceback says why
+            said = (said + process.stdout.read()).rstrip().rpartition(b"\n")[2]
+            text = said.decode(errors="replace") or "it said nothing"
+            report = Report(wire.Fault("PenstockError", f"an owner of {path} could not be started: {text}"))
     threads.spawn(process.wait, name="penstock-owner-reaper")
-    if not line:
-        raise StoreLocked(f"an owner of {path} was started and ended at once: run `python -m penstock.server {path}`")
-    report = msgspec.json.decode(line, type=Report)
     if report.fault is not None:
         raise wire.error_of(report.fault)
 
 
 def connect(
-    path: str | os.PathLike[str],
+    path: str | Path,
     *,
     create: bool = False,
     durable: bool = False,
@@ -117,5 +120,5 @@ def connect(
     if not timeout_s > 0:
         raise Invalid(f"timeout_s is {timeout_s}: give more than 0")
     clock = SystemClock()
-    door = LocalDoor(place.absolute(os.fspath(path)), create=create, clock=clock)
+    door = LocalDoor(place.absolute(str(path)), create=create, clock=clock)
     return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)

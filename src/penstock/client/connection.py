@@ -1,8 +1,9 @@
 """A line to the owner of a store, found again when it was lost.
 
 Thread: any.
-Invariants: (1) a request that may not be made twice is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line is
-used only after the owner at its end showed the identity of the store it was first connected to.
+Invariants: (1) a request that may not be made twice is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line
+is used only after the owner at its end showed the identity of the store it was first connected to. (3) every call has a
+deadline, which the owner hears of: one whose client is stopped gives up its thread then.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from penstock.host.clock import Clock
 T = TypeVar("T")
 PATIENCE_S = 30.0  # for an owner to be there (again)
 CALL_S = 120.0  # for one answer
+PAGE_S = 60.0  # for a page of a scan
 
 
 class Door(Protocol):
@@ -110,7 +112,7 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading, timeout_s: float = CALL_S) -> tuple[list[Any], bool]:
+    def read(self, reading: wire.Reading, timeout_s: float = PAGE_S) -> tuple[list[Any], bool]:
         """The record batches of a page, and whether there are more pages."""
         deadline_s = self.deadline_s()
         while True:
@@ -150,9 +152,9 @@ class Connection:
                 yield page
         finally:
             if more:
-                self._forget(wire.CloseScan(reading.scan))
+                self.forget(wire.CloseScan(reading.scan))
 
-    def _forget(self, request: Any) -> None:
+    def forget(self, request: Any) -> None:
         """Say that something is not needed; who does not hear it finds out by its lease."""
         with self._lock:
             line = self._line
@@ -161,8 +163,6 @@ class Connection:
                 self._send(line, wire.pack(request), 5.0)
             except (GoneError, PenstockError):
                 return
-
-    forget = _forget
 
     # -- the line
 
@@ -208,7 +208,9 @@ def _error_of(error: flight.FlightError) -> Exception:
     """What an error of the transport stands for."""
     fault = wire.decode_fault(error.extra_info)
     if fault is not None:
-        return GoneError(fault.message, untouched=True) if fault.name == "Gone" else wire.error_of(fault)
+        if fault.name in (wire.GONE, wire.ENDING):
+            return GoneError(fault.message, untouched=fault.name == wire.GONE)
+        return wire.error_of(fault)
     if isinstance(error, flight.FlightTimedOutError):
         return GoneError("no answer came in time", untouched=False)
     if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):

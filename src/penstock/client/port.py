@@ -200,7 +200,7 @@ class FlightPort(_FlightReading):
     # -- tables
 
     def table(self, name: str) -> TableInfo | None:
-        found = self._connection.ask(wire.FindTable(name), TableInfo | None)  # type: ignore[arg-type]
+        found = self._connection.ask(wire.FindTable(name), TableInfo | None)
         if found is not None:
             self._learn([found])
         return found  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """A store that another process owns: `penstock.connect`.
 
 Thread: any.
-Invariants: (1) what was written is sent at `close` and at the interpreter's exit. (2) a connection that was made before a
-fork does not work in the child.
+Invariants: (1) what was written is sent at `close` and at the interpreter's exit. (2) a connection that was made before
+a fork does not work in the child.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
 
 PROTOCOL = "1"
-MESSAGE_BYTES_MAX = 80 << 20  # the largest value has 64 MiB
+MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
+ANSWER_BYTES_MAX = 256 << 20
 GROUPS_MAX = 512  # in one message: a repeated one must be within the window of tokens
 KEYS_MAX = 10_000  # of one lookup
 PAGE_BYTES = 4 << 20  # of a scan
@@ -183,6 +184,10 @@ class Write(_Message, frozen=True):
     again: bool
 
 
+GONE = "Gone"  # a fault: the owner lets go of the store, and did nothing
+ENDING = "Ending"  # a fault: the store was closed over it
+
+
 class Fault(msgspec.Struct, frozen=True, array_like=True):
     """An error on its way."""
 
@@ -259,22 +264,24 @@ def pack(message: Any) -> bytes:
 
 def unpack_request(data: bytes) -> Request:
     """What a client asks; `Invalid` for anything else."""
-    return _unpack(data, _requests)
+    found: Request = _unpack(data, _requests)
+    return found
 
 
 def unpack_reading(data: bytes) -> Reading:
     """Which page a client wants; `Invalid` for anything else."""
-    return _unpack(data, _readings)
+    found: Reading = _unpack(data, _readings)
+    return found
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """An answer."""
-    return _unpack(data, msgspec.msgpack.Decoder(kind))
+    return _unpack(data, msgspec.msgpack.Decoder(kind), ANSWER_BYTES_MAX)
 
 
-def _unpack(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    if not _CHECKSUM.size < len(data) <= MESSAGE_BYTES_MAX:
-        raise Invalid(f"a message has {len(data)} bytes: at most {MESSAGE_BYTES_MAX} are taken, send it in parts")
+def _unpack(data: bytes, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX) -> T:
+    if not _CHECKSUM.size < len(data) <= bytes_max:
+        raise Invalid(f"a message has {len(data)} bytes: at most {bytes_max} are taken, send it in parts")
     body = data[_CHECKSUM.size :]
     if google_crc32c.value(body) != _CHECKSUM.unpack_from(data)[0]:
         raise Invalid("a message does not have its checksum: it was damaged on its way, send it again")

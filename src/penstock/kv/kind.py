@@ -61,6 +61,9 @@ class KvKind:
     def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
         raise self.refusal(condition, argument)
 
+    def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
+        return ()  # its service refuses them all
+
     def check_options(self, options: bytes) -> None:
         check_options(options)
 

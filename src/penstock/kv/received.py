@@ -33,7 +33,7 @@ def receive(payload: bytes) -> section.Section:
     for operation in () if found.plain else found.values():
         if not isinstance(operation, bytes):
             _check_operation(*operation)
-    if found.plain and max(map(len, found.values()), default=0) > VALUE_BYTES_MAX:  # type: ignore[arg-type]
+    if found.plain and max(map(len, found.values()), default=0) > VALUE_BYTES_MAX:
         raise Invalid(f"a value has at most {VALUE_BYTES_MAX} bytes")
     return found
 

@@ -10,10 +10,11 @@ Invariant: a segment is dropped only when all its sections are stored or spilled
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import Closed, Invalid, NotFound
+from penstock.errors import Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import PartitionId, decode
@@ -23,6 +24,8 @@ from penstock.manifest.records import WalStateRecord
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +104,7 @@ class Checkpoint:
                 continue
             try:
                 partition = self._dispatcher.partition(number)
-                if partition.machine.stores_cheaply and not partition.failures:
-                    partition.machine.store_now()
+                if partition.machine.stores_cheaply and not partition.failures and self._store(partition):
                     self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
                     continue
                 partition.spill.append(self._sections_of(number, lsn))
@@ -115,6 +117,18 @@ class Checkpoint:
             self._dispatcher.tracker.acknowledge(number, partition.spill.upto)
             spilled += 1
         return spilled
+
+    def _store(self, partition: Partition) -> bool:
+        """Let a partition sync its files; False if it cannot: then it is spilled, and holds nobody back."""
+        try:
+            partition.machine.store_now()
+        except (NotFound, Closed):
+            raise
+        except (OSError, PenstockError) as error:
+            name, shard = partition.descriptor.name, partition.descriptor.shard
+            logger.error("shard %d of %s could not sync its files (%s): it is spilled", shard, name, error)
+            return False
+        return True
 
     def _sections_of(self, number: PartitionId, below: int) -> list[Entry]:
         """A partition's accepted sections that it still needs from records below an LSN."""

@@ -230,7 +230,10 @@ class _Work:
             if verdict is not Verdict.ACCEPTED:
                 return verdict
         for name, argument in asked.others:
-            verdict = self._ledger._conditions[name](argument, self.get, self.put)
+            if condition_table(argument) in self._ledger._ids:
+                verdict = self._ledger._conditions[name](argument, self.get, self.put)
+            else:
+                verdict = Verdict.REFUSED  # the table was dropped: no row of it may be made
             if verdict is not Verdict.ACCEPTED:
                 self._rows = before
                 return verdict
@@ -301,6 +304,11 @@ class _Work:
             for key, value in self._rows.items()
         }
         return Edit(lsn=self._lsn, time_us=self._time_us, rows=rows, ranges=self._ranges)
+
+
+def condition_table(argument: bytes) -> int:
+    """The table whose kind registered a condition: every argument begins with it."""
+    return int.from_bytes(argument[:8], "big")
 
 
 def kind_rows(table: int) -> bytes:

@@ -308,7 +308,10 @@ class Deliveries:
     def engaged(self) -> bool:
         """Whether messages are out."""
         with self._changed:
-            return self._leases.some_out(self._host.clock.monotonic_s())
+            return self._leases.some_out(self._seen, self._host.clock.monotonic_s())
+
+    def _seen(self, consumer: str, shard: int) -> Place | None:
+        return read_place(self._host.remembered, self._info.table, shard, consumer)
 
     def _gone(self) -> PenstockError:
         info = self._host.port.table(self._info.name)

@@ -15,7 +15,7 @@ from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
 from penstock.queue.machine import KEY, QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, argument, read_argument
-from penstock.queue.received import ASKING, REPEATABLE, check_condition, check_options, receive
+from penstock.queue.received import ASKING, REPEATABLE, check_call, check_condition, check_options, receive
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, load_schema
 from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema, narrowed_sequences
@@ -41,6 +41,9 @@ class QueueKind:
 
     def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
         check_condition(info, condition, argument)
+
+    def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
+        return check_call(info, argument)
 
     def check_options(self, options: bytes) -> None:
         check_options(options)

@@ -66,6 +66,7 @@ class QueueMachine:
         self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
+        self.closed = False  # guarded by _lock
 
     @property
     def applied(self) -> int:
@@ -190,6 +191,7 @@ class QueueMachine:
 
     def close(self) -> None:
         with self._lock:
+            self.closed = True
             self.queue.close()
 
 
@@ -209,6 +211,8 @@ class QueueState:
     def _queue(self) -> PersistentQueue:
         if self._machine is None:
             raise Closed("the snapshot was closed: take another")
+        if self._machine.closed:
+            raise Closed("the queue was dropped, or the store was closed: its messages cannot be read any more")
         return self._machine.queue
 
     def bounds(self, start: bytes, end: bytes | None) -> tuple[int, int]:

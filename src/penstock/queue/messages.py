@@ -32,6 +32,7 @@ _FLAG_TIMES = 1  # messages have times of their own
 _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have none
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
+TIME_US_END = 1 << 62  # no message is so far from 1970
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -68,7 +69,7 @@ class Messages:
         times: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> Messages:
         """A batch from lists."""
-        column = None
+        column, keys = None, None if keys is None else list(keys)
         try:
             if keys is not None:
                 column = binary_column([b"" if key is None else key for key in keys])
@@ -85,8 +86,8 @@ class Messages:
         """A batch from an Arrow array of payloads, or a table with `payload` and perhaps `key` and `time`."""
         if isinstance(data, (pa.Array, pa.ChunkedArray)):
             return cls(_binary(data))
-        names = set(data.schema.names)
-        if "payload" not in names or names - {"payload", "key", "time"}:
+        names = data.schema.names
+        if "payload" not in names or set(names) - {"payload", "key", "time"} or len(set(names)) < len(names):
             raise Invalid(f"a table of messages has columns payload, key and time, not {sorted(names)}")
         times = None
         if "time" in names:
@@ -100,7 +101,9 @@ class Messages:
         return len(self.payloads)
 
     def check(self) -> int:
-        """`Invalid` if a message is too long or all are; otherwise their bytes."""
+        """`Invalid` if a message is too long or all are, or a time is out of range; otherwise their bytes."""
+        if self.times is not None and ((self.times <= -TIME_US_END) | (self.times >= TIME_US_END)).any():
+            raise Invalid("a message's time is in microseconds since 1970, and no clock will show this one")
         for column, bytes_max, name in ((self.payloads, VALUE_BYTES_MAX, "payload"), (self.keys, KEY_BYTES_MAX, "key")):
             if column is not None:
                 _check_lengths(offsets_of(column), bytes_max, name)
@@ -150,7 +153,7 @@ class Messages:
 
 
 def stamped(body: bytes, *, lsn: int, time_us: int) -> bytes:
-    """A body that was encoded before its LSN and time were known (as 0), with both filled in."""
+    """A body that was encoded before its LSN and time were known, with both filled in."""
     _, _, count, flags, _ = PREFIX.unpack_from(body)
     return PREFIX.pack(lsn, time_us, count, flags, 0) + body[PREFIX.size :]
 

@@ -6,6 +6,7 @@ Invariant: what passes here could have been written through the API of this proc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,18 +15,22 @@ import pyarrow as pa
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.log.record import KIND_DATA, Index, Record
-from penstock.lsm.rows import offsets_of
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
 from penstock.queue.messages import PREFIX, decode_batch
 from penstock.queue.options import decode_queue_options
 from penstock.queue.positions import ACK, FORGET, MOVE, SEEK, Ack, Forget, Move, Seek, read_argument
+from penstock.queue.service import Call
 
 ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
 REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
 SEQUENCE_MAX = 1 << 62
 MESSAGES_MAX = 1 << 24  # of one batch
+CONSUMER_BYTES_MAX = 255
+TIME_S_MAX = 7 * 24 * 3600.0
 _FLAGS_KNOWN = 7
+_calls = msgspec.msgpack.Decoder(Call)
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: Forget}
 
 
@@ -78,7 +83,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
     except CorruptionError as error:
         raise Invalid(f"a condition is malformed: {error.reason}") from None
     consumer: str = asked.consumer  # type: ignore[attr-defined]
-    if not 0 < len(consumer.encode()) <= 255:
+    if not 0 < len(consumer.encode()) <= CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers: list[tuple[int, list[int]]] = []  # shards, with sequences
     if isinstance(asked, Ack):
@@ -92,6 +97,29 @@ def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
     for shard, sequences in numbers:
         if not 0 <= shard < info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
             raise Invalid(f"queue {info.name} has no such shard or sequence")
+
+
+def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
+    """The other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
+    try:
+        call = _calls.decode(argument) if argument else Call()
+    except msgspec.DecodeError as error:
+        raise Invalid(f"a call is malformed: {error}") from None
+    shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
+    if any(not 0 <= shard < info.shards for shard in shards):
+        raise Invalid(f"queue {info.name} has the shards 0 to {info.shards - 1}")
+    if len(call.payload) > VALUE_BYTES_MAX or len(call.key or b"") > KEY_BYTES_MAX:
+        raise Invalid(f"a payload has at most {VALUE_BYTES_MAX} bytes and a key {KEY_BYTES_MAX}")
+    if len(call.consumer.encode()) > CONSUMER_BYTES_MAX:
+        raise Invalid("a consumer's name is a text of 1 to 255 bytes")
+    numbers = [call.time_us or 0, call.count, call.bytes_max, call.deliveries_max or 0]
+    numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
+    if any(abs(number) >= SEQUENCE_MAX for number in numbers):
+        raise Invalid("a call has a number out of its range")
+    times = call.timeout_s, call.visibility_timeout_s, call.delay_s
+    if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
+        raise Invalid("a call has a time out of its range: at most a week")
+    return [] if call.dead_letter is None else [call.dead_letter]
 
 
 def check_options(options: bytes) -> None:

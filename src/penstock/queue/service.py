@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.errors import Invalid, PartitionPaused
+from penstock.errors import Invalid, PartitionPaused, PenstockError
 from penstock.journal.record import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
@@ -118,7 +118,10 @@ class QueueService:
             }[name]
         except KeyError:
             raise Invalid(f"a queue does not know {name!r}") from None
-        return _encode(answer(_call.decode(argument) if argument else Call()))
+        asked = _call.decode(argument) if argument else Call()
+        if not 0 <= asked.shard < len(self._partitions):
+            raise Invalid(f"queue {self._info.name} has the shards 0 to {len(self._partitions) - 1}, not {asked.shard}")
+        return _encode(answer(asked))
 
     # -- messages
 
@@ -197,15 +200,24 @@ class QueueService:
     # -- retention
 
     def tend(self) -> None:
-        """Trim what the retention lets go, then remove files that nobody needs."""
+        """Trim what the retention lets go, then remove files that nobody needs. A bad shard leaves others alone."""
         self._deliveries.tend()
-        for shard, partition in enumerate(self._partitions):
-            machine = self._machine(partition)
-            floors = self._floors(shard) if self._retention.acknowledged else []
-            before = trim_before(machine, self._retention, floors, self._host.port.time_us())
-            if before > machine.first:
-                self._host.port.write(partition, section.trim, 64, before, None)
-            machine.drop_files()
+        failure: Exception | None = None
+        for shard in range(len(self._partitions)):
+            try:
+                self._tend(shard)
+            except (OSError, PenstockError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _tend(self, shard: int) -> None:
+        machine = self._machine(self._partitions[shard])
+        floors = self._floors(shard) if self._retention.acknowledged else []
+        before = trim_before(machine, self._retention, floors, self._host.port.time_us())
+        if before > machine.first:
+            self._host.port.write(self._partitions[shard], section.trim, 64, before, None)
+        machine.drop_files()
 
     def _floors(self, shard: int) -> list[int]:
         """Where all consumers are in a shard. One that got nothing from it so far is at its beginning."""

@@ -47,7 +47,7 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
             batch = reader.get_batch(number)
             batch.validate(full=True)
             yield batch
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # pyarrow has OSError for a buffer that ends too early
         raise Invalid(f"{path} is no sound Arrow file ({error}): build it again") from None
 
 

@@ -23,7 +23,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, Messages
+from penstock.queue.messages import TIME, TIME_US_END, Messages
 from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
 
 if TYPE_CHECKING:
@@ -99,22 +99,31 @@ class QueueView:
         return self._partitions[shard]
 
     def read(self, shard: int = 0, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
-        """Messages of a shard from a sequence on; `NotFound` if the first of them was trimmed."""
-        if limit < 0 or from_sequence < 0:
-            raise Invalid("from_sequence and limit are 0 or more")
-        start, end = KEY.pack(from_sequence), KEY.pack(from_sequence + limit)
-        found: list[Message] = []
-        for batch in self._reading.scan_arrow(self._partition(shard), start, end):
-            found += _messages(batch, shard)
-        if limit and from_sequence > 1 and (found[0].sequence if found else from_sequence) > from_sequence:
-            raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {found[0].sequence}")
-        return found
+        """Messages of a shard from a sequence on, or from the oldest; `NotFound` if that message was trimmed."""
+        place = max(1, _whole(from_sequence))
+        while True:
+            found: list[Message] = []
+            for batch in self._reading.scan_arrow(self._partition(shard), _key(place), _key(place + _whole(limit))):
+                found += _messages(batch, shard)
+            if limit == 0 or (found and found[0].sequence == place):
+                return found
+            first = self._first_from(shard, place)
+            if first is None or first == place:  # there is none, or it came just now
+                return found
+            if from_sequence > 1:
+                raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {first}")
+            place = first
+
+    def _first_from(self, shard: int, place: int) -> int | None:
+        """The sequence of the first message at or after a place."""
+        batches = self._reading.scan_arrow(self._partition(shard), _key(place), None)
+        return next((batch.column("sequence")[0].as_py() for batch in batches), None)
 
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
     ) -> Iterator[Any]:
         """Record batches of the table's schema, of one shard or of all."""
-        start, end = KEY.pack(from_sequence), None if to_sequence is None else KEY.pack(to_sequence)
+        start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
         for number in range(self.shards) if shard is None else [shard]:
             for batch in self._reading.scan_arrow(self._partition(number), start, end):
                 yield in_table_schema(batch, number)
@@ -130,6 +139,16 @@ class QueueView:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(TABLE_SCHEMA, self.scan_arrow())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def _whole(number: Any) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise Invalid(f"sequences and limits are whole numbers from 0, not {number!r}")
+    return number
+
+
+def _key(sequence: Any) -> bytes:
+    return KEY.pack(min(_whole(sequence), (1 << 64) - 1))
 
 
 def _messages(batch: Any, shard: int) -> Iterator[Message]:
@@ -204,7 +223,7 @@ class QueueTable(QueueView):
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
         """Give up the messages of a shard below a sequence."""
-        if not isinstance(before, int) or before < 1:  # type: ignore[redundant-expr]
+        if not isinstance(before, int) or not 1 <= before < 1 << 63:  # type: ignore[redundant-expr]
             raise Invalid(f"trim takes the sequence of the first message that stays, not {before!r}")
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
@@ -321,7 +340,7 @@ def microseconds(time: Any) -> int:
         if time.tzinfo is None:
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
         return round(time.timestamp() * 1_000_000)
-    if isinstance(time, bool) or not isinstance(time, int) or not -(1 << 62) < time < 1 << 62:
+    if isinstance(time, bool) or not isinstance(time, int) or not -TIME_US_END < time < TIME_US_END:
         raise Invalid(f"a time is in microseconds since 1970, or a datetime, not {time!r}")
     return time
 

@@ -1,7 +1,7 @@
 """A detached owner: `python -m penstock.server PATH`. A client starts it; it ends when nobody needs it.
 
-Its first line says that it serves, or what is wrong; then it is silent. It takes no OPENING lock to open: the client that
-started it holds that until it serves. It takes it to go, so that nobody comes while it does.
+Its first line says that it serves, or what is wrong; from then on its log is `run/owner.log`. It takes no OPENING lock
+to open: the client that started it holds that until it serves. It takes it to go, so that nobody comes while it does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from logging.handlers import RotatingFileHandler
 
 import msgspec
 
@@ -47,9 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         _report(Report(wire.fault_of(StoreLocked(f"{path} could not be opened: {error}"))))
         return 1
-    logging.basicConfig(
-        filename=f"{path}/run/owner.log", level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log = RotatingFileHandler(f"{path}/run/owner.log", maxBytes=1 << 20, backupCount=1)
+    logging.basicConfig(handlers=[log], format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _report(Report())
     _own(store, service, given.idle_s, stop)
     return 0
@@ -59,9 +59,10 @@ def _report(report: Report) -> None:
     """Tell who started it, and then nobody."""
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.flush()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
+    silence = os.open(os.devnull, os.O_RDWR)
+    os.dup2(silence, sys.stdout.fileno())  # nobody reads them any more
+    os.dup2(silence, sys.stderr.fileno())
+    os.close(silence)
 
 
 def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -> None:
@@ -76,10 +77,9 @@ def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -
         try:
             if not service.begin_yield():
                 store.close()
-                return
         finally:
             opening.release()
-    store.close()
+    store.close()  # does nothing if it was idle
 
 
 if __name__ == "__main__":

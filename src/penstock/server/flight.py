@@ -27,12 +27,12 @@ _METHODS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_GET)
 _DOOR = "door"
 
 
-class _Doorkeeper(flight.ServerMiddleware):
+class _Doorkeeper(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, rights: Rights) -> None:
         self.rights = rights
 
 
-class _Door(flight.ServerMiddlewareFactory):
+class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Looks at every call before anything of it is read."""
 
     def __init__(self, rights_of: Callable[[str], Rights | None] | None) -> None:
@@ -95,7 +95,7 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
     def _sent(self, error: BaseException) -> flight.FlightError:
         """An error as it travels."""
         if isinstance(error, Gone):
-            fault = wire.Fault("Gone", "the owner is letting go of the store")
+            fault = wire.Fault(wire.GONE if error.untouched else wire.ENDING, str(error))
             return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))
         if isinstance(error, PenstockError):
             fault = wire.fault_of(error)

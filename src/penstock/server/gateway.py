@@ -1,8 +1,9 @@
 """Answers what clients ask, over the owner's own port. It knows no transport, and no kind by name.
 
 Thread: any number; each request in the thread of its caller.
-Invariants: (1) after it began to yield, nothing is answered but that. (2) it yields only while no snapshot, scan, lease,
-write or call that may not be repeated is there. (3) requests at work are limited, in all and for each client.
+Invariants: (1) after it began to yield, nothing is answered but that. (2) it yields only while no snapshot, scan or
+lease is held, and no write or call that may not be repeated is at work. (3) requests at work are limited, in all and
+for each client, and so are their bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from itertools import islice
 from typing import Any
 
 from penstock.client import place, wire
-from penstock.errors import Backpressure, Invalid, NotFound
+from penstock.errors import Backpressure, Closed, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import SnapshotPort
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import KINDS, kind_named
 from penstock.server.held import Held
 from penstock.server.rights import ADMIN, READ, WRITE, Rights
@@ -31,25 +32,29 @@ from penstock.tables import check_name, check_shards
 
 REQUESTS_MAX = 320
 REQUESTS_EACH_MAX = 256
+REQUEST_BYTES_MAX = 4 * wire.MESSAGE_BYTES_MAX  # of all requests at work
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
 SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
 SCAN_LEASE_S = 60.0
 LEASE_S_MAX = 24 * 3600.0
-ANSWER_BYTES_MAX = 16 << 20
+LOOKUP_BYTES_MAX = 16 << 20
 PIECES_MAX = 10_000
 STAGED_MAX = 10_000
 
 
 class Gone(Exception):
-    """The owner yields: find the next one."""
+    """The owner lets go of the store: find the next one. `untouched`: nothing was done."""
+
+    def __init__(self, *, untouched: bool) -> None:
+        super().__init__("the owner is letting go of the store")
+        self.untouched = untouched
 
 
 class Gateway:
     """The owner's side of every connection."""
 
-    def __init__(
-        self, store: Store, *, random: Random, detached: bool = False
-    ) -> None:
+    def __init__(self, store: Store, *, random: Random, detached: bool = False) -> None:
+        self._store = store
         self._port = port = store.port
         self._random = random
         self._clock = clock = store.clock
@@ -63,6 +68,7 @@ class Gateway:
         )
         self._lock = threads.lock("server.gateway")
         self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
+        self._working_bytes = 0  # guarded by _lock
         self._binding = 0  # guarded by _lock: of them, those that must end before the owner may yield
         self._yielding = False  # guarded by _lock
         self._used_s = clock.monotonic_s()  # guarded by _lock: when the last request ended
@@ -78,7 +84,7 @@ class Gateway:
             wire.DropTable: self._drop,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
-            wire.AskToken: lambda request, _rights: port.was_used((request.producer, request.number)),
+            wire.AskToken: lambda request, _rights: port.was_used(check_token((request.producer, request.number))),
             wire.TakeSnapshot: self._take_snapshot,
             wire.JoinSnapshot: self._join_snapshot,
             wire.CloseSnapshot: lambda request, _rights: self._snapshots.close(request.snapshot),
@@ -91,7 +97,7 @@ class Gateway:
     def answer(self, data: bytes, rights: Rights) -> bytes:
         """The answer to a message."""
         request = wire.unpack_request(data)
-        with self._at_work(rights, binds=self._binds(request)):
+        with self._at_work(rights, len(data), binds=self._binds(request)):
             return wire.pack(self._answers[type(request)](request, rights))
 
     def _binds(self, request: wire.Request) -> bool:
@@ -102,19 +108,27 @@ class Gateway:
         return isinstance(request, wire.Write | wire.CreateTable | wire.DropTable | wire.SendFile)
 
     @contextmanager
-    def _at_work(self, rights: Rights, *, binds: bool) -> Iterator[None]:
+    def _at_work(self, rights: Rights, size: int, *, binds: bool) -> Iterator[None]:
         with self._lock:
             if self._yielding:
-                raise Gone
+                raise Gone(untouched=True)
             if self._working.total() >= REQUESTS_MAX or self._working[rights.client] >= REQUESTS_EACH_MAX:
                 raise Backpressure("too many requests are at work: retry later")
+            if self._working_bytes + size > REQUEST_BYTES_MAX:
+                raise Backpressure(f"requests of {self._working_bytes} bytes are at work: retry later")
             self._working[rights.client] += 1
+            self._working_bytes += size
             self._binding += binds
         try:
             yield
+        except Closed:
+            if self._store.closed:
+                raise Gone(untouched=False) from None
+            raise
         finally:
             with self._lock:
                 self._working[rights.client] -= 1
+                self._working_bytes -= size
                 self._binding -= binds
                 self._used_s = self._clock.monotonic_s()
 
@@ -205,7 +219,7 @@ class Gateway:
             partition = self._shard(reading, request.partition, READ, rights)
             found: list[bytes | None] = []
             size, keys = 0, iter(request.keys)
-            while size < ANSWER_BYTES_MAX and (some := list(islice(keys, 64))):
+            while size < LOOKUP_BYTES_MAX and (some := list(islice(keys, 64))):
                 values = reading.lookup_many(partition, some)
                 size += sum(len(value) for value in values if value is not None)
                 found += values
@@ -222,7 +236,7 @@ class Gateway:
         """The schema and the record batches of a page."""
         reading = wire.unpack_reading(data)
         with ExitStack() as stack:
-            stack.enter_context(self._at_work(rights, binds=False))
+            stack.enter_context(self._at_work(rights, len(data), binds=False))
             if isinstance(reading, wire.Scan):
                 self._begin(reading, rights)
             scan = stack.enter_context(self._scans.use(reading.scan))
@@ -236,6 +250,7 @@ class Gateway:
             self._scans.close(name)
 
     def _begin(self, asked: wire.Scan, rights: Rights) -> None:
+        self._scans.close(asked.scan)  # asked for again, because the answer was lost
         self._scans.check_room(rights.client)
         with ExitStack() as stack:
             reading = stack.enter_context(self._reading(asked.snapshot))
@@ -279,8 +294,10 @@ class Gateway:
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        asks = request.name in kind_named(info.kind, info.name).asking
-        rights.check(READ if asks else WRITE, info.name)
+        kind = kind_named(info.kind, info.name)
+        rights.check(READ if request.name in kind.asking else WRITE, info.name)
+        for other in kind.check_call(info, request.name, request.argument):
+            rights.check(WRITE, other)
         return self._port.call(info, request.name, request.argument)
 
     def _stage(self, request: wire.StageFiles, rights: Rights) -> list[Any]:

@@ -5,7 +5,7 @@ Thread: any.
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from penstock.client import place
 from penstock.errors import StoreLocked
@@ -22,7 +22,7 @@ KNOCK_S = 5.0
 
 
 def open(  # noqa: A001 - penstock.open reads well
-    path: str | os.PathLike[str],
+    path: str | Path,
     *,
     settings: StoreSettings | None = None,
     fs: FileSystem | None = None,
@@ -37,7 +37,7 @@ def open(  # noqa: A001 - penstock.open reads well
     takes longer than `timeout_s`, and at once if another program opened the store.
     """
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
-    name = os.fspath(path)
+    name = str(path)
     if not settings.serve or not settings.background or (fs is not None and not isinstance(fs, OsFileSystem)):
         return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
     files = fs or OsFileSystem()

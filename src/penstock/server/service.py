@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.server.gateway import Gateway
 
 TEND_S = 1.0
+SHUTDOWN_S = 10.0
 
 
 class Service:
@@ -101,6 +102,9 @@ class Service:
             gateway, servers = self._gateway, self._servers
         if gateway is not None:
             gateway.close()
-        for server in servers:
-            server.shutdown()
+        ending = [threading.Thread(target=server.shutdown, daemon=True) for server in servers]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
         place.remove_sockets(place.absolute(self._store.path))

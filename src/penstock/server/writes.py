@@ -84,7 +84,7 @@ class GroupTaker:
             raise group.missing
         pending = PendingGroup(group.condition)
         for partition, part in group.sections:
-            if isinstance(part, list):
+            if type(part) is list:  # exactly: a section of a kind may be a list of another sort
                 pending.sections[partition] = self._port.accept(partition, part)
             else:
                 pending.sections[partition] = (*pending.sections.get(partition, ()), part)
@@ -101,7 +101,7 @@ class GroupTaker:
             check_token(asked.token)
         group = _Checked(sent, asked)
         for name, argument in asked.others:
-            self._check_condition(name, argument, rights)
+            self._check_condition(group, name, argument, rights)
         taken: dict[int, bool] = {}  # by partition: whether by files
         for section in sent.sections:
             if taken.setdefault(section.partition, section.files is not None) and section.files is None:
@@ -109,16 +109,18 @@ class GroupTaker:
             self._check_section(group, section, rights)
         return group
 
-    def _check_condition(self, name: str, argument: bytes, rights: Rights) -> None:
+    def _check_condition(self, group: _Checked, name: str, argument: bytes, rights: Rights) -> None:
         if name not in conditions():
             raise Invalid(f"there is no condition {name!r}")
         kind = kind_of_condition(name)
         info = self._table(int.from_bytes(argument[:8], "big"))
-        if info is not None:
-            rights.check(WRITE, info.name)
-            if info.kind != kind.name:
-                raise Invalid(f"the condition {name} is not for table {info.name}")
-            kind.check_condition(info, name, argument)
+        if info is None:
+            group.missing = NotFound("the table of a condition was dropped")
+            return
+        rights.check(WRITE, info.name)
+        if info.kind != kind.name:
+            raise Invalid(f"the condition {name} is not for table {info.name}")
+        kind.check_condition(info, name, argument)
 
     def _check_section(self, group: _Checked, section: wire.SentSection, rights: Rights) -> None:
         partition = PartitionId(section.partition)

@@ -34,10 +34,10 @@ class PenstockSource(DataSource):
         return spark_schema(kind.schema(info.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from penstock.spark.reading import make_reader
+        from penstock.spark.reading import TableReader
 
         check_columns(schema, self.schema(), self.options["table"])
-        return make_reader(dict(self.options), schema)
+        return TableReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.writing import TableWriter

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client import RemoteStore, connect
+from penstock.client.connect import connect
+from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.files import OsFileSystem
@@ -105,12 +106,14 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
 
         def hand_over(load: Load) -> Load:
-            for name in () if load.file is None else files_of(load.file.file_name):
-                file = OsFileSystem().open(f"{spare}/{name}")
-                try:
-                    port.send_file(load.partition, load.file, name, file)
-                finally:
-                    file.close()
+            staged = load.file
+            if staged is not None:
+                for name in files_of(staged.file_name):
+                    file = OsFileSystem().open(f"{spare}/{name}")
+                    try:
+                        port.send_file(load.partition, staged, name, file)
+                    finally:
+                        file.close()
             return load
 
         yield Workplace(spare, store.identity, reserve, port.time_us()), hand_over

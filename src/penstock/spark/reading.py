@@ -82,7 +82,7 @@ class TableReader(DataSourceReader):
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
         self._wanted: list[tuple[str, str, Any]] = []
-        self.pushFilters = _Pushed(self._wanted)  # type: ignore[assignment]
+        self.pushFilters = _Pushed(self._wanted)  # type: ignore[method-assign]
         warn_if_off()
 
     def partitions(self) -> list[InputPartition]:

@@ -100,19 +100,25 @@ def test_a_refused_group_leaves_nothing() -> None:
     """Nothing of it: neither its token nor what another of its conditions wrote."""
 
     def takes(argument: bytes, get: object, put: object) -> Verdict:
-        put(b"x" + argument, b"1")  # type: ignore[operator]
-        return Verdict.REFUSED if argument == b"no" else Verdict.ACCEPTED
+        put(b"x" + argument[8:], b"1")  # type: ignore[operator]
+        return Verdict.REFUSED if argument[8:] == b"no" else Verdict.ACCEPTED
 
     ledger = make({"takes": takes})
+    ledger.judge(command(Create("a", "kv", 1, b"")), 1)
 
-    def group(argument: bytes) -> JournalRecord:
-        return JournalRecord(1, 1, (Group((), encode_condition(Condition(("p", 1), (("takes", argument),)))),))
+    def group(word: bytes, number: int = 1, table: int = FIRST_TABLE) -> JournalRecord:
+        conditions = (("takes", table.to_bytes(8, "big") + word),)
+        return JournalRecord(1, 1, (Group((), encode_condition(Condition(("p", number), conditions))),))
 
-    assert ledger.judge(group(b"no"), 1).verdicts == (Verdict.REFUSED,)
+    assert ledger.judge(group(b"no"), 2).verdicts == (Verdict.REFUSED,)
     assert ledger.tree.get(b"xno") is None
-    assert ledger.judge(group(b"yes"), 2).verdicts == (Verdict.ACCEPTED,)
+    assert ledger.judge(group(b"yes"), 3).verdicts == (Verdict.ACCEPTED,)
     assert ledger.tree.get(b"xyes") == b"1"
-    assert ledger.judge(group(b"yes"), 3).verdicts == (Verdict.DUPLICATE,)
+    assert ledger.judge(group(b"yes"), 4).verdicts == (Verdict.DUPLICATE,)
+    assert ledger.judge(group(b"other", 2, FIRST_TABLE + 1), 5).verdicts == (Verdict.REFUSED,), "there is no such table"
+    ledger.judge(command(Drop("a")), 6)
+    assert ledger.judge(group(b"late", 3), 7).verdicts == (Verdict.REFUSED,), "its table was dropped"
+    assert ledger.tree.get(b"xlate") is None
 
 
 @pytest.mark.parametrize(

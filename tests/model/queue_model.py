@@ -1,0 +1,41 @@
+"""A store with small queue files on a simulated disk, and ways to look at its queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from store_model import SETTINGS, open_simulated
+
+from penstock.queue import QueueSettings
+from penstock.queue.machine import QueueMachine
+from penstock.queue.table import QueueTable
+from penstock.store import Store
+from penstock.testing import FakeClock, SimulatedDisk
+
+HOUR_S = 3_600.0
+SMALL_FILES = QueueSettings(file_bytes=1_600, allocate_bytes=512, index_bytes=128)
+QUEUE_SETTINGS = replace(SETTINGS, queue=SMALL_FILES)
+
+
+def open_queues(disk: SimulatedDisk, clock: FakeClock | None = None) -> Store:
+    return open_simulated(disk, clock, QUEUE_SETTINGS)
+
+
+def machine_of(store: Store, name: str, shard: int = 0) -> QueueMachine:
+    info = store._ledger.table(name)
+    assert info is not None
+    machine = store._port.machine(info.table << 16 | shard)  # type: ignore[arg-type]
+    assert isinstance(machine, QueueMachine)
+    return machine
+
+
+def contents(table: QueueTable) -> list[dict[int, bytes]]:
+    """For each shard, what can be read: payloads by sequence."""
+    found: list[dict[int, bytes]] = [{} for _ in range(table.shards)]
+    for row in table.to_arrow().to_pylist():
+        found[row["shard"]][row["sequence"]] = row["payload"]
+    return found
+
+
+def payloads(table: QueueTable, shard: int = 0) -> list[bytes]:
+    return list(contents(table)[shard].values())
