@@ -7,7 +7,9 @@
 
     format                the format `penstock`; the other modules are its parts
     place, arrow          which store; types
-    reading, writing, loading, streaming, committing
+    sessions              the first two of the above
+    exactly_once          the stream; committing: its commit
+    reading, writing, loading, streaming
 
 Nothing else in Penstock imports pyspark.
 """
@@ -19,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.spark.committing import Committed, commit
     from penstock.spark.format import register
-    from penstock.spark.session import session, views
-    from penstock.spark.stream import Progress, dead_letter_payload, progress, stream, wait
+    from penstock.spark.sessions import session, views
+    from penstock.spark.exactly_once import Progress, dead_letter_payload, progress, stream, wait
 
 _HOMES = {
-    "session": "session",
-    "views": "session",
+    "session": "sessions",
+    "views": "sessions",
     "register": "format",
     "commit": "committing",
     "Committed": "committing",
-    "stream": "stream",
-    "progress": "stream",
-    "wait": "stream",
-    "Progress": "stream",
-    "dead_letter_payload": "stream",
+    "stream": "exactly_once",
+    "progress": "exactly_once",
+    "wait": "exactly_once",
+    "Progress": "exactly_once",
+    "dead_letter_payload": "exactly_once",
 }
 __all__ = [
     "Committed",

@@ -178,6 +178,8 @@ class _Runner:
     def run(self, frame: DataFrame, number: int) -> None:
         """One micro-batch."""
         start, end = self.log.range_of(number)
+        if start == end:
+            return  # Spark runs batches without data too
         position = self._position()
         if all(position[shard] >= end[shard] for shard in end):
             self._count(skipped=1)
