@@ -15,9 +15,9 @@ PY := .venv/bin/python
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
-run: ## run the demonstration
+run: ## the pipeline: a fleet through a queue and Spark (RATE, SECONDS, DATA, CHAOS=1)
 	$(SETUP) dev
-	@$(PY) -m examples.demo
+	@$(PY) -m examples.pipeline
 
 test: ## run the tests, without the long campaigns (PYTEST_ARGS="-k log" picks some)
 	$(SETUP) dev

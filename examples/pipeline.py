@@ -113,7 +113,7 @@ def route(frame):  # type: ignore[no-untyped-def]
     from pyspark.sql import functions as F
 
     parsed = frame.withColumn(
-        "r", F.from_json(F.decode("payload", "UTF-8"), "device string, n long, value double, put_us long")
+        "r", F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
     )
     sound = F.col("r.device").isNotNull() & F.col("r.value").isNotNull()
     good = parsed.where(sound).select("shard", "sequence", "payload", F.col("r.device").alias("device"))
@@ -258,7 +258,7 @@ def join(folder: str) -> None:
 
     spark = penstock.spark.session("join")
     penstock.spark.views(spark, folder)
-    parsed = F.from_json(F.decode("payload", "UTF-8"), "device string, n long, value double, put_us long")
+    parsed = F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
     spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
     spark.sql(JOIN).show(truncate=False)
     spark.stop()

@@ -17,6 +17,7 @@ The way of a write, and the packages it goes through (each may import only those
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,10 +33,8 @@ __all__ = ["Store", "StoreSettings", "__version__", "connect", "errors", "open"]
 
 def __getattr__(name: str) -> Any:
     """Load the store when it is first asked for: a reader of sstables elsewhere needs, and has, much less."""
-    if name == "errors":
-        from penstock import errors
-
-        return errors
+    if name == "errors":  # `from penstock import errors` would ask here again
+        return importlib.import_module("penstock.errors")
     if name == "open":
         from penstock.server.opening import open as found
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pyarrow as pa
 from store_model import SETTINGS, open_simulated
 
+from penstock.host.files import FileSystem
+from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import QueueSettings
 from penstock.queue.machine import QueueMachine
+from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import QueueTable
 from penstock.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
-HOUR_S = 3_600.0
 SMALL_FILES = QueueSettings(file_bytes=1_600, allocate_bytes=512, index_bytes=128)
 QUEUE_SETTINGS = replace(SETTINGS, queue=SMALL_FILES)
 
@@ -39,3 +43,24 @@ def contents(table: QueueTable) -> list[dict[int, bytes]]:
 
 def payloads(table: QueueTable, shard: int = 0) -> list[bytes]:
     return list(contents(table)[shard].values())
+
+
+def build(fs: FileSystem, root: str, place: StagedFile, table: Any) -> StagedFile:
+    """What an executor does with a place."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    file = fs.create(f"{root}/{place.file_name}")
+    file.pwrite(out.getvalue().to_pybytes(), 0)
+    file.close()
+    return sealed(fs, root, place)
+
+
+def staged_table(*payloads: bytes, time_us: int = 0) -> Any:
+    count = len(payloads)
+    columns = [
+        pa.array(payloads, pa.binary()),
+        pa.nulls(count, pa.binary()),
+        pa.array([time_us] * count, STAGED_SCHEMA.field("time").type),
+    ]
+    return pa.table(columns, schema=STAGED_SCHEMA)

@@ -27,6 +27,12 @@ from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import OsFileSystem, make_dirs
 
 KNOCK_S = 10.0
+SCHEME = "penstock://"
+OPTIONS = [  # of gRPC, which would otherwise remember for minutes that nobody was there
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
 
 
 class LocalDoor:
@@ -54,7 +60,7 @@ class LocalDoor:
                 reason = "" if answer is None else f" ({answer.reason})"
                 raise WaitExpired(f"no owner of {self._path} came up{reason}: try again")
             answer = self._start(deadline_s)
-        return flight.FlightClient(answer.location)
+        return flight.FlightClient(answer.location, generic_options=OPTIONS)
 
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
@@ -105,20 +111,53 @@ def start_owner(path: str) -> None:
         raise wire.error_of(report.fault)
 
 
+class RemoteDoor:
+    """To a store that is served over TCP."""
+
+    def __init__(self, address: str, token: str, roots: bytes | None) -> None:
+        self.name = f"{SCHEME}{address}"
+        self._address = address
+        self._headers = [(b"authorization", f"Bearer {token}".encode())]
+        self._roots = roots
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self._headers
+
+    def open(self, deadline_s: float) -> flight.FlightClient:
+        given = {} if self._roots is None else {"tls_root_certs": self._roots}
+        return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **given)
+
+
 def connect(
     path: str | Path,
     *,
     create: bool = False,
     durable: bool = False,
     timeout_s: float = PATIENCE_S,
+    token: str | None = None,
+    authority: str | Path | None = None,
 ) -> RemoteStore:
     """The store in `path`, whoever owns it; an owner is started if there is none.
 
     `NotFound` if there is no store, unless `create=True`. `timeout_s`: how long an owner is waited for, now and
-    whenever it went away.
+    whenever it went away. A path `penstock://host:port` is a store that is served over TCP: it takes a `token`, and
+    `authority`, a PEM file with the certificate of who signed the server's (None: those the system trusts).
     """
     if not timeout_s > 0:
         raise Invalid(f"timeout_s is {timeout_s}: give more than 0")
-    clock = SystemClock()
-    door = LocalDoor(place.absolute(str(path)), create=create, clock=clock)
+    clock, door = SystemClock(), _door_of(str(path), create, token, authority)
     return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
+
+
+def _door_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> LocalDoor | RemoteDoor:
+    if not path.startswith(SCHEME):
+        if token is not None or authority is not None:
+            raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
+        return LocalDoor(place.absolute(path), create=create, clock=SystemClock())
+    if token is None or not token.isascii() or not token.isprintable():
+        raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
+    try:
+        roots = None if authority is None else Path(authority).read_bytes()
+    except OSError as error:
+        raise Invalid(f"the authority cannot be read: {error}") from None
+    return RemoteDoor(path.removeprefix(SCHEME).rstrip("/"), token, roots)

@@ -11,6 +11,7 @@ it is sent again.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -76,12 +77,23 @@ class RemoteFlusher:
         self.refused: dict[int, PenstockError] = {}  # by the id of a group that somebody waits for
         self.awaited: set[int] = set()  # the ids of such groups
         self.refusals: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
+        self.idle = threading.Event()  # no batch is under way
+        self.idle.set()
+        self.unsent_bytes = 0  # about, since the last batch went
 
     @property
     def durability(self) -> Durability:
         return Durability(self._connection.owner.durability)
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> int:
+        self.unsent_bytes = 0
+        self.idle.clear()
+        try:
+            return self._make_durable(batch, again=again)
+        finally:
+            self.idle.set()
+
+    def _make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> int:
         outgoing = self._kept if again else self._encode(batch)
         self._kept = outgoing  # until all of it is answered
         deadline_s, waits_s = self._clock.monotonic_s() + self._send_s, BACKOFF_S

@@ -31,6 +31,8 @@ from penstock.registry import kind_named
 
 WAIT_S = 60.0
 GROUP_BYTES = 256
+AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
+AHEAD_S = 5.0
 SNAPSHOT_LEASE_S = 300.0
 SETTINGS = CoordinatorSettings(bytes_max=72 << 20, shutdown_timeout_s=SEND_S + 30.0)
 
@@ -146,7 +148,12 @@ class FlightPort(_FlightReading):
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         if self._refusals:
             self._raise_refusal()
-        return self._write_into(insert, size, partition, a, b)
+        epoch = self._write_into(insert, size, partition, a, b)
+        flusher = self._flusher
+        flusher.unsent_bytes += size  # about: nobody locks it
+        if flusher.unsent_bytes > AHEAD_BYTES:
+            flusher.idle.wait(AHEAD_S)
+        return epoch
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
@@ -200,10 +207,9 @@ class FlightPort(_FlightReading):
     # -- tables
 
     def table(self, name: str) -> TableInfo | None:
-        found = self._connection.ask(wire.FindTable(name), TableInfo | None)
-        if found is not None:
-            self._learn([found])
-        return found  # type: ignore[no-any-return]
+        found = self._connection.ask(wire.FindTable(name), list[TableInfo])
+        self._learn(found)
+        return found[0] if found else None
 
     def tables(self) -> list[TableInfo]:
         found = self._connection.ask(wire.ListTables(), list[TableInfo])

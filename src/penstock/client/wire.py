@@ -55,7 +55,7 @@ class ListTables(_Message, frozen=True):
 
 
 class FindTable(_Message, frozen=True):
-    """One of them."""
+    """One of them, or none."""
 
     name: str
 

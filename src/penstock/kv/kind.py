@@ -16,8 +16,8 @@ from penstock.kv import section
 from penstock.kv.loading import Loader, bundle, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import read_piece
-from penstock.kv.received import check_options, receive
 from penstock.kv.ranges import key_of, narrowed_keys
+from penstock.kv.received import check_options, receive
 from penstock.kv.table import KvReader, KvTable, kv_schema
 from penstock.kv.values import arrow_values, decode_options
 from penstock.lsm.rows import DELETE

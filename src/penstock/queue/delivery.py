@@ -32,11 +32,13 @@ from penstock.queue.messages import Batch, Messages
 from penstock.queue.positions import (
     ACK,
     DELIVER,
+    FORGET,
     MOVE,
     SEEK,
     WINDOW,
     Ack,
     Deliver,
+    Forget,
     Mode,
     Move,
     Place,
@@ -269,7 +271,7 @@ class Deliveries:
     # -- conditions
 
     def admit(self, name: str, data: bytes) -> None:
-        """Refuse a condition that the ledger would refuse, or that lacks its leases."""
+        """Refuse a condition that the ledger would refuse, or that lacks its leases; a seek and a forget end them."""
         if name == ACK:
             _, ack = read_argument(data, Ack)
             assert isinstance(ack, Ack)
@@ -286,6 +288,17 @@ class Deliveries:
             _, seek = read_argument(data, Seek)
             assert isinstance(seek, Seek)
             self._check_use(seek.consumer, seek.mode)
+            self._end_leases(seek.consumer)
+        elif name == FORGET:
+            _, forget = read_argument(data, Forget)
+            assert isinstance(forget, Forget)
+            self._end_leases(forget.consumer)
+
+    def _end_leases(self, consumer: str) -> None:
+        """Who has messages now has them no more: the consumer begins at another place."""
+        with self._changed:
+            self._leases.end(consumer)
+            self._changed.notify_all()
 
     def _check_use(self, consumer: str, mode: Mode) -> None:
         """A consumer is used in one way, in all shards."""

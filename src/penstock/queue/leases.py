@@ -147,6 +147,10 @@ class Leases:
                 return True
         return False
 
+    def end(self, consumer: str) -> None:
+        """End all leases of a consumer."""
+        self._windows = {key: window for key, window in self._windows.items() if key[0] != consumer}
+
     def next_lapse_s(self, consumer: str, now_s: float) -> float | None:
         """When the next lease of a consumer's messages lapses."""
         times = [

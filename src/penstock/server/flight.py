@@ -60,11 +60,8 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         *,
         random: Random,
         rights_of: Callable[[str], Rights | None] | None = None,
-        tls: tuple[bytes, bytes] | None = None,
     ) -> None:
-        super().__init__(
-            location, tls_certificates=None if tls is None else [tls], middleware={_DOOR: _Door(rights_of)}
-        )
+        super().__init__(location, middleware={_DOOR: _Door(rights_of)})
         self._gateway = gateway
         self._random = random
 

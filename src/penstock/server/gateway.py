@@ -175,10 +175,11 @@ class Gateway:
     def _list_tables(self, _: wire.ListTables, rights: Rights) -> list[TableInfo]:
         return [info for info in self._port.tables() if rights.allows(READ, info.name)]
 
-    def _find_table(self, request: wire.FindTable, rights: Rights) -> TableInfo | None:
+    def _find_table(self, request: wire.FindTable, rights: Rights) -> list[TableInfo]:
         check_name(request.name)
         rights.check(READ, request.name)
-        return self._port.table(request.name)
+        info = self._port.table(request.name)
+        return [] if info is None else [info]
 
     def _create(self, request: wire.CreateTable, rights: Rights) -> TableInfo:
         check_name(request.name)

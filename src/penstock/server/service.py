@@ -6,21 +6,34 @@ Invariant: clients are told to go before the store is closed, and the sockets ar
 
 from __future__ import annotations
 
+import ssl
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from penstock.client import place
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.server.bell import Bell
+from penstock.server.rights import Rights
 from penstock.store import Store
 
 if TYPE_CHECKING:
     from penstock.server.flight import FlightGateway
     from penstock.server.gateway import Gateway
+    from penstock.server.guard import Guard
 
 TEND_S = 1.0
 SHUTDOWN_S = 10.0
+
+
+_services: WeakKeyDictionary[Store, Service] = WeakKeyDictionary()
+
+
+def service_of(store: Store) -> Service | None:
+    """The service of a store that this process opened; None if it is not served."""
+    return _services.get(store)
 
 
 class Service:
@@ -33,12 +46,14 @@ class Service:
         self._lock = threads.lock("server.service")
         self._gateway: Gateway | None = None  # guarded by _lock
         self._servers: list[FlightGateway] = []  # guarded by _lock
+        self._guards: list[Guard] = []  # guarded by _lock
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
         self._folder = place.make_sockets_folder(place.absolute(store.path))
         self._bell = Bell(self._folder, self._answer)
         store.at_close(self.close)
+        _services[store] = self
 
     def _answer(self, question: place.Question) -> place.Answer:
         if question.ask == "serve":
@@ -88,6 +103,20 @@ class Service:
                 self._location = location
             return self._location
 
+    def listen(self, host: str, port: int, tls: ssl.SSLContext, rights_of: Callable[[str], Rights | None]) -> int:
+        """Serve over TCP too; the port."""
+        from penstock.server.flight import FlightGateway
+        from penstock.server.guard import Guard
+
+        gateway, backend = self.gateway(), f"{self._folder}/f-{self._random.randbytes(8).hex()}"
+        server = FlightGateway(gateway, f"grpc+unix://{backend}", random=self._random, rights_of=rights_of)
+        with self._lock:
+            self._servers.append(server)
+        guard = Guard(backend, host, port, tls)
+        with self._lock:
+            self._guards.append(guard)
+        return guard.port
+
     def _tend(self) -> None:
         while not self._ended.wait(TEND_S):
             self.gateway().tend()
@@ -99,9 +128,11 @@ class Service:
         self._ended.set()
         self._bell.close()
         with self._lock:
-            gateway, servers = self._gateway, self._servers
+            gateway, servers, guards = self._gateway, self._servers, self._guards
         if gateway is not None:
             gateway.close()
+        for guard in guards:
+            guard.close()
         ending = [threading.Thread(target=server.shutdown, daemon=True) for server in servers]
         for thread in ending:
             thread.start()

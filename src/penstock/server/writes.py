@@ -32,15 +32,15 @@ ROW_BYTES = 64
 class _Checked:
     """A group, decoded."""
 
-    __slots__ = ("asked", "condition", "missing", "plain", "sections", "size")
+    __slots__ = ("asked", "condition", "plain", "refusal", "sections", "size")
 
-    def __init__(self, sent: wire.SentGroup, asked: Condition) -> None:
-        self.asked = asked
+    def __init__(self, sent: wire.SentGroup) -> None:
+        self.asked = Condition()
         self.condition = sent.condition
         self.plain = sent.plain
         self.sections: list[tuple[PartitionId, Any]] = []  # a section of a kind, or staged files
         self.size = 0
-        self.missing: NotFound | None = None  # a table of it was dropped
+        self.refusal: PenstockError | None = None
 
 
 class GroupTaker:
@@ -53,7 +53,7 @@ class GroupTaker:
         """Submit groups and wait until they are durable, applied and judged."""
         if len(request.groups) > wire.GROUPS_MAX:
             raise Invalid(f"a message has {len(request.groups)} groups: at most {wire.GROUPS_MAX} are taken")
-        checked = [self._check(sent, rights) for sent in request.groups]
+        checked = [self._checked(sent, rights) for sent in request.groups]
         found: list[wire.Outcome | PendingGroup] = []
         last = 0
         for group in checked:
@@ -80,8 +80,8 @@ class GroupTaker:
         """A group for the coordinator; None if it is known to have happened."""
         if again and self._was_used(group):
             return None
-        if group.missing is not None:
-            raise group.missing
+        if group.refusal is not None:
+            raise group.refusal
         pending = PendingGroup(group.condition)
         for partition, part in group.sections:
             if type(part) is list:  # exactly: a section of a kind may be a list of another sort
@@ -92,31 +92,37 @@ class GroupTaker:
 
     # -- checking
 
-    def _check(self, sent: wire.SentGroup, rights: Rights) -> _Checked:
+    def _checked(self, sent: wire.SentGroup, rights: Rights) -> _Checked:
+        """A group, and why it is refused if it is malformed, not allowed, or for a table that is not there."""
+        group = _Checked(sent)
         try:
-            asked = decode_condition(sent.condition)
+            self._check(group, sent, rights)
         except CorruptionError as error:
-            raise Invalid(f"a condition does not decode: {error.reason}") from None
-        if asked.token is not None:
-            check_token(asked.token)
-        group = _Checked(sent, asked)
-        for name, argument in asked.others:
-            self._check_condition(group, name, argument, rights)
-        taken: dict[int, bool] = {}  # by partition: whether by files
-        for section in sent.sections:
-            if taken.setdefault(section.partition, section.files is not None) and section.files is None:
-                raise Invalid("a group either writes to a shard or adopts files for it")
-            self._check_section(group, section, rights)
+            group.refusal = Invalid(f"a condition does not decode: {error.reason}")
+        except PenstockError as error:
+            group.refusal = error
         return group
 
-    def _check_condition(self, group: _Checked, name: str, argument: bytes, rights: Rights) -> None:
+    def _check(self, group: _Checked, sent: wire.SentGroup, rights: Rights) -> None:
+        asked = decode_condition(sent.condition)
+        if asked.token is not None:
+            check_token(asked.token)
+        group.asked = asked
+        for name, argument in asked.others:
+            self._check_condition(name, argument, rights)
+        by_files = [section.partition for section in sent.sections if section.files is not None]
+        if any(sum(section.partition == partition for section in sent.sections) > 1 for partition in by_files):
+            raise Invalid("a group either writes to a shard or adopts files for it, all of them at once")
+        for section in sent.sections:
+            self._check_section(group, section, rights)
+
+    def _check_condition(self, name: str, argument: bytes, rights: Rights) -> None:
         if name not in conditions():
             raise Invalid(f"there is no condition {name!r}")
         kind = kind_of_condition(name)
         info = self._table(int.from_bytes(argument[:8], "big"))
         if info is None:
-            group.missing = NotFound("the table of a condition was dropped")
-            return
+            raise NotFound("the table of a condition was dropped")
         rights.check(WRITE, info.name)
         if info.kind != kind.name:
             raise Invalid(f"the condition {name} is not for table {info.name}")
@@ -128,8 +134,7 @@ class GroupTaker:
             raise Invalid("clients do not write to the ledger")
         info = self._table(partition >> 16)
         if info is None:
-            group.missing = NotFound(f"table {partition >> 16} was dropped")
-            return
+            raise NotFound(f"table {partition >> 16} was dropped")
         if partition & 0xFFFF >= info.shards:
             raise Invalid(f"table {info.name} has no shard {partition & 0xFFFF}")
         rights.check(WRITE, info.name)

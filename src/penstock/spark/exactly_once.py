@@ -286,7 +286,7 @@ def _dead_letters(frame: DataFrame, source: str) -> DataFrame:
     parts = [F.lit(source).alias("source"), F.col(REASON)]
     parts += [F.col(name) for name in ("shard", "sequence") if name in names]
     payload = F.col("payload").cast("binary")
-    parts += [F.base64(payload).alias("payload_base64"), F.decode(payload, "UTF-8").alias("payload")]
+    parts += [F.base64(payload).alias("payload_base64"), F.try_validate_utf8(payload.cast("string")).alias("payload")]
     kept = [F.col(name) for name in ("key", "timestamp") if name in names]
     return frame.select(F.to_json(F.struct(*parts)).alias("payload"), *kept)
 

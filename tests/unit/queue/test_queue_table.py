@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_model import HOUR_S, contents, machine_of, open_queues, payloads
+from queue_model import build, contents, machine_of, open_queues, payloads, staged_table
 from store_model import START_US
 
 from penstock.errors import (
@@ -21,10 +21,9 @@ from penstock.errors import (
     PartitionPaused,
     TokenTooOld,
 )
-from penstock.host.files import FileSystem
 from penstock.journal.record import PartitionId
 from penstock.partition.pending import PendingDelta
-from penstock.partition.reference import StagedFile, sealed
+from penstock.partition.reference import sealed
 from penstock.queue import section
 from penstock.queue.messages import Messages
 from penstock.queue.options import Retention
@@ -32,7 +31,8 @@ from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import Message, Position
 from penstock.store import Store, StoreSettings, open_store
-from penstock.testing import FakeClock, LockOrderChecker, SimulatedDisk
+from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.locks import LockOrderChecker
 
 
 @pytest.fixture
@@ -143,7 +143,9 @@ def test_many_with_keys_and_times(store: Store) -> None:
     queue.put_many([b"a", b"b"], keys=[b"k", None])
     queue.put_many([b"g"], keys=iter([b"h"]))  # type: ignore[arg-type]
     queue.put_many([b"n"], keys=iter([None]))  # type: ignore[arg-type]
-    table = pa.table({"time": TIMES.cast(pa.timestamp("us", "UTC")), "payload": [b"x", b"y", b"z"], "key": [b"1", None, b""]})
+    table = pa.table(
+        {"time": TIMES.cast(pa.timestamp("us", "UTC")), "payload": [b"x", b"y", b"z"], "key": [b"1", None, b""]}
+    )
     queue.put_many(table.slice(0, 2))
     queue.put_many(table.slice(2).to_batches()[0])
     queue.put_many(pa.table({"payload": [b"t"], "time": pa.array([0], pa.timestamp("s"))}))
@@ -243,7 +245,7 @@ def test_statistics(store: Store) -> None:
         lambda queue: queue.put(bytearray(b"x")),
         lambda queue: queue.put(b"x", time=1.5),
         lambda queue: queue.put(b"x", time=1 << 62),
-        lambda queue: queue.put(b"x", time=datetime(2026, 1, 1)),  # noqa: DTZ001
+        lambda queue: queue.put(b"x", time=datetime(2026, 1, 1)),
         lambda queue: queue.put(b"x", key=b"k" * 70_000),
         lambda queue: queue.put(bytes((64 << 20) + 1)),
         lambda queue: queue.put(b"x", token="p"),
@@ -543,7 +545,7 @@ def test_many_with_a_token_are_in_one_record(disk: SimulatedDisk) -> None:
     """Whatever a crash leaves, it is all shards or none."""
     store = open_queues(disk)
     queue = store.queue("events", shards=4)
-    disk.images.clear()
+    disk.on_image = lambda: 0
     keys = [b"k%d" % n for n in range(8)]
     queue.put_many([b"m"] * 8, keys=keys, token=("p", 1))
     seen = set()
@@ -629,8 +631,9 @@ def test_live_reads_hold_no_files(store: Store) -> None:
     half = queue.scan_arrow()
     next(half)
     queue.trim(31, durable=True)
+    held = len(files_of(store, "events"))
     store._port.tend()
-    assert len(files_of(store, "events")) > 3, "somebody reads"
+    assert len(files_of(store, "events")) == held > 1, "somebody reads"
     assert sum(batch.num_rows for batch in half) == 30 - 1
     del half
     store._port.tend()
@@ -660,10 +663,10 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     for use in (
         lambda: queue.put(b"x"),
         lambda: queue.append(b"x"),
-        lambda: queue.read(),
-        lambda: consumer.get(),
+        queue.read,
+        consumer.get,
         lambda: consumer.ack(held[1:]),
-        lambda: queue.statistics(),
+        queue.statistics,
     ):
         with pytest.raises(NotFound):
             use()
@@ -745,9 +748,9 @@ def test_a_failed_sync_of_queue_files_holds_no_journal_back(
     keys.put(b"after", b"x", durable=True)
     queue.put(b"after", durable=True)  # durable in the journal; its shard is behind
     with pytest.raises(PartitionPaused):
-        queue.append(b"asks")
+        queue.append(b"refused")
     again = open_queues(disk.image().restore("strict"))
-    assert payloads(again.queue("events")) == [*(b"%d" % n * 20 for n in range(30)), b"after", b"asks"]
+    assert payloads(again.queue("events")) == [*(b"%d" % n * 20 for n in range(30)), b"after"]
     again.close()
 
 
@@ -763,23 +766,6 @@ def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
 
 
 # -- staged files
-
-
-def build(fs: FileSystem, root: str, place: StagedFile, table: Any) -> StagedFile:
-    """What an executor does with a place."""
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_file(out, table.schema) as writer:
-        writer.write_table(table)
-    file = fs.create(f"{root}/{place.file_name}")
-    file.pwrite(out.getvalue().to_pybytes(), 0)
-    file.close()
-    return sealed(fs, root, place)
-
-
-def staged_table(*payloads: bytes, time_us: int = 0) -> Any:
-    count = len(payloads)
-    columns = [pa.array(payloads, pa.binary()), pa.nulls(count, pa.binary()), pa.array([time_us] * count, STAGED_SCHEMA.field("time").type)]
-    return pa.table(columns, schema=STAGED_SCHEMA)
 
 
 def test_staged_files_are_applied_replayed_and_discarded(disk: SimulatedDisk, clock: FakeClock) -> None:

@@ -1,0 +1,50 @@
+"""A store over the network: TLS, and a bearer token with rights for everybody.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from penstock.errors import Invalid
+from penstock.host.files import OsFileSystem
+from penstock.server.rights import Tokens
+from penstock.server.service import Service, service_of
+from penstock.store import Store
+
+
+def serve_tcp(
+    store: Store,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    certificate: str | Path,
+    key: str | Path,
+    tokens: str | Path,
+) -> int:
+    """Serve an open store over TCP until it closes, beside its socket; the port (0: the system chooses one).
+
+    `certificate` and `key` are PEM files, `tokens` a file that lists tokens and their rights.
+    """
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.set_alpn_protocols(["h2"])
+    try:
+        tls.load_cert_chain(str(certificate), str(key))
+        known = Tokens.parse(_text(str(tokens)))
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"the certificate, its key or the tokens cannot be read: {error}") from None
+    service: Service | None = service_of(store)
+    if service is None:
+        raise Invalid(f"{store.path} was opened with serve=False: open it with penstock.open to serve it")
+    return service.listen(host, port, tls, known.rights_of)
+
+
+def _text(path: str) -> str:
+    file = OsFileSystem().open(path)
+    try:
+        return file.pread(file.size(), 0).decode()
+    finally:
+        file.close()
