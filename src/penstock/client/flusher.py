@@ -47,8 +47,8 @@ class _Outgoing:
         self.bytes = sum(len(section.payload) for section in sent.sections)
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Plain writes that the owner would not take."""
+class Refusal(msgspec.Struct, frozen=True, eq=False):
+    """Writes that the owner would not take."""
 
     first: int  # epochs, both included
     last: int
@@ -76,7 +76,9 @@ class RemoteFlusher:
         self._kept: deque[_Outgoing] = deque()  # of a batch that failed
         self.refused: dict[int, PenstockError] = {}  # by the id of a group that somebody waits for
         self.awaited: set[int] = set()  # the ids of such groups
+        self.whole: set[int] = set()  # the ids of groups that were submitted as such and are not encoded yet
         self.refusals: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
+        self.news: deque[Refusal] = deque(maxlen=REFUSALS_MAX)  # of these, those that nobody was told of
         self.idle = threading.Event()  # no batch is under way
         self.idle.set()
         self.unsent_bytes = 0  # about, since the last batch went
@@ -134,7 +136,8 @@ class RemoteFlusher:
         sections = [
             self._section(partition, part) for partition, held in group.sections.items() for part in parts(held)
         ]
-        plain = not group.condition and id(group) not in self.awaited
+        plain = id(group) not in self.whole
+        self.whole.discard(id(group))
         return _Outgoing(group, wire.SentGroup(condition, plain, sections), own_token=own)
 
     def _own_condition(self, others: tuple[tuple[str, bytes], ...] = ()) -> bytes:
@@ -187,7 +190,9 @@ class RemoteFlusher:
         if error is not None and group is not None and id(group) in self.awaited:
             self.refused[id(group)] = error
         elif error is not None:
-            self.refusals.append(Refusal(batch.first, batch.last, error))
+            refusal = Refusal(batch.first, batch.last, error)
+            self.refusals.append(refusal)
+            self.news.append(refusal)
         elif group is not None:
             happened = sent.own_token and verdict == Verdict.DUPLICATE
             group.verdict = Verdict.ACCEPTED if happened else Verdict(verdict)

@@ -10,12 +10,13 @@ Invariant: what a read returns holds everything this client wrote before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from penstock.client import wire
 from penstock.client.connection import Connection
-from penstock.client.flusher import SEND_S, Refusal, RemoteFlusher
+from penstock.client.flusher import SEND_S, RemoteFlusher
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.host import threads
 from penstock.host.chance import Random
@@ -131,7 +132,7 @@ class FlightPort(_FlightReading):
             self._flusher, PendingDelta, view=0, incarnation=1, clock=clock, settings=SETTINGS
         )
         self._write_into = self._coordinator.write_into
-        self._refusals = self._flusher.refusals
+        self._news = self._flusher.news
         self._coordinator.start()
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
@@ -146,8 +147,8 @@ class FlightPort(_FlightReading):
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        if self._refusals:
-            self._raise_refusal()
+        if self._news:
+            self._raise_refusal(None)
         epoch = self._write_into(insert, size, partition, a, b)
         flusher = self._flusher
         flusher.unsent_bytes += size  # about: nobody locks it
@@ -156,7 +157,12 @@ class FlightPort(_FlightReading):
         return epoch
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
-        return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+        self._flusher.whole.add(id(group))  # it happens as a whole or not at all
+        try:
+            return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+        except BaseException:
+            self._flusher.whole.discard(id(group))
+            raise
 
     def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         flusher, name = self._flusher, id(group)
@@ -174,22 +180,17 @@ class FlightPort(_FlightReading):
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
         acknowledgement = self._coordinator.flush(epoch, timeout_s)
-        if self._refusals:
+        if self._flusher.refusals:
             self._raise_refusal(epoch)
         return acknowledgement
 
-    def _raise_refusal(self, epoch: int | None = None) -> None:
-        """Tell that the owner refused plain writes: each who waits for one of them, and otherwise once."""
-        told: Refusal | None = None
-        for refusal in list(self._refusals):
+    def _raise_refusal(self, epoch: int | None) -> None:
+        """Tell that the owner refused writes: everyone who waits for one of them, or else the next who comes, once."""
+        for refusal in list(self._news if epoch is None else self._flusher.refusals):
             if epoch is None or refusal.first <= epoch <= refusal.last:
-                told = refusal
-                break
-        if told is None:
-            return
-        if epoch is None:
-            self._refusals.remove(told)
-        raise told.error
+                with suppress(ValueError):  # told already
+                    self._news.remove(refusal)
+                raise refusal.error
 
     def _settle_writes(self) -> None:
         coordinator = self._coordinator

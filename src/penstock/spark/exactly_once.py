@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock.errors import Invalid, NotFound, PenstockError, PositionConflict
+from penstock.errors import Closed, Invalid, NotFound, PenstockError, PositionConflict
 from penstock.partition.ledger import TableInfo
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 Places = dict[int, int]
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
+STOP_S = 60.0  # how long a batch may go on when the stream is to stop
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,17 @@ _lock = threading.Lock()
 _runners: dict[str, _Runner] = {}  # guarded by _lock; by the query's id
 
 
-def progress(query: Any) -> Progress:
-    """How far a stream is that `stream` started."""
+def _runner_of(query: Any) -> _Runner:
     with _lock:
         runner = _runners.get(query.id)
     if runner is None:
         raise NotFound("this query was not started by penstock.spark.stream")
-    return runner.progress
+    return runner
+
+
+def progress(query: Any) -> Progress:
+    """How far a stream is that `stream` started."""
+    return _runner_of(query).progress
 
 
 def wait(query: Any, timeout_s: float | None = None) -> Progress:
@@ -115,7 +120,7 @@ def wait(query: Any, timeout_s: float | None = None) -> Progress:
         while query.isActive and not stopping.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
             query.awaitTermination(1)
         if stopping.is_set():
-            query.stop()
+            _runner_of(query).stop(query)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -162,6 +167,8 @@ class _Runner:
         self._route = route
         self._dead = None if dead_letter is None else replace(source, table=dead_letter)
         self.progress = Progress()
+        self._turn = threading.Lock()  # held while a batch runs
+        self._stopping = False
         self._committed = False  # this driver moved the consumer: from now on nobody else may
 
     def _table(self) -> tuple[Any, TableInfo, Any]:
@@ -175,8 +182,24 @@ class _Runner:
         _, _, table = self._table()
         return dict(table.offsets(f"consumer:{self._consumer}"))
 
+    def stop(self, query: Any) -> None:
+        """Stop between two batches: one that is interrupted is only done again, but Spark is loud about it."""
+        self._stopping = True
+        waited = self._turn.acquire(timeout=STOP_S)
+        try:
+            query.stop()
+        finally:
+            if waited:
+                self._turn.release()
+
     def run(self, frame: DataFrame, number: int) -> None:
         """One micro-batch."""
+        if self._stopping:
+            raise Closed("the stream was stopped before this batch")
+        with self._turn:
+            self._run(frame, number)
+
+    def _run(self, frame: DataFrame, number: int) -> None:
         start, end = self.log.range_of(number)
         if start == end:
             return  # Spark runs batches without data too

@@ -1,0 +1,601 @@
+"""A connected store does what an owned one does: same answers, same errors, snapshots, large results, lost answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.client import connection, flusher, wire
+from penstock.client.connect import connect
+from penstock.client.store import RemoteStore
+from penstock.errors import (
+    Closed,
+    Invalid,
+    KindMismatch,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    PartitionPaused,
+    PenstockError,
+    Poisoned,
+    TokenTooOld,
+    WaitExpired,
+)
+from penstock.kv.machine import KvMachine
+from penstock.lsm.rows import KEY_BYTES_MAX
+from penstock.partition.reference import sealed
+from penstock.store import Store
+from penstock.tables import Tables
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Store]:
+    with penstock.open(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def store(owner: Store) -> Iterator[RemoteStore]:
+    with connect(owner.path, timeout_s=5.0) as client:
+        yield client
+
+
+def in_process(code: str, *arguments: object, timeout_s: float = 60.0) -> Any:
+    """What a script in a process of its own prints, as JSON."""
+    script = "import sys, json, penstock\n" + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+# -- the same answers
+
+
+def use_kv(store: Tables) -> list[Any]:
+    said: list[Any] = []
+    users = store.kv("users", shards=3)
+    users.put(b"ada", b"1815")
+    users[b"bob"] = b""
+    users.put_many({b"k%03d" % n: b"v%d" % n for n in range(500)})
+    said += [users[b"ada"], users.get(b"none"), users.get(b"none", 7), b"bob" in users, b"eve" in users]
+    said += [users.multi_get([b"k001", b"none", b"k499", b"ada"])]
+    users.delete(b"k001")
+    users.delete_range(b"k1", b"k2")
+    said += [list(users.scan(prefix=b"k0", limit=5)), list(users.scan(b"k45", b"k46", reverse=True)), len(list(users))]
+    counts = store.kv("counts", value="int64")
+    for _ in range(10):
+        counts.merge(b"n", 5, operator="add_i64")
+    counts.merge(b"n", 3, operator="min_i64")
+    said += [counts[b"n"]]
+    texts = store.kv("texts", value="json")
+    texts.put(b"a", {"x": [1, None, "é"]})
+    texts.put(b"soon", 1, ttl_s=3600)
+    said += [dict(texts.items()), texts.to_arrow().drop_columns(["lsn"]).to_pylist(), texts.schema.names]
+    with pytest.raises(KeyError):
+        users[b"k150"]
+    said += [sorted(store.tables()), users.shards, store.table("counts").get(b"n")]
+    return said
+
+
+def use_queue(store: Tables) -> list[Any]:
+    events = store.queue("events", shards=2)
+    said: list[Any] = [events.append(b"first", key=b"k", time=-5)[:2]]
+    events.put_many([b"m%d" % n for n in range(50)], keys=[b"%d" % (n % 7) for n in range(50)])
+    events.put(b"tokened", token=("p", 1))
+    events.put(b"tokened", token=("p", 1))
+    said += [
+        [(m.sequence, m.key, m.payload) for m in events.read(1, 2, 5)],
+        events.bounds(),
+        events.to_arrow().num_rows,
+    ]
+    events.trim(3, shard=1, durable=True)
+    said += [events.bounds(), events.seek(0, shard=0)]
+    consumer = events.consumer("c", visibility_timeout_s=600.0)
+    got = consumer.get(10)
+    consumer.ack(got[:4])
+    said += [len(got), consumer.nack(got[4:6]), consumer.lag, consumer.position]
+    again = consumer.get(2)
+    said += [sorted((m.shard, m.sequence, m.deliveries) for m in again)]
+    with pytest.raises(LeaseLost):
+        consumer.ack(got[4:5])
+    consumer.seek("earliest")
+    said += [consumer.lag, events.statistics().messages]
+    consumer.forget()
+    said += [consumer.get(timeout_s=0.0) != []]
+    return said
+
+
+def use_batches(store: Tables) -> list[Any]:
+    users, events = store.kv("users"), store.queue("events")
+    said: list[Any] = []
+    for _ in range(2):
+        with store.batch(token=("loader", 17)) as batch:
+            batch.kv("users").put(b"ada", b"1852")
+            batch.kv("users").delete_range(b"x", b"y")
+            batch.queue("events").put(b"hello")
+        said.append(batch.duplicate)
+    consumer = events.consumer("c")
+    got = consumer.get()
+    with store.batch() as batch:
+        consumer.ack(got, batch=batch)
+        batch.kv("users").put(b"seen", got[0].payload)
+    said += [users[b"seen"], consumer.lag]
+    with pytest.raises(LeaseLost), store.batch() as batch:
+        consumer.ack(got, batch=batch)
+        batch.kv("users").put(b"seen", b"twice")
+    with pytest.raises(ZeroDivisionError), store.batch() as batch:
+        batch.kv("users").put(b"seen", b"never")
+        _ = 1 / 0
+    said += [users[b"seen"]]
+    store.batch(token=("old", 5_000)).commit()
+    with pytest.raises(TokenTooOld):
+        store.batch(token=("old", 1)).commit()
+    return said
+
+
+@pytest.mark.parametrize("use", [use_kv, use_queue, use_batches])
+def test_a_connected_store_answers_as_an_owned_one(tmp_path: Path, use: Callable[[Tables], list[Any]]) -> None:
+    with penstock.open(tmp_path / "a") as owned:
+        expected = use(owned)
+    with penstock.open(tmp_path / "b"), connect(tmp_path / "b") as connected:
+        assert use(connected) == expected
+
+
+def test_errors_are_of_the_same_classes(store: RemoteStore) -> None:
+    users = store.kv("users")
+    with pytest.raises(NotFound, match="it has users"):
+        store.kv("user", create=False)
+    with pytest.raises(KindMismatch):
+        store.queue("users")
+    with pytest.raises(Invalid):
+        store.kv("../x")
+    with pytest.raises(Invalid):
+        users.put(b"k" * (KEY_BYTES_MAX + 1), b"")
+    with pytest.raises(NotFound):
+        store.drop("nothing")
+    with pytest.raises(Invalid):
+        store.port.pieces(1 << 17, 1)  # of no snapshot
+    with pytest.raises(Invalid):
+        store.port.call(store.port.table("users"), "fly", b"")  # type: ignore[arg-type]
+
+
+def test_a_client_reads_what_it_wrote_and_others_after_a_flush(owner: Store, store: RemoteStore) -> None:
+    mine = store.kv("users")
+    mine.put(b"a", b"1")
+    assert mine[b"a"] == b"1"  # sent before it was read
+    epoch = mine.put(b"a", b"2")
+    assert store.flush(epoch).epoch >= epoch
+    assert owner.kv("users")[b"a"] == b"2"
+    owner.kv("users").put(b"a", b"3")
+    assert mine[b"a"] == b"3"
+
+
+# -- snapshots
+
+
+def test_a_snapshot_is_read_by_its_id_in_another_process(owner: Store, store: RemoteStore) -> None:
+    users = store.kv("users", shards=2)
+    users.put_many({b"%04d" % n: b"x" for n in range(1_000)})
+    with store.snapshot() as snapshot:
+        users.put_many({b"%04d" % n: b"later" for n in range(900, 1_100)}, durable=True)
+        code = """
+            with penstock.connect(sys.argv[1]) as store:
+                with store.snapshot(sys.argv[2]) as snap:
+                    rows = sum(batch.num_rows for piece in snap.pieces("users", 5) for batch in snap.read(piece))
+                    first = [snap.lsn, rows, snap.kv("users").get(b"0950").decode(), len(snap.pieces("users", 5))]
+                with store.snapshot(sys.argv[2]) as again:
+                    print(json.dumps([*first, again.kv("users").get(b"1050")]))
+        """
+        lsn, rows, value, pieces, later = in_process(code, owner.path, snapshot.id)
+        assert (lsn, rows, value, later) == (snapshot.lsn, 1_000, "x", None)
+        assert pieces >= 2
+        assert snapshot.kv("users")[b"0950"] == b"x"  # who joined and closed did not take it away
+    with pytest.raises(Closed):
+        store.snapshot(snapshot.id)
+
+
+def test_a_snapshot_that_nobody_uses_lapses(store: RemoteStore) -> None:
+    users = store.kv("users")
+    users.put(b"a", b"1")
+    used, unused = store.snapshot(lease_s=2.0), store.snapshot(lease_s=0.2)
+    for _ in range(40):
+        assert used.kv("users")[b"a"] == b"1"  # use renews it
+        connection.pause(0.1)
+    with pytest.raises(Closed, match="lease"):
+        unused.kv("users").get(b"a")
+    used.close()
+    with pytest.raises(Closed):
+        used.kv("users").get(b"a")
+
+
+def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: RemoteStore) -> None:
+    from penstock.registry import KINDS
+
+    users = store.kv("users")
+    users.put_many({b"%06d" % n: b"x" * 50 for n in range(50_000)}, durable=True)
+    owner.compact("users")
+    users.put(b"000000", b"new", durable=True)
+    with store.snapshot() as snapshot:
+        found = []
+        for piece in snapshot.pieces("users", 4):
+            batches = KINDS["kv"].read_piece(piece, store.path, store.identity)
+            assert batches is not None
+            found += [
+                (key, value) for b in batches for key, value in zip(*map(b.column, ("key", "value")), strict=True)
+            ]
+        assert len(found) == 50_000
+        assert (found[0][0].as_py(), found[0][1].as_py()) == (b"000000", b"new")
+
+
+# -- large results, in pages
+
+
+def test_a_large_scan_takes_little_memory_on_both_sides(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        table, events = store.kv("big"), store.queue("events")
+        for part in range(30):
+            table.put_many({b"%02d%05d" % (part, n): random.randbytes(1_000) for n in range(5_000)})
+            events.put_many([random.randbytes(1_000)] * 5_000)
+    code = """
+        import resource
+        def memory(pid="self"):
+            lines = open(f"/proc/{pid}/status").read().splitlines()
+            return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+        store = penstock.connect(sys.argv[1])
+        owner = int(open(sys.argv[1] + "/pid").read())
+        highest, rows = [0, 0], [0, 0, 0]
+        def look():
+            highest[:] = max(highest[0], memory()), max(highest[1], memory(owner))
+        list(store.kv("big").scan(limit=10)); store.queue("events").read()
+        before = memory(), memory(owner)
+        for number, pair in enumerate(store.kv("big").scan()):
+            rows[0] += 1
+            if number % 2_000 == 0: look()
+        for number, source in ((1, store.kv("big")), (2, store.queue("events"))):
+            for batch in source.scan_arrow():
+                rows[number] += batch.num_rows
+                look()
+        print(json.dumps([rows, highest[0] - before[0], highest[1] - before[1]]))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.server", str(tmp_path / "store")], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b'{"fault":null}\n'
+        (tmp_path / "store" / "pid").write_text(str(process.pid))
+        rows, client_kib, owner_kib = in_process(code, tmp_path / "store", timeout_s=200)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert rows == [150_000] * 3
+    assert client_kib < 64 << 10, "of 150 MB"
+    assert owner_kib < 128 << 10
+
+
+def test_scans_that_are_not_ended_are_let_go(owner: Store, store: RemoteStore) -> None:
+    from penstock.server.service import service_of
+
+    table = store.kv("big")
+    table.put_many({b"%05d" % n: bytes(2_000) for n in range(5_000)})
+    scans = [table.scan() for _ in range(5)]
+    for scan in scans:
+        next(scan)
+    service = service_of(owner)
+    assert service is not None
+    held = service.gateway()._scans
+    assert len(held) == 5
+    del scans, scan
+    assert len(held) == 0
+    assert len(list(table.scan())) == 5_000
+    assert len(held) == 0
+
+
+def test_large_values_go_both_ways(store: RemoteStore) -> None:
+    table = store.kv("large")
+    value = random.randbytes(1 << 20) * 60
+    table.put(b"a", value)
+    assert table[b"a"] == value
+    table.put_many({b"%d" % n: value[: 5 << 20] for n in range(6)})
+    assert [len(found) for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
+    assert [key for key, _ in table.scan()] == [b"0", b"1", b"2", b"3", b"4", b"5", b"a"]
+    events = store.queue("events")
+    events.put(value[: 9 << 20], durable=True)
+    assert events.consumer("c").get()[0].payload == value[: 9 << 20]
+
+
+def test_many_keys_and_many_groups(store: RemoteStore) -> None:
+    table = store.kv("t", value="int64")
+    for n in range(2_000):  # more groups than one message may have
+        table.put(b"%04d" % n, n)
+        table.delete_range(b"a", b"b")
+    found = table.multi_get([b"%04d" % n for n in range(25_000)])
+    assert found == [*range(2_000), *[None] * (25_000 - 2_000)]
+
+
+# -- writes that are refused
+
+
+def test_writes_to_a_dropped_table_fail_and_the_others_do_not(owner: Store, store: RemoteStore) -> None:
+    kept, dropped = store.kv("kept"), store.kv("dropped")
+    owner.drop("dropped")
+    dropped.put(b"a", b"1")
+    kept.put(b"a", b"1")  # in the same group
+    epoch = dropped.put(b"b", b"1")
+    for _ in range(2):
+        with pytest.raises(NotFound, match="dropped"):
+            store.flush(epoch)
+    assert kept[b"a"] == b"1"
+    kept.put(b"b", b"2", durable=True)  # who waited was told; nobody else is
+    dropped.put(b"b", b"1")
+    assert kept[b"b"] == b"2"
+    with pytest.raises(NotFound):
+        kept.put(b"c", b"1")  # nobody waited: the next is told, once
+    kept.put(b"c", b"1", durable=True)
+
+
+def test_a_batch_without_a_condition_is_refused_as_a_whole(owner: Store, store: RemoteStore) -> None:
+    kept, _ = store.kv("kept"), store.kv("dropped")
+    with pytest.raises(NotFound), store.batch() as batch:
+        batch.kv("kept").put(b"a", b"1")
+        batch.kv("dropped").put(b"a", b"1")
+        owner.drop("dropped")
+    assert kept.get(b"a") is None
+    with pytest.raises(NotFound), store.batch(token=("p", 1)) as batch:
+        batch.kv("kept").put(b"a", b"1")
+        store.kv("dropped")
+        batch.kv("dropped").put(b"a", b"1")
+        owner.drop("dropped")
+    assert kept.get(b"a") is None
+
+
+def test_a_paused_table_stops_nobody_else(owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = store.kv("bad"), store.kv("good")
+    bad.put(b"a", b"0", durable=True)
+    apply = KvMachine.apply
+
+    def fail(machine: KvMachine, entry: Any) -> None:
+        if machine._descriptor.name == "bad":
+            raise OSError("no")
+        apply(machine, entry)
+
+    monkeypatch.setattr(KvMachine, "apply", fail)
+    bad.put(b"a", b"1", durable=True)  # durable, though it cannot be applied
+    for _ in range(200):
+        owner._dispatcher.retry()
+        if owner._dispatcher.partition(owner.port.table("bad").table << 16).refusal is not None:  # type: ignore[union-attr, arg-type]
+            break
+        connection.pause(0.05)
+    bad.put(b"a", b"2")
+    good.put(b"a", b"1")
+    with pytest.raises(PartitionPaused):
+        store.flush()
+    assert good[b"a"] == b"1"
+    with pytest.raises(PartitionPaused), store.batch() as batch:
+        batch.kv("bad").put(b"a", b"3")
+    monkeypatch.undo()
+    owner.resume("bad")
+    assert bad[b"a"] == b"1"
+
+
+# -- lost answers
+
+
+class Lossy:
+    """Loses some answers to writes, after the owner did them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, chance: float) -> None:
+        self.lost = 0
+        whole = connection.Connection._send
+        draw = random.Random(7)
+
+        def send(line: connection.Connection, *arguments: Any) -> bytes:
+            answer = whole(line, *arguments)
+            if isinstance(wire.unpack_request(arguments[1]), wire.Write) and draw.random() < chance:
+                self.lost += 1
+                raise connection.GoneError("the answer was lost", untouched=False)
+            return answer
+
+        monkeypatch.setattr(connection.Connection, "_send", send)
+
+
+def write_through_losses(store: RemoteStore) -> tuple[int, int, list[bool]]:
+    counts, events = store.kv("counts", value="int64"), store.queue("events")
+    for n in range(30):
+        counts.merge(b"n", 1, operator="add_i64", durable=True)
+        events.put(b"%d" % n, durable=True)
+    consumer = events.consumer("c")
+    while got := consumer.get(7):
+        with store.batch() as batch:  # without a token: the client's own makes it safe to send again
+            consumer.ack(got, batch=batch)
+            for _ in got:
+                batch.kv("counts").merge(b"acked", 1, operator="add_i64")
+    duplicates = []
+    for n in range(10):
+        with store.batch(token=("p", n // 2)) as batch:
+            batch.kv("counts").merge(b"tokened", 1, operator="add_i64")
+        duplicates.append(batch.duplicate)
+    return counts[b"n"], counts[b"acked"], [counts[b"tokened"] == 5, *duplicates[1::2]]
+
+
+def test_what_is_sent_again_happens_once(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    lossy = Lossy(monkeypatch, 0.3)
+    assert write_through_losses(store) == (30, 30, [True] * 6)
+    assert lossy.lost > 10
+
+
+def test_without_tokens_losses_would_be_seen(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    Lossy(monkeypatch, 0.3)
+
+    def no_token(_: object, others: tuple[tuple[str, bytes], ...] = ()) -> bytes:
+        return flusher.encode_condition(flusher.Condition(None, others)) if others else b""
+
+    monkeypatch.setattr(flusher.RemoteFlusher, "_own_condition", no_token)
+    counts = store.kv("counts", value="int64")
+    for _ in range(30):
+        counts.merge(b"n", 1, operator="add_i64", durable=True)
+    assert counts[b"n"] > 30
+
+
+def test_a_call_that_may_not_be_repeated_says_so(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = store.queue("events")
+    whole = connection.Connection._send
+    lose = [wire.CallService]
+
+    def send(line: connection.Connection, *arguments: Any) -> bytes:
+        answer = whole(line, *arguments)
+        if lose and isinstance(wire.unpack_request(arguments[1]), lose[0]):
+            lose.clear()
+            raise connection.GoneError("the answer was lost", untouched=False)
+        return answer
+
+    monkeypatch.setattr(connection.Connection, "_send", send)
+    with pytest.raises(OutcomeUnknown):
+        events.append(b"x")
+    assert [bounds.next for bounds in events.bounds()] == [2]
+    lose.append(wire.CallService)
+    assert [bounds.next for bounds in events.bounds()] == [2]  # asked again by itself
+    assert not lose
+
+
+def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store"
+    owner = penstock.open(path)
+    store = RemoteStore(
+        _door(path), durable=False, clock=penstock_clock(), random=random.Random(1), patience_s=0.3, send_s=0.5
+    )
+    counts = store.kv("counts", value="int64")
+    counts.merge(b"n", 1, operator="add_i64", durable=True)
+    owner.close()
+    hidden = penstock.open(path, settings=penstock.StoreSettings(serve=False))  # owns it, and does not answer
+    epoch = counts.merge(b"n", 1, operator="add_i64")
+    with pytest.raises(OutcomeUnknown):
+        store.flush(epoch)
+    with pytest.raises((Poisoned, WaitExpired)):
+        counts.merge(b"n", 1, operator="add_i64")
+    hidden.close()
+    with penstock.open(path) as owner:
+        store.recover()  # sends what was kept
+        assert counts[b"n"] == 2
+        store.close()
+        assert owner.kv("counts")[b"n"] == 2
+
+
+def _door(path: Path) -> Any:
+    from penstock.client.connect import LocalDoor
+
+    return LocalDoor(str(path), create=False, clock=penstock_clock())
+
+
+def penstock_clock() -> Any:
+    from penstock.host.clock import SystemClock
+
+    return SystemClock()
+
+
+# -- files that are built elsewhere
+
+
+def test_a_staged_file_is_sent_by_one_who_does_not_see_the_folder(store: RemoteStore, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from penstock.host.files import OsFileSystem
+    from penstock.queue.staged import STAGED_SCHEMA
+
+    fs, events = OsFileSystem(), store.queue("events")
+    staged = store.stage("events")[0]
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / staged.file_name).parent.mkdir(parents=True)
+    table = pa.table(
+        {
+            "payload": [random.randbytes(1_000) for _ in range(9_000)],
+            "key": pa.nulls(9_000, pa.binary()),
+            "time": pa.array(range(9_000), pa.timestamp("us", "UTC")),
+        },
+        schema=STAGED_SCHEMA,
+    )
+    with pa.OSFile(str(elsewhere / staged.file_name), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1_000)
+    ready = sealed(fs, str(elsewhere), staged)
+    partition = store.port.table("events").table << 16  # type: ignore[union-attr]
+    for _ in range(2):  # again, as after a lost answer
+        file = fs.open(str(elsewhere / staged.file_name))
+        store.port.send_file(partition, staged, staged.file_name, file)  # type: ignore[arg-type]
+        file.close()
+    for _ in range(2):
+        with store.batch(token=("load", 1)) as batch:
+            batch.adopt("events", [ready])
+    assert batch.duplicate
+    assert events.to_arrow().column("payload").equals(table.column("payload").cast(pa.binary()))
+    with pytest.raises(Invalid, match="not staged"):
+        store.port._connection.ask(wire.SendFile(partition, staged.chunk_id, "../../x", 0, b"x"), type(None))
+
+
+# -- processes
+
+
+def test_a_forked_child_is_refused(store: RemoteStore) -> None:
+    users = store.kv("users")
+    users.put(b"a", b"1", durable=True)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        said = b"worked"
+        try:
+            store.kv("users")
+        except Closed as error:
+            said = b"refused" if "fork" in str(error) else b"other"
+        os.write(writer, said)
+        os._exit(0)
+    assert os.read(reader, 100) == b"refused"
+    os.close(reader)
+    os.close(writer)
+    os.wait()
+    assert users[b"a"] == b"1"
+
+
+def test_nothing_works_after_close(store: RemoteStore) -> None:
+    users = store.kv("users")
+    users.put(b"a", b"1")
+    store.close()
+    store.close()
+    for use in (lambda: store.kv("users"), lambda: users.get(b"a"), lambda: users.put(b"a", b"2"), store.tables):
+        with pytest.raises(Closed):
+            use()
+
+
+def test_writes_are_sent_when_the_process_ends(owner: Store) -> None:
+    code = """
+        store = penstock.connect(sys.argv[1])
+        store.kv("users").put(b"last", b"word")
+        print(1)
+    """
+    in_process(code, owner.path)
+    assert owner.kv("users")[b"last"] == b"word"
+
+
+def test_faults_become_the_errors_they_were() -> None:
+    from penstock import errors
+
+    for error in (
+        errors.CorruptionError("path", 7, "bad"),
+        errors.ManifestNotFound("path"),
+        errors.Backpressure("full"),
+        errors.OutcomeUnknown("who knows"),
+    ):
+        again = wire.error_of(wire.fault_of(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+    assert type(wire.error_of(wire.Fault("Newer", "x"))) is PenstockError
+    assert type(wire.error_of(wire.Fault("annotations", "x"))) is PenstockError
