@@ -2,8 +2,10 @@
 
 The way of a write, and the packages it goes through (each may import only those below it):
 
+    spark, cli     Spark's formats and streams; the command
     server, client the owner's door for other processes; a store that another process owns
-    store, kv      the API; tables of a kind
+    store          opens a folder; tables, batch: what users see; local: the owner's port
+    kv, queue      the kinds of tables
     coordinator    pending delta, epochs, group commit, backpressure
     partition      ledger (verdicts), dispatcher, spills, checkpoints
     journal        one log for the whole store, one fsync

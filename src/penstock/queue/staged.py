@@ -22,6 +22,7 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
 from penstock.queue.messages import Messages
+from penstock.queue.sound import sound_batches
 
 STAGED_SCHEMA = pa.schema(
     [
@@ -39,16 +40,7 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
         data = file.pread(file.size(), 0)
     finally:
         file.close()
-    try:
-        reader = pa.ipc.open_file(pa.BufferReader(data))
-        if reader.schema != STAGED_SCHEMA:
-            raise Invalid(f"{path} has other columns than {STAGED_SCHEMA.names}: build it again")
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            batch.validate(full=True)
-            yield batch
-    except (pa.ArrowException, OSError) as error:  # pyarrow has OSError for a buffer that ends too early
-        raise Invalid(f"{path} is no sound Arrow file ({error}): build it again") from None
+    yield from sound_batches(data, STAGED_SCHEMA, path)
 
 
 INLINE_BYTES_MAX = 1 << 20  # of messages that go as sections

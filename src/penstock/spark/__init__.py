@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.committing import Committed, commit
+    from penstock.spark.exactly_once import Progress, dead_letter_payload, progress, stream, wait
     from penstock.spark.format import register
     from penstock.spark.sessions import session, views
-    from penstock.spark.exactly_once import Progress, dead_letter_payload, progress, stream, wait
 
 _HOMES = {
     "session": "sessions",
