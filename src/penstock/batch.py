@@ -75,6 +75,7 @@ class StoreBatch:
         """Add writes that were prepared elsewhere."""
         self._check_open()
         self._gathered.begin()[partition] = section
+        self._gathered.open = None  # it is whole: what is written next stands behind it
         self._bytes += size
 
     def require(self, condition: str, argument: bytes) -> None:
@@ -142,6 +143,12 @@ class _BatchPort:
     def write(self, partition: PartitionId, insert: Any, size: int, a: Any, b: Any) -> Epoch:
         self._batch._check_open()
         insert(self._batch._gathered, partition, a, b)
+        self._batch._bytes += size
+        return Epoch(0)
+
+    def submit(self, group: PendingGroup, size: int) -> Epoch:
+        for partition, part in group.sections.items():
+            self._batch.add_section(partition, part, 0)
         self._batch._bytes += size
         return Epoch(0)
 

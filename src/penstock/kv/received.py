@@ -10,6 +10,7 @@ import struct
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
+from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import decode_options
 from penstock.lsm.operators import CHAIN, OPERATORS, check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, PUT, VALUE_BYTES_MAX
@@ -25,7 +26,7 @@ def receive(payload: bytes) -> section.Section:
     except CorruptionError as error:
         raise Invalid(f"a section of a kv table is malformed: {error.reason}") from None
     if isinstance(found, section.Ranges):
-        if any(not start < end or max(len(start), len(end)) > KEY_BYTES_MAX for start, end in found):
+        if any(not start < end or len(start) > KEY_BYTES_MAX or len(end) > len(PAST_ALL_KEYS) for start, end in found):
             raise Invalid("a range of keys to delete is empty or runs downwards, or its keys are too long")
         return found
     if max(map(len, found), default=0) > KEY_BYTES_MAX:

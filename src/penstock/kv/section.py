@@ -38,6 +38,13 @@ class Rows(dict[bytes, "bytes | Operation"]):
         super().__init__()
         self.plain = True  # values only
 
+    @classmethod
+    def of(cls, values: dict[bytes, bytes]) -> Rows:
+        """Puts that never expire."""
+        rows = cls()
+        rows.update(values)
+        return rows
+
 
 class Ranges(list[tuple[bytes, bytes]]):
     """Deletes of [start, end)."""
@@ -88,12 +95,6 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
         delta.begin()[partition] = rows = Rows()
         rows[key] = operation
     rows.plain = False
-
-
-def delete_ranges(delta: PendingDelta, partition: PartitionId, ranges: list[tuple[bytes, bytes]], _: None) -> None:
-    """Deletes of ranges: a group of their own."""
-    delta.begin()[partition] = Ranges(ranges)
-    delta.open = None
 
 
 # -- bytes

@@ -22,6 +22,7 @@ from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
 from penstock.partition.ledger import TableInfo
+from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
 _ABSENT = object()
@@ -174,16 +175,21 @@ class KvTable(KvReader):
     def put_many(
         self, pairs: Mapping[bytes, Any] | Iterable[tuple[bytes, Any]], *, durable: bool | None = None
     ) -> Epoch:
-        """Set many keys: one write for each shard."""
+        """Set many keys, all of them or none."""
         try:
             given = dict(pairs)
         except (TypeError, ValueError) as error:
             raise Invalid(f"put_many takes a mapping or (key, value) pairs with keys of bytes ({error})") from error
-        epoch = Epoch(0)
-        for partition, rows in self._by_shard(self._checked(given)).items():
-            size = sum(map(len, rows)) + sum(map(len, rows.values())) + ROW_BYTES * len(rows)
-            epoch = self._write(partition, section.put_many, size, rows, None)
-        return self._end(epoch, durable) if given else epoch
+        rows = self._checked(given)
+        if not rows:
+            return Epoch(0)
+        size = sum(map(len, rows)) + sum(map(len, rows.values())) + ROW_BYTES * len(rows)
+        if self._one is not None:
+            return self._end(self._write(self._one, section.put_many, size, rows, None), durable)
+        group = PendingGroup()
+        for partition, some in self._by_shard(rows).items():
+            group.sections[partition] = section.Rows.of(some)
+        return self._end(self._port.submit(group, size), durable)
 
     def _checked(self, given: dict[bytes, Any]) -> dict[bytes, bytes]:
         """The rows with their values encoded, or `Invalid`: by calls that go over all rows at once."""
@@ -197,8 +203,6 @@ class KvTable(KvReader):
         return given
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
-        if self._one is not None or not rows:
-            return {self._partitions[0]: rows} if rows else {}
         by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
         for key, data in rows.items():
             by_shard.setdefault(self._partition(key), {})[key] = data
@@ -211,15 +215,15 @@ class KvTable(KvReader):
         return self._end(epoch, durable)
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
-        """Remove all keys in [start, end)."""
+        """Remove all keys in [start, end), in every shard at once."""
         for border in (start, end):
             self._check(border, b"")
         if end <= start:
             raise Invalid(f"a range runs upwards: {end!r} is not above {start!r}")
-        epoch = Epoch(0)
-        for partition in self._partitions:
-            epoch = self._port.write(partition, section.delete_ranges, 2 * ROW_BYTES, [(start, end)], None)
-        return self._end(epoch, durable)
+        group = PendingGroup()
+        group.sections = {partition: section.Ranges([(start, end)]) for partition in self._partitions}
+        size = (len(start) + len(end) + ROW_BYTES) * len(self._partitions)
+        return self._end(self._port.submit(group, size), durable)
 
     def merge(
         self, key: bytes, operand: Any, *, operator: str, ttl_s: float | None = None, durable: bool | None = None

@@ -16,6 +16,8 @@ from pyspark.sql.types import StructType
 from penstock.errors import Invalid
 from penstock.kinds import Filters
 
+BATCH_BYTES = 32 << 20  # about, of one batch for Spark
+
 
 def spark_schema(schema: Any) -> StructType:
     """A table's schema for Spark, which has no unsigned integers."""
@@ -41,7 +43,15 @@ def for_spark(batches: Iterator[Any], schema: StructType, filters: Filters = ())
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in batches:
         kept = _filtered(batch, filters)
-        yield pa.record_batch([kept.column(field.name).cast(field.type) for field in wanted], schema=wanted)
+        columns = [kept.column(field.name).cast(field.type) for field in wanted]
+        yield from _small(pa.record_batch(columns, schema=wanted))
+
+
+def _small(batch: Any) -> Iterator[Any]:
+    """A batch in slices that the JVM can hold: it takes each of them whole."""
+    rows = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
+    for start in range(0, max(1, batch.num_rows), rows):
+        yield batch.slice(start, rows)
 
 
 _COMPARE = {"=": pc.equal, ">": pc.greater, ">=": pc.greater_equal, "<": pc.less, "<=": pc.less_equal}
@@ -51,12 +61,14 @@ def _filtered(batch: Any, filters: Filters) -> Any:
     """Rows that pass all filters; Spark looks again, so one that cannot be judged here drops nothing."""
     for column, operation, value in filters:
         values = batch.column(column)
+        if pa.types.is_floating(values.type):
+            continue  # NaN equals itself in Spark and is above all numbers, and in Arrow it is neither
         try:
             if operation == "in":
                 mask = pc.is_in(values, pa.array(list(value), values.type))
             else:
                 mask = _COMPARE[operation](values, pa.scalar(value, values.type))
-        except pa.ArrowException:
+        except (pa.ArrowException, OverflowError):  # a number that the column cannot hold
             continue
         batch = batch.filter(mask)
     return batch

@@ -5,9 +5,9 @@ the consumer from the start of the batch to its end, if it stands at the start. 
 Spark's checkpoint may be deleted or restored from long ago.
 
 Thread: the batch function runs in a thread of the driver, one batch after the other.
-Invariants: (1) a batch is written if the consumer stands at its start, and skipped if it stands at or past its end.
-(2) a driver that was overtaken stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the
-batch fail is set aside with the reason, and all others are written.
+Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
+driver that wrote once and finds the consumer elsewhere was overtaken, and stops with `PositionConflict`. (3) with a
+dead-letter queue a record that makes the batch fail is set aside with the reason, and all others are written.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import signal
 import tempfile
 import threading
@@ -23,11 +24,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.errors import PySparkException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock.errors import Closed, Invalid, NotFound, PenstockError, PositionConflict
+from penstock import errors
+from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
 from penstock.partition.ledger import TableInfo
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 Places = dict[int, int]
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
+_RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as a traceback names it
 STOP_S = 60.0  # how long a batch may go on when the stream is to stop
 
 
@@ -90,17 +93,17 @@ def stream(
         writer = writer.trigger(processingTime=f"{interval_s} seconds")
     query = writer.queryName(f"{source}-{consumer}-{int(time.time() * 1000)}").start()
     with _lock:
-        _runners[query.id] = runner
+        _runners[query.runId] = runner  # its id is the checkpoint's, and outlives a run
     return query
 
 
 _lock = threading.Lock()
-_runners: dict[str, _Runner] = {}  # guarded by _lock; by the query's id
+_runners: dict[str, _Runner] = {}  # guarded by _lock; by the query's run
 
 
 def _runner_of(query: Any) -> _Runner:
     with _lock:
-        runner = _runners.get(query.id)
+        runner = _runners.get(query.runId)
     if runner is None:
         raise NotFound("this query was not started by penstock.spark.stream")
     return runner
@@ -112,18 +115,27 @@ def progress(query: Any) -> Progress:
 
 
 def wait(query: Any, timeout_s: float | None = None) -> Progress:
-    """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raises what it failed with."""
+    """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raises what it failed with.
+
+    Signals are heard in the main thread only: Python gives them to no other.
+    """
     stopping = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in heard}
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while query.isActive and not stopping.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
             query.awaitTermination(1)
         if stopping.is_set():
             _runner_of(query).stop(query)
+    except StreamingQueryException as error:
+        raise _runner_of(query).error or error from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    failure = query.exception()  # it may have ended between two looks
+    if failure is not None and not stopping.is_set():
+        raise _runner_of(query).error or failure
     return progress(query)
 
 
@@ -167,9 +179,10 @@ class _Runner:
         self._route = route
         self._dead = None if dead_letter is None else replace(source, table=dead_letter)
         self.progress = Progress()
+        self.error: Exception | None = None  # why it ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
-        self._committed = False  # this driver moved the consumer: from now on nobody else may
+        self._at: Places | None = None  # where this driver left the consumer
 
     def _table(self) -> tuple[Any, TableInfo, Any]:
         kind, info = self._source.kind()
@@ -179,8 +192,16 @@ class _Runner:
         """Where the consumer is; a new one begins at the beginning."""
         if self._dead is not None:
             self._dead.info()
+        position = self._position()
         _, _, table = self._table()
-        return dict(table.offsets(f"consumer:{self._consumer}"))
+        first = table.offsets("earliest")
+        lost = {shard: place for shard, place in position.items() if place < first[shard]}
+        if lost:
+            raise NotFound(
+                f"messages of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
+                f"they begin at {first}): keep them longer; to go on without them, forget() the consumer: it begins anew"
+            )
+        return position
 
     def stop(self, query: Any) -> None:
         """Stop between two batches: one that is interrupted is only done again, but Spark is loud about it."""
@@ -197,23 +218,36 @@ class _Runner:
         if self._stopping:
             raise Closed("the stream was stopped before this batch")
         with self._turn:
-            self._run(frame, number)
+            try:
+                self._run(frame, number)
+            except Exception as error:
+                self.error = error
+                raise
 
     def _run(self, frame: DataFrame, number: int) -> None:
-        start, end = self.log.range_of(number)
-        if start == end:
+        planned, end = self.log.range_of(number)
+        if planned == end:
             return  # Spark runs batches without data too
         position = self._position()
+        if self._at is not None and position != self._at:
+            raise PositionConflict(
+                f"consumer {self._consumer} is at {position}, and this driver left it at {self._at}: another one took "
+                "over, so this one stops"
+            )
         if all(position[shard] >= end[shard] for shard in end):
             self._count(skipped=1)
             return
-        if position != start and not self._committed and all(position[shard] >= start[shard] for shard in end):
-            start = {
-                shard: min(position[shard], end[shard]) for shard in end
-            }  # an old checkpoint: go on from the truth
+        if any(position[shard] < planned[shard] for shard in end):
+            raise PositionConflict(
+                f"the checkpoint is ahead of consumer {self._consumer}, who is at {position} and not at {planned}: "
+                "delete the checkpoint, and start again"
+            )
+        start = {shard: min(position[shard], end[shard]) for shard in end}
+        if start != planned:  # an old checkpoint: go on from the truth
             frame = within(frame, start, end)
         frame = frame.persist()
         try:
+            self._at = position
             self._write(frame, start, end)
         finally:
             frame.unpersist()
@@ -222,16 +256,25 @@ class _Runner:
         _, _, table = self._table()
         return dict(table.offsets(f"consumer:{self._consumer}"))
 
-    def _write(self, frame: DataFrame, start: Places, end: Places) -> None:
+    def _write(self, frame: DataFrame, start: Places, end: Places, *, judged: bool = False) -> None:
         """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
         try:
             self._commit(dict(self._route(frame)), start, end)
         except PositionConflict:
             raise
-        except (PySparkException, PenstockError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-            if self._dead is None or _is_transient(error):
+        except Exception as error:
+            if self._dead is None or _is_transient(error) or not (judged or self._works_on_nothing(frame, start)):
                 raise
             self._halve(frame, start, end, error)
+
+    def _works_on_nothing(self, frame: DataFrame, start: Places) -> bool:
+        """Whether the batch function takes a frame without records; if not, no record is to blame."""
+        try:
+            self._prepared(dict(self._route(within(frame, start, start))))
+        except Exception as error:
+            logger.warning("the batch function fails without a single record too: %s", _first_line(error))
+            return False
+        return True
 
     def _halve(self, frame: DataFrame, start: Places, end: Places, error: Exception) -> None:
         count = sum(end[shard] - start[shard] for shard in end)
@@ -241,15 +284,16 @@ class _Runner:
             self._commit({self._dead_name: bad}, start, end)
             return
         middle = _middle(start, end)
-        self._write(within(frame, start, middle), start, middle)
-        self._write(within(frame, middle, end), middle, end)
+        self._write(within(frame, start, middle), start, middle, judged=True)
+        self._write(within(frame, middle, end), middle, end, judged=True)
 
     @property
     def _dead_name(self) -> str:
         assert self._dead is not None
         return self._dead.table
 
-    def _commit(self, tables: dict[str, DataFrame], start: Places, end: Places) -> None:
+    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, Place], dict[str, list[bytes]]]:
+        """Let tasks prepare the rows of every table; the tables, and what the tasks told."""
         if self._dead is not None and self._dead.table in tables:
             tables[self._dead.table] = _dead_letters(tables[self._dead.table], self._source.table)
         places = {name: replace(self._source, table=name) for name in tables}
@@ -257,12 +301,16 @@ class _Runner:
             if not isinstance(frame, DataFrame):
                 raise Invalid(f"the batch function gave {type(frame).__name__} for {name}: give a DataFrame")
             check_schema(places[name], frame.schema)
+        return places, prepare(places, tables)
+
+    def _commit(self, tables: dict[str, DataFrame], start: Places, end: Places) -> None:
         kind, info, _ = self._table()
-        told = prepare(places, tables)
+        places, told = self._prepared(tables)
+        moved = [shard for shard in end if start[shard] < end[shard]]
         with self._source.store().batch() as group:
             rows = use(group, places, told)
-            group.require(*move_condition(kind, info, self._consumer, start, end))
-        self._committed = True
+            group.require(*move_condition(kind, info, self._consumer, _only(start, moved), _only(end, moved)))
+        self._at = {**(self._at or start), **_only(end, moved)}
         if group.duplicate:
             self._count(skipped=1)
         else:
@@ -277,6 +325,10 @@ class _Runner:
         self.progress = replace(now, lag=table.consumer(self._consumer).lag, committed_s=time.time(), **changed)
 
 
+def _only(places: Places, shards: list[int]) -> Places:
+    return {shard: places[shard] for shard in shards}
+
+
 def _middle(start: Places, end: Places) -> Places:
     """A place about halfway, shard after shard."""
     left = sum(end[shard] - start[shard] for shard in end) // 2
@@ -289,10 +341,9 @@ def _middle(start: Places, end: Places) -> Places:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether the same batch may succeed later: then no record is to blame."""
-    from penstock.errors import FixTheCall
-
-    return isinstance(error, PenstockError) and not isinstance(error, FixTheCall)
+    """Whether the same batch may succeed later, so that no record is to blame: by the error, or the one of a task."""
+    kinds = [type(error), *(getattr(errors, name, Exception) for name in _RAISED.findall(str(error)))]
+    return any(issubclass(kind, PenstockError) and not issubclass(kind, FixTheCall) for kind in kinds)
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client.connect import connect
+from penstock.client.connect import SCHEME, connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
@@ -37,7 +37,8 @@ class Place:
 
     path: str
     table: str = ""
-    token: str = ""
+    token: str = ""  # of a server
+    authority: str = ""  # a file with the certificate of who signed the server's
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, table: bool = True) -> Place:
@@ -45,20 +46,22 @@ class Place:
         path = options.get("path", "")
         if not path:
             raise Invalid("say which store: .load('/absolute/path') or .option('path', '/absolute/path')")
-        if "://" not in path and not os.path.isabs(path):
+        if not path.startswith(SCHEME) and not os.path.isabs(path):
             raise Invalid(f"the path {path!r} is relative, and Spark's processes run elsewhere: give an absolute one")
         name = options.get("table", "")
         if table and not name:
             raise Invalid(f"say which table of {path}: .option('table', 'name')")
-        return cls(path.rstrip("/"), name, options.get("token", ""))
+        known = os.environ if path.startswith(SCHEME) else {}
+        token = options.get("token") or known.get("PENSTOCK_TOKEN", "")
+        return cls(path.rstrip("/"), name, token, options.get("authority") or known.get("PENSTOCK_AUTHORITY", ""))
 
     def store(self) -> RemoteStore:
         """This process's connection to the store."""
         key = threads.process_id(), self.path, self.token
         with _lock:
             store = _stores.get(key)
-            if store is None:
-                store = _stores[key] = connect(self.path)
+            if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another by now
+                store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
             return store
 
     def info(self) -> TableInfo:
@@ -81,11 +84,16 @@ class Place:
     def root(self) -> str | None:
         """The store's folder, if this process sees it and it is the right one."""
         store = self.store()
-        try:
-            with open(f"{store.path}/STORE", "rb") as file:
-                return store.path if file.read() == store.identity else None
-        except OSError:
-            return None
+        return store.path if _identity(store.path) == store.identity else None
+
+
+def _identity(folder: str) -> bytes | None:
+    """Of the store in a folder; None if there is none to be seen here."""
+    try:
+        with open(f"{folder}/STORE", "rb") as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 @contextmanager

@@ -66,7 +66,10 @@ class _Pushed:
         for found in filters:
             operation = OPERATIONS.get(type(found))
             if operation is not None and len(found.attribute) == 1:  # type: ignore[attr-defined]
-                self._wanted.append((found.attribute[0], operation, found.value))  # type: ignore[attr-defined]
+                value = found.value  # type: ignore[attr-defined]
+                value = [one for one in value if one is not None] if operation == "in" else value
+                if value is not None and value != []:
+                    self._wanted.append((found.attribute[0], operation, value))  # type: ignore[attr-defined]
             yield found
 
 

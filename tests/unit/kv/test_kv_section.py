@@ -36,7 +36,8 @@ def gather(delta: PendingDelta, write: Write) -> None:
     partition = PartitionId(1)
     expires = NEVER if write.ttl_s is None else NOW_US + int(write.ttl_s * 1_000_000)
     if write.kind == "delete_range":
-        section.delete_ranges(delta, partition, [(write.key, write.value)], None)
+        delta.begin()[partition] = section.Ranges([(write.key, write.value)])
+        delta.open = None
     elif write.kind == "put" and write.ttl_s is None:
         section.put(delta, partition, write.key, write.value)
     elif write.kind in ("put", "delete"):

@@ -1,0 +1,397 @@
+"""Owners that come and go: found, started, idle, asked to yield, killed; consumers that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.client import place
+from penstock.client.connect import connect
+from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
+from penstock.host.files import OsFileSystem
+from penstock.queue.table import QueueTable
+
+
+def owners(path: Path) -> list[int]:
+    """The detached owners of a store, by their command lines."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if b"penstock.server" in command and os.fsencode(path) in command and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def until(condition: Any, seconds: float = 30.0) -> None:
+    """Wait until something is so."""
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        place.pause(0.05)
+    raise AssertionError("it did not come about")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "store"
+    yield folder
+    for pid in owners(folder):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not owners(folder))
+
+
+def script(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    text = "import sys, penstock\n" + textwrap.dedent(code)
+    return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE)
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    with process:
+        return process.stdout.read().decode().strip()
+
+
+# -- found and started
+
+
+def test_connect_starts_an_owner_that_all_share(path: Path) -> None:
+    with connect(path, create=True) as first, connect(path) as second:
+        first.kv("users").put(b"a", b"1", durable=True)
+        assert second.kv("users")[b"a"] == b"1"
+        assert len(owners(path)) == 1
+    with connect(path) as third:
+        assert third.kv("users")[b"a"] == b"1"
+        assert len(owners(path)) == 1
+    assert oct((path / "run").stat().st_mode & 0o777) == "0o700"
+
+
+def test_many_who_come_at_once_get_one_owner(path: Path) -> None:
+    penstock.open(path).close()
+    code = """
+        with penstock.connect(sys.argv[1]) as store:
+            store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
+            print(store.kv("counts")[b"n"] > 0)
+    """
+    processes = [script(code, path) for _ in range(6)]
+    assert [said(process) for process in processes] == ["True"] * 6
+    assert len(owners(path)) == 1
+    with connect(path) as store:
+        assert store.kv("counts")[b"n"] == 6
+
+
+def test_a_path_without_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFound, match=r"there is no store in /.*: give another path, or create=True") as caught:
+        connect(path)
+    assert "\n" not in str(caught.value)
+    path.parent.joinpath("other").mkdir()
+    monkeypatch.chdir(path.parent)
+    with connect("store", create=True) as store:
+        assert store.path == str(path)
+    with pytest.raises(NotFound, match=str(path.parent / "other")):
+        connect("other")
+    with pytest.raises(penstock.errors.Invalid):
+        connect(path, timeout_s=0)
+    with pytest.raises(penstock.errors.Invalid, match="token"):
+        connect(path, token="x")
+    with pytest.raises(penstock.errors.Invalid, match="token"):
+        connect("penstock://localhost:1")
+
+
+def test_what_an_owner_finds_wrong_is_told(path: Path) -> None:
+    penstock.open(path).close()
+    (path / "STORE").write_bytes(b"short")
+    with pytest.raises(penstock.errors.CorruptionError, match="identity"):
+        connect(path)
+    assert owners(path) == []
+
+
+def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 100) / "store"
+    with penstock.open(path) as store, connect(path) as client:
+        folder = Path((path / "run" / "elsewhere").read_text())
+        assert oct(folder.stat().st_mode & 0o777) == "0o700"
+        client.kv("users").put(b"a", b"1", durable=True)
+        assert store.kv("users")[b"a"] == b"1"
+    assert not folder.exists()
+    assert os.listdir(path / "run") == []
+
+
+def test_a_store_that_does_not_serve(path: Path) -> None:
+    with penstock.open(path, settings=penstock.StoreSettings(serve=False)):
+        assert not (path / "run").exists()
+        with pytest.raises(StoreLocked):
+            connect(path, timeout_s=0.5)
+        with pytest.raises(StoreLocked):
+            penstock.open(path, timeout_s=0.2)
+
+
+# -- open and yield
+
+
+def test_open_makes_a_started_owner_yield_and_clients_follow(path: Path) -> None:
+    with connect(path, create=True) as client:
+        users = client.kv("users")
+        users.put(b"a", b"1")
+        assert users[b"a"] == b"1"
+        with penstock.open(path) as store:
+            until(lambda: not owners(path))
+            assert store.kv("users")[b"a"] == b"1"
+            users.put(b"b", b"2")
+            assert users[b"b"] == b"2"
+            assert store.kv("users")[b"b"] == b"2"
+            with pytest.raises(StoreLocked, match="owned by another program"):
+                penstock.open(path)
+        assert users[b"b"] == b"2"  # an owner was started again
+        assert len(owners(path)) == 1
+
+
+def test_an_owner_does_not_yield_while_it_is_needed(path: Path) -> None:
+    with connect(path, create=True) as client:
+        users, events = client.kv("users"), client.queue("events")
+        users.put(b"a", b"1")
+        snapshot = client.snapshot()
+        with pytest.raises(StoreLocked, match="snapshot"):
+            penstock.open(path, timeout_s=0.3)
+        assert snapshot.kv("users")[b"a"] == b"1"
+        snapshot.close()
+        events.put(b"x", durable=True)
+        consumer = events.consumer("c")
+        got = consumer.get()
+        with pytest.raises(StoreLocked, match="lease"):
+            penstock.open(path, timeout_s=0.3)
+        consumer.ack(got)
+        with penstock.open(path) as store:
+            assert store.queue("events").consumer("c").lag == 0
+
+
+def test_one_who_waits_for_messages_does_not_keep_the_owner(path: Path) -> None:
+    with connect(path, create=True) as client:
+        events, got = client.queue("events"), list[Any]()
+        waiting = threading.Thread(target=lambda: got.extend(events.consumer("c").get(timeout_s=60.0)))
+        waiting.start()
+        place.pause(0.5)
+        with penstock.open(path) as store:
+            place.pause(0.2)
+            store.queue("events").put(b"x", durable=True)
+            waiting.join(60.0)
+            assert [message.payload for message in got] == [b"x"]
+
+
+def test_nobody_slips_in_between(path: Path) -> None:
+    """While one opens, a client that lost its owner waits for that one and starts no other."""
+    with connect(path, create=True) as client:
+        users = client.kv("users")
+        stop, problems = threading.Event(), list[Exception]()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                try:
+                    users.put(b"%d" % number, b"x", durable=True)
+                    users.get(b"%d" % number)
+                    number += 1
+                except Exception as error:
+                    problems.append(error)
+                    return
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        for _ in range(5):
+            with penstock.open(path, timeout_s=30.0) as store:
+                until(lambda: not owners(path))
+                count = len(list(store.kv("users")))
+                until(lambda: len(list(store.kv("users"))) > count)  # noqa: B023
+        stop.set()
+        writing.join()
+        assert problems == []
+        assert len(owners(path)) <= 1
+
+
+def test_an_idle_owner_exits_and_one_that_is_needed_does_not(path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.server", str(path), "--idle-s", "0.5"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b'{"fault":null}\n'
+        with connect(path) as client:
+            client.kv("users").put(b"a", b"1", durable=True)
+            snapshot = client.snapshot(lease_s=3600.0)
+            place.pause(1.5)
+            assert process.poll() is None
+            assert snapshot.kv("users")[b"a"] == b"1"
+            snapshot.close()
+            assert process.wait(30.0) == 0
+    with penstock.open(path) as store:
+        assert store.kv("users")[b"a"] == b"1"
+
+
+def test_an_owner_that_is_told_to_stop_closes_its_store(path: Path) -> None:
+    with connect(path, create=True) as client:
+        client.kv("users").put(b"a", b"1", durable=True)
+        os.kill(owners(path)[0], signal.SIGTERM)
+        until(lambda: not owners(path))
+        OsFileSystem().lock(f"{path}/LOCK").release()
+        assert client.kv("users")[b"a"] == b"1"
+
+
+# -- killed
+
+
+def test_merges_count_once_though_the_owner_is_killed_again_and_again(path: Path) -> None:
+    with connect(path, create=True) as client:
+        counts = client.kv("counts", value="int64")
+        stop = threading.Event()
+        kills = 0
+
+        def kill() -> None:
+            nonlocal kills
+            draw = random.Random(11)
+            while not stop.is_set():
+                place.pause(0.3 + draw.random())
+                for pid in owners(path):
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        number = 0
+        while kills < 4 or number < 500:
+            counts.merge(b"n", 1, operator="add_i64")
+            number += 1
+            if number % 50 == 0:
+                client.flush()
+        stop.set()
+        killing.join()
+        client.flush()
+        assert counts[b"n"] == number
+
+
+def test_when_the_owner_dies_its_clients_are_told_and_go_on_with_the_next(path: Path) -> None:
+    code = """
+        store = penstock.open(sys.argv[1])
+        store.kv("users").put_many({b"%05d" % n: bytes(2_000) for n in range(10_000)}, durable=True)
+        print("up", flush=True)
+        sys.stdin.read()
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys, penstock\n" + textwrap.dedent(code), str(path)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        with connect(path, timeout_s=20.0) as client:
+            users = client.kv("users")
+            snapshot, scan = client.snapshot(), users.scan()
+            next(scan)
+            process.kill()
+            process.wait()
+            with pytest.raises(Closed, match="read it again"):
+                list(scan)
+            with pytest.raises(Closed, match="snapshot"):
+                snapshot.kv("users").get(b"00001")
+            with penstock.open(path) as store:
+                assert len(list(users.scan())) == 10_000
+                users.put(b"new", b"1", durable=True)
+                assert store.kv("users")[b"new"] == b"1"
+
+
+def test_without_an_owner_a_client_waits_and_then_says_so(path: Path) -> None:
+    penstock.open(path).close()
+    with connect(path, timeout_s=1.0) as client:
+        users = client.kv("users")
+        os.kill(owners(path)[0], signal.SIGKILL)
+        until(lambda: not owners(path))
+        opening = OsFileSystem().lock(f"{path}/OPENING")  # somebody opens, and takes long
+        with pytest.raises((WaitExpired, StoreLocked)) as caught:
+            users.get(b"a")
+        assert "\n" not in str(caught.value)
+        opening.release()
+        assert users.get(b"a") is None
+
+
+CONSUMER = """
+    import random, os
+    with penstock.connect(sys.argv[1]) as store:
+        consumer = store.queue("events").consumer("c", visibility_timeout_s=1.0)
+        while True:
+            got = consumer.get(random.randint(1, 20), timeout_s=2.0)
+            if not got and consumer.lag == 0:
+                break
+            try:
+                with store.batch() as batch:
+                    consumer.ack(got, batch=batch)
+                    for message in got:
+                        batch.kv("counts").merge(message.payload, 1, operator="add_i64")
+            except penstock.errors.LeaseLost:
+                pass
+    print("done")
+"""
+
+
+def test_consumers_that_are_killed_lose_and_repeat_nothing(path: Path) -> None:
+    with penstock.open(path) as store:
+        counts = store.kv("counts", value="int64")
+        events: QueueTable = store.queue("events", shards=2)
+        events.put_many([b"%04d" % n for n in range(1_500)], keys=[b"%d" % n for n in range(1_500)], durable=True)
+        draw = random.Random(5)
+        consumers = [script(CONSUMER, path) for _ in range(3)]
+        killed = 0
+        while events.consumer("c").lag:
+            place.pause(0.2 + draw.random() * 0.8)
+            victim = draw.randrange(3)
+            if killed < 8:
+                consumers[victim].kill()
+                said(consumers[victim])
+                killed += 1
+                consumers[victim] = script(CONSUMER, path)
+        assert [said(process) for process in consumers] == ["done"] * 3
+        assert dict(counts.items()) == {b"%04d" % n: 1 for n in range(1_500)}
+        assert killed > 2
+
+
+def test_two_processes_never_own_one_store(path: Path) -> None:
+    """Openers and clients at random; each opener writes a mark that it must find unchanged."""
+    code = """
+        import random, os
+        draw = random.Random(int(sys.argv[2]))
+        done = 0
+        for _ in range(6):
+            try:
+                if draw.random() < 0.5:
+                    with penstock.open(sys.argv[1], timeout_s=20.0) as store:
+                        mark = sys.argv[1] + "/mark"
+                        open(mark, "w").write(sys.argv[2])
+                        store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
+                        assert open(mark).read() == sys.argv[2], "another owner was here"
+                        done += 1
+                else:
+                    with penstock.connect(sys.argv[1], create=True, timeout_s=30.0) as store:
+                        store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
+                        done += 1
+            except penstock.errors.StoreLocked:
+                pass
+        print(done)
+    """
+    penstock.open(path).close()
+    processes = [script(code, path, number) for number in range(4)]
+    total = sum(int(said(process)) for process in processes)
+    with connect(path) as store:
+        assert store.kv("counts")[b"n"] == total > 4
