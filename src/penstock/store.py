@@ -43,7 +43,7 @@ from penstock.manifest.manifest import Manifest
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
-from penstock.partition.machine import PartitionDescriptor
+from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
@@ -134,7 +134,9 @@ class Store(Tables):
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
-        self._dropped: deque[PartitionDescriptor] = deque()  # shards whose files are to be removed
+        self._dropped: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = (
+            deque()
+        )  # shards whose files are to be removed
         self.metrics = Metrics()
         memory.expect_large_blocks()
         make_dirs(fs, self.path)
@@ -223,6 +225,7 @@ class Store(Tables):
         self._consensus = Alone(self._open_journal())
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
+        self._parts.callback(self._close_dropped)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self._scheduler.shutdown)
         self._flusher = StoreFlusher(
@@ -272,13 +275,18 @@ class Store(Tables):
         """For the dispatcher: the state machine of a shard."""
         return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
 
-    def collect(self, descriptor: PartitionDescriptor) -> None:
+    def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
-        self._dropped.append(descriptor)
+        self._dropped.append((descriptor, machine))
 
     def _collect_dropped(self) -> None:
-        while self._dropped:
-            descriptor = self._dropped[0]
+        for _ in range(len(self._dropped)):
+            descriptor, machine = self._dropped[0]
+            if machine is not None and machine.is_read():
+                self._dropped.rotate(-1)  # a snapshot outlives the table
+                continue
+            if machine is not None:
+                machine.close()
             self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
             remove_folder(self._fs, f"{self.path}/{descriptor.folder}")
             remove_folder(self._fs, self._spill_folder(descriptor))
@@ -286,6 +294,11 @@ class Store(Tables):
             if self._fs.exists(table) and not self._fs.listdir(table):
                 self._fs.rmdir(table)
             self._dropped.popleft()
+
+    def _close_dropped(self) -> None:
+        for _, machine in self._dropped:
+            if machine is not None:
+                machine.close()
 
     def _spill_folder(self, descriptor: PartitionDescriptor) -> str:
         return f"{self.path}/{descriptor.folder}-log"
@@ -316,7 +329,7 @@ class Store(Tables):
                 folders = self._fs.listdir(f"{self.path}/tables/{name}")
                 for shard in sorted({int(folder.removesuffix("-log")) for folder in folders} or {0}):
                     number = partition_id(int(name), shard)
-                    self._dropped.append(PartitionDescriptor(number, int(name), shard, "", ""))
+                    self._dropped.append((PartitionDescriptor(number, int(name), shard, "", ""), None))
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)

@@ -68,9 +68,9 @@ class Model:
         self.done.update({(queue, name, shard): set() for name in CONSUMERS for shard in range(SHARDS)})
 
     def drop(self, queue: str) -> None:
-        for table in (self.shards, self.done, self.counts):
-            for key in [key for key in table if key[0] == queue]:  # type: ignore[attr-defined]
-                del table[key]  # type: ignore[attr-defined]
+        self.shards = {key: kept for key, kept in self.shards.items() if key[0] != queue}
+        self.done = {key: kept for key, kept in self.done.items() if key[0] != queue}
+        self.counts = {key: kept for key, kept in self.counts.items() if key[0] != queue}
 
 
 class QueueMachineTest(RuleBasedStateMachine):
@@ -91,6 +91,9 @@ class QueueMachineTest(RuleBasedStateMachine):
         self.store.kv("results")
         for queue in QUEUES:
             self._create(queue)
+            for shard in range(SHARDS):
+                self.put(queue, shard, [5] * 6, many=True)
+        self.flush()
 
     def teardown(self) -> None:
         self.flush()
@@ -203,8 +206,19 @@ class QueueMachineTest(RuleBasedStateMachine):
                     found.add((shard, sequence))
         return found
 
+    @rule(queue=queues, name=names, count=st.integers(1, 6), acknowledge=st.integers(0, 63), with_result=st.booleans())
+    def work(self, queue: str, name: str, count: int, acknowledge: int, with_result: bool) -> None:
+        """Get messages, and acknowledge some of them."""
+        found = self._get(queue, name, count)
+        chosen = [message for place, message in enumerate(found) if acknowledge >> place & 1]
+        if chosen:
+            self._ack(queue, name, chosen, with_result)
+
     @rule(queue=queues, name=names, count=st.integers(1, 12))
     def get(self, queue: str, name: str, count: int) -> None:
+        self._get(queue, name, count)
+
+    def _get(self, queue: str, name: str, count: int) -> list[Any]:
         free = self._free(queue, name)
         found = self.store.queue(queue).consumer(name, visibility_timeout_s=LEASE_S).get(count)
         got = {(message.shard, message.sequence) for message in found}
@@ -221,6 +235,7 @@ class QueueMachineTest(RuleBasedStateMachine):
         for name_shard in {message.shard for message in found}:
             order = [message.sequence for message in found if message.shard == name_shard]
             assert order == sorted(order)
+        return found
 
     def _holds(self, queue: str, name: str, message: Any) -> bool:
         lease, until_s = self.leases.get((queue, name, message.shard, message.sequence), (0, 0.0))
@@ -233,9 +248,11 @@ class QueueMachineTest(RuleBasedStateMachine):
         queue, name, _ = data.draw(st.sampled_from(self.held))
         mine = [held for held in self.held if held[:2] == (queue, name)]
         chosen = [held[2] for held in data.draw(st.lists(st.sampled_from(mine), min_size=1, max_size=4))]
-        fits = all(self._holds(queue, name, message) for message in chosen) and len(set(map(_place, chosen))) == len(
-            chosen
-        )
+        self._ack(queue, name, chosen, with_result)
+
+    def _ack(self, queue: str, name: str, chosen: list[Any], with_result: bool) -> None:
+        once = len(set(map(_place, chosen))) == len(chosen)
+        fits = once and all(self._holds(queue, name, message) for message in chosen)
         trimmed = any(message.sequence < self.durable.shards[queue, message.shard].floor for message in chosen)
         consumer, happened = self.store.queue(queue).consumer(name), True
         try:
@@ -282,9 +299,8 @@ class QueueMachineTest(RuleBasedStateMachine):
         for shard in range(SHARDS):
             kept = self.model.shards[queue, shard]
             self.model.done[queue, name, shard] = set(range(1, kept.floor if to == "earliest" else kept.next))
-        for table in (self.leases, self.model.counts):
-            for key in [key for key in table if key[:2] == (queue, name)]:
-                del table[key]
+        self.leases = {key: lease for key, lease in self.leases.items() if key[:2] != (queue, name)}
+        self.model.counts = {key: count for key, count in self.model.counts.items() if key[:2] != (queue, name)}
         self._flushed()
 
     @rule(seconds=st.sampled_from([1.0, 4.0, LEASE_S]))

@@ -687,3 +687,24 @@ def test_put_many_of_nothing_can_be_awaited(store: Store) -> None:
     table = store.kv("t")
     store.flush(table.put_many({}))
     store.flush(table.put_many([], durable=True))
+
+
+def test_a_snapshot_outlives_a_drop() -> None:
+    """Files that were not even opened when the table went are there until the snapshot is closed."""
+    disk = SimulatedDisk()
+    with open_simulated(disk) as store:
+        store.kv("t").put_many({b"%03d" % number: b"v" for number in range(100)}, durable=True)
+        store.queue("q").put_many([b"m"] * 10, durable=True)
+        store.compact("t")
+    store = open_simulated(disk)
+    snapshot = store.snapshot()
+    tables = [store._existing(name).table for name in ("t", "q")]
+    store.drop("t")
+    store.drop("q")
+    store._collect_dropped()
+    assert snapshot.kv("t").to_arrow().num_rows == 100
+    assert snapshot.queue("q").to_arrow().num_rows == 10
+    snapshot.close()
+    store._collect_dropped()
+    assert not any(disk.exists(f"{store.path}/tables/{table}") for table in tables)
+    store.close()

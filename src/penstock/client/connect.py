@@ -73,7 +73,7 @@ class LocalDoor:
             if answer is None:
                 start_owner(self._path)
                 answer = place.knock(self._path, "serve", KNOCK_S)
-        except StoreLocked:  # by one who does not answer yet, or never will
+        except (StoreLocked, WaitExpired):  # by one who does not answer yet, or never will
             if self._clock.monotonic_s() >= deadline_s:
                 raise
         finally:
@@ -104,8 +104,8 @@ def start_owner(path: str) -> None:
             report = msgspec.json.decode(said, type=Report)
         except msgspec.DecodeError:  # it could not even begin: the last line of a traceback says why
             said = (said + process.stdout.read()).rstrip().rpartition(b"\n")[2]
-            text = said.decode(errors="replace") or "it said nothing"
-            report = Report(wire.Fault("PenstockError", f"an owner of {path} could not be started: {text}"))
+            text, name = said.decode(errors="replace"), "PenstockError" if said else "WaitExpired"  # nothing: killed
+            report = Report(wire.Fault(name, f"an owner of {path} could not be started: {text or 'it was ended'}"))
     threads.spawn(process.wait, name="penstock-owner-reaper")
     if report.fault is not None:
         raise wire.error_of(report.fault)

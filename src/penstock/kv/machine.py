@@ -80,6 +80,9 @@ class KvMachine:
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         self._maintenance.check_adoptable(self.tree, [file.chunk_id for file in files])
 
+    def is_read(self) -> bool:
+        return self.tree.statistics().snapshots > 0
+
     def memory_bytes(self) -> int:
         return self.tree.memory_bytes()
 

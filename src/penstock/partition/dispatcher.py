@@ -273,10 +273,9 @@ class Dispatcher:
             if partition is not None:
                 self._waiting -= len(partition.backlog)
                 self._waiting_bytes -= partition.backlog_bytes
-                partition.machine.close()
                 partition.spill.abandon()
             self.tracker.forget(number)
-            self._factory.collect(describe(info, shard))
+            self._factory.collect(describe(info, shard), None if partition is None else partition.machine)
 
     def close(self) -> None:
         with self.turn, ExitStack() as stack:

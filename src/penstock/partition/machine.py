@@ -57,6 +57,9 @@ class PartitionStateMachine(Protocol):
     def snapshot(self) -> Any:
         """The state of now, to be read for as long as one likes."""
 
+    def is_read(self) -> bool:
+        """Whether somebody holds a snapshot of it."""
+
     def memory_bytes(self) -> int:
         """What is held in memory only."""
 
@@ -75,8 +78,8 @@ class MachineFactory(Protocol):
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> PartitionStateMachine: ...
 
-    def collect(self, descriptor: PartitionDescriptor) -> None:
-        """Remove the files of a dropped partition."""
+    def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
+        """Close the machine of a dropped partition, if it was open, and remove its files, when nobody reads them."""
 
 
 def fold(entries: Sequence[Entry]) -> tuple[Section, ...]:

@@ -161,6 +161,10 @@ class QueueMachine:
 
     # -- files
 
+    def is_read(self) -> bool:
+        with self._lock:
+            return bool(self._pins)
+
     def memory_bytes(self) -> int:
         return 0
 

@@ -187,9 +187,8 @@ class QueueService:
             if call.consumer in ("", consumer):
                 place, machine = decode_place(row), self._machine(self._partitions[shard])
                 place = place if place.mode == "streamed" else place.raised(machine.first)
-                floor = max(place.floor, machine.first)
-                lag = max(0, machine.next - floor - int(place.flags().sum()))
-                found.append(ConsumerPlace(consumer, shard, place.mode, floor, lag))
+                lag = max(0, machine.next - max(place.floor, machine.first) - int(place.flags().sum()))
+                found.append(ConsumerPlace(consumer, shard, place.mode, place.floor, lag))
         return found
 
     # -- conditions

@@ -199,7 +199,7 @@ class _Runner:
         if lost:
             raise NotFound(
                 f"messages of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
-                f"they begin at {first}): keep them longer; to go on without them, forget() the consumer: it begins anew"
+                f"they begin at {first}): keep them longer; to go on without them, forget() the consumer, then start"
             )
         return position
 
