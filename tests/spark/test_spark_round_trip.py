@@ -124,7 +124,7 @@ def test_a_large_batch_comes_in_slices() -> None:
     batch = pa.record_batch([pa.array([b"x" * (1 << 20)] * 100)], schema=schema)
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    sizes = [slice.nbytes for slice in for_spark(iter([batch]), from_arrow_schema(schema))]
+    sizes = [part.nbytes for part in for_spark(iter([batch]), from_arrow_schema(schema))]
     assert len(sizes) > 2
     assert max(sizes) < 40 << 20
 
@@ -329,14 +329,16 @@ KV_FILTERS = [
     "key = X'62'", "key < X'62'", "key <= X'62'", "key > X'62'", "key >= X'62'", "key <> X'62'", "key <=> X'62'",
     "key in (X'61', null, X'63')", "key in (X'7A')", "key between X'61' and X'62'", "key < X''", "key >= X''",
     "key = X'61' or value > 1", "not (key = X'61')", "key is not null", "key is null",
-    "value = double('NaN')", "value > 1", "value >= double('inf')", "value < 1", "value <= -0.0", "value = 0.0", "value in (0.0, double('NaN'))",
+    "value = double('NaN')", "value > 1", "value >= double('inf')", "value < 1", "value <= -0.0", "value = 0.0",
+    "value in (0.0, double('NaN'))",
     "value > 0 and key > X'61'", "lsn > -1", "lsn >= 1", "lsn < 0", "lsn in (-1, 5)", "key > X'61' and key < X'61'",
 ]  # fmt: skip
 QUEUE_FILTERS = [
     "sequence = 3", "sequence >= -5", "sequence < -5", "sequence > 9223372036854775807", "sequence in (1, null, 4)",
     "sequence <> 2", "shard = 0", "shard = 7", "shard in (0, 1)", "shard >= 1 and sequence < 3",
-    "sequence > 2 and sequence < 2", "timestamp < timestamp'1970-01-01 00:00:00Z'", "timestamp >= timestamp'1970-01-01 00:00:00Z'",
-    "timestamp = timestamp'1955-11-05 00:00:00.000001Z'", "key is null", "key = X''", "key > X''", "payload = X''", "payload > X'70'",
+    "sequence > 2 and sequence < 2", "timestamp < timestamp'1970-01-01 00:00:00Z'",
+    "timestamp >= timestamp'1970-01-01 00:00:00Z'", "timestamp = timestamp'1955-11-05 00:00:00.000001Z'",
+    "key is null", "key = X''", "key > X''", "payload = X''", "payload > X'70'",
 ]  # fmt: skip
 
 

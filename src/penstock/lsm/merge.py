@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class MergePlan:
             raise Invalid("a merge needs at least one input and one chunk id for its output")
         if self.output_bytes <= 0 or (self.end is not None and self.end < self.start):
             raise Invalid("a merge needs output_bytes above 0 and a key range that does not run backwards")
+
+    def under(self, root: str) -> MergePlan:
+        """The same, of a plan whose names are relative to a store."""
+        inputs = tuple(replace(source, path=f"{root}/{source.path}") for source in self.inputs)
+        return replace(self, inputs=inputs, folder=f"{root}/{self.folder}")
 
 
 def sstable_path(folder: str, chunk_id: int) -> str:

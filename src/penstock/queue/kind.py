@@ -13,7 +13,8 @@ from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Work
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
-from penstock.queue.machine import KEY, QueueMachine
+from penstock.queue.machine import KEY, QueueMachine, sequence_of
+from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, argument, read_argument
 from penstock.queue.received import ASKING, REPEATABLE, check_call, check_condition, check_options, receive
 from penstock.queue.service import QueueService
@@ -108,4 +109,5 @@ class QueueKind:
         return list(loads)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-        return None  # the newest messages are in no synced file: the owner has them all
+        assert piece.end is not None  # every piece of a queue has an end
+        return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)

@@ -29,6 +29,7 @@ from penstock.partition.reference import StagedFile, Staging, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
 from penstock.queue.persistent import PersistentQueue
+from penstock.queue.pieces import describe_piece, gathered
 from penstock.queue.staged import staged_batches
 
 KEY = struct.Struct(">Q")  # a sequence as a key: in order
@@ -67,6 +68,11 @@ class QueueMachine:
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
         self.closed = False  # guarded by _lock
+
+    @property
+    def folder(self) -> str:
+        """Where its files are, relative to the store."""
+        return self._descriptor.folder
 
     @property
     def applied(self) -> int:
@@ -208,6 +214,7 @@ class QueueState:
 
     def __init__(self, machine: QueueMachine, partition: PartitionId, first: int, next_sequence: int) -> None:
         self._machine: QueueMachine | None = machine
+        self._folder = machine.folder
         self._partition = partition
         self.first = first
         self.next = next_sequence
@@ -241,6 +248,9 @@ class QueueState:
 
     def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
         low, high = self.bounds(start, end)
+        return gathered(self._batches(low, high))
+
+    def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
             for batch in self._queue().read(low):
                 part = batch.slice(low, high)
@@ -251,11 +261,11 @@ class QueueState:
                     break
 
     def pieces(self, count: int) -> list[Piece]:
-        """Parts of about one number of messages; a reader elsewhere asks the owner for them."""
-        total = self.next - self.first
+        """Parts of about one number of messages."""
+        view, folder, total = self._queue().view, self._folder, self.next - self.first
         borders = [self.first + total * place // count for place in range(count)] + [self.next]
         return [
-            Piece(self._partition, KEY.pack(low), KEY.pack(high), b"", high - low)
+            Piece(self._partition, KEY.pack(low), KEY.pack(high), describe_piece(view, folder, low, high), high - low)
             for low, high in pairwise(borders)
             if low < high
         ]

@@ -111,6 +111,11 @@ class PersistentQueue:
     # -- what is in it
 
     @property
+    def view(self) -> View:
+        """What readers may see now."""
+        return self._readable()
+
+    @property
     def first_sequence(self) -> int:
         """The oldest message that is still there, or the next one if there is none."""
         return self._view.first

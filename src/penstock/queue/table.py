@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MESSAGE_BYTES = 200  # what a pending message takes beside its key and payload
 TABLE_SCHEMA = pa.schema(
     [
@@ -339,7 +340,7 @@ def microseconds(time: Any) -> int:
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
-        return round(time.timestamp() * 1_000_000)
+        return (time - _EPOCH) // timedelta(microseconds=1)  # exact: seconds in a float are not, far from 1970
     if isinstance(time, bool) or not isinstance(time, int) or not -TIME_US_END < time < TIME_US_END:
         raise Invalid(f"a time is in microseconds since 1970, or a datetime, not {time!r}")
     return time

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.client import wire
-from penstock.errors import CorruptionError, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, CorruptionError, Invalid, NotFound, PenstockError
 from penstock.journal.record import PartitionId
 from penstock.kinds import Kind
 from penstock.local import LocalPort
@@ -62,6 +62,8 @@ class GroupTaker:
                 if pending is not None:
                     last = self._port.submit(pending, group.size)
                 found.append(wire.Outcome(Verdict.DUPLICATE) if pending is None else pending)
+            except Closed:
+                raise  # of the store: the client goes to the next owner with all of it
             except PenstockError as error:
                 if self._was_used(group):  # an earlier sending of it happened, and ended what it depended on
                     found.append(wire.Outcome(Verdict.DUPLICATE))

@@ -621,8 +621,9 @@ def test_a_snapshot_shows_its_moment_while_files_go(store: Store) -> None:
     assert list(contents(queue)[0]) == list(range(55, 61))
 
 
-def test_live_reads_hold_no_files(store: Store) -> None:
+def test_live_reads_hold_no_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody closes what a live read looks at; it must let go by itself."""
+    monkeypatch.setattr("penstock.queue.pieces.BATCH_ROWS", 1)
     queue = store.queue("events")
     for number in range(30):
         queue.put(b"%d" % number * 30, durable=True)

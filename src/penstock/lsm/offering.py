@@ -1,0 +1,132 @@
+"""Large merges for processes that ask for work: cut by key, put up on the offer board, done by whoever takes them.
+
+A part is a merge of its own over a range of keys, with ids of its own for its outputs, so that the outputs of all parts
+stand in key order and none reaches into another. What a part made is told by its chunk ids alone: the owner reads the
+rest out of the files.
+
+Thread: the job's, which waits for the offer; `merge_part` runs wherever the work is done.
+Invariant: the parts of a plan together cover its keys, each key once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+from penstock.errors import PenstockError, WaitExpired
+from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
+from penstock.lsm.sstable import Sstable
+from penstock.lsm.writer import BATCH_BYTES, BATCH_ROWS, index_path
+from penstock.scheduler.offers import OfferBoard, Part
+from penstock.scheduler.task import StopSignal
+from penstock.scheduler.work import WorkCancelled, pack
+
+logger = logging.getLogger(__name__)
+
+PARTS_MAX = 64
+PARTS_PER_SLOT = 2  # so that one that takes longer does not keep the others waiting at the end
+PART_BYTES_MIN = 32 << 20
+_POLL_S = 0.05
+
+Reserve = Callable[[int], Sequence[int]]
+
+
+class MergeOffers:
+    """Gives large merges to drivers, if one is there."""
+
+    def __init__(self, board: OfferBoard, *, bytes_min: int) -> None:
+        self._board = board
+        self._bytes_min = bytes_min
+
+    def merge(
+        self, plan: MergePlan, tables: Sequence[Sstable], reserve: Reserve, stop: Callable[[], bool]
+    ) -> list[int] | None:
+        """Have a merge done: the ids of its outputs. None if it is to be done here: it is small, or nobody did it.
+
+        Names in `plan` are relative to the store; `tables` are its inputs, and the ids of outputs come from `reserve`.
+        """
+        size, slots = sum(table.summary.file_bytes for table in tables), self._board.slots()
+        if size < self._bytes_min or not slots:
+            return None
+        count = max(1, min(PARTS_MAX, slots * PARTS_PER_SLOT, size // PART_BYTES_MIN))
+        try:
+            parts = [_part(shared) for shared in share(plan, tables, count, reserve)]
+            return self._wait(parts, stop)
+        except WorkCancelled:
+            raise
+        except PenstockError as error:
+            logger.warning("a merge of %d bytes is done here, because a driver did not do it: %s", size, error)
+            return None
+
+    def _wait(self, parts: Sequence[Part], stop: Callable[[], bool]) -> list[int]:
+        handle = self._board.submit_parts(f"{__name__}:merge_part", parts)
+        while True:
+            try:
+                told: Any = handle.result(_POLL_S)
+                return [int(chunk_id) for made in told for chunk_id in made]
+            except WaitExpired:
+                if stop():
+                    handle.cancel()  # the next look finds it cancelled
+
+
+def share(plan: MergePlan, tables: Sequence[Sstable], count: int, reserve: Reserve) -> Iterator[MergePlan]:
+    """A plan as up to `count` plans, each for a range of keys and the inputs that reach into it."""
+    landmarks = sorted(landmark for table in tables for landmark in table.landmarks())
+    borders = [plan.start, *_cuts(landmarks, count, plan.start, plan.end), plan.end]
+    for start, end in pairwise(borders):
+        assert start is not None
+        inside = [
+            (source, table)
+            for source, table in zip(plan.inputs, tables, strict=True)
+            if table.summary.end > start and (end is None or table.summary.start < end)
+        ]
+        if not inside:
+            continue
+        # A batch counts where it begins, and may reach over the next border: one more for each input is enough.
+        mine = [(rows, size) for key, rows, size in landmarks if key >= start and (end is None or key < end)]
+        rows = sum(rows for rows, _ in mine) + len(inside) * BATCH_ROWS
+        size = sum(size for _, size in mine) + sum(_largest_batch(table) for _, table in inside)
+        yield replace(
+            plan,
+            inputs=tuple(source for source, _ in inside),
+            chunk_ids=tuple(reserve(outputs_max(rows, size, plan.output_bytes))),
+            start=start,
+            end=end,
+        )
+
+
+def _largest_batch(table: Sstable) -> int:
+    return max((size for _, _, size in table.landmarks()), default=BATCH_BYTES)
+
+
+def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes, end: bytes | None) -> list[bytes]:
+    """Up to `count - 1` keys inside (start, end) with about as many bytes between each two."""
+    total, seen, cuts = sum(size for _, _, size in landmarks), 0, list[bytes]()
+    for key, _, size in landmarks:
+        last = cuts[-1] if cuts else start
+        if len(cuts) + 1 < count and seen * count >= total * (len(cuts) + 1) and last < key:
+            if end is None or key < end:
+                cuts.append(key)
+        seen += size
+    return cuts
+
+
+def _part(plan: MergePlan) -> Part:
+    """A merge as a part of an offer."""
+    outputs = [sstable_path(plan.folder, chunk_id) for chunk_id in plan.chunk_ids]
+    return Part(
+        arguments=pack(asdict(plan)),
+        reads=tuple(name for source in plan.inputs for name in (source.path, index_path(source.path))),
+        writes=tuple(name for output in outputs for name in (output, index_path(output))),
+    )
+
+
+def merge_part(arguments: dict[str, Any], stop: StopSignal) -> list[int]:
+    """A part as work: merges the files under `root`, and tells the ids of its outputs."""
+    root = arguments.pop("root")
+    inputs = tuple(MergeInput(path=source["path"], lsn=source["lsn"]) for source in arguments.pop("inputs"))
+    plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})
+    return [summary.chunk_id for summary in merge(plan.under(root), stop=stop.is_set)]
