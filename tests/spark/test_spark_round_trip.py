@@ -234,7 +234,7 @@ def numbered(store: Store) -> Any:
     """100,000 rows in files and 1,000 in memory, of which some are deleted."""
     table = store.kv("n", value="int64")
     table.put_many({b"%06d" % number: number for number in range(100_000)}, durable=True)
-    store.checkpoint()
+    store.compact("n")
     table.put_many({b"%06d" % number: -number for number in range(50_000, 51_000)})
     table.delete_range(b"000010", b"000020", durable=True)
     return table

@@ -287,7 +287,7 @@ def _unpack(data: bytes, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = M
         raise Invalid("a message does not have its checksum: it was damaged on its way, send it again")
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, PenstockError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, PenstockError) as error:
         raise Invalid(f"a message does not decode ({error}): do both sides have the same Penstock?") from None
 
 

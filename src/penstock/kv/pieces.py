@@ -28,7 +28,7 @@ from penstock.lsm.version import FileMeta, TableFile, Version, arrange
 from penstock.lsm.view import View
 
 CARRIED_BYTES_MAX = 2 << 20  # of rows in memory that go along with pieces
-SAMPLES = 64  # keys looked at in each file, to cut evenly
+SAMPLES = 64  # keys looked at in each file and memtable, to cut evenly
 
 
 class _Carried(msgspec.Struct, frozen=True, array_like=True):
@@ -79,13 +79,14 @@ class KvState:
         return self.snapshot.lsn
 
     def pieces(self, count: int) -> list[Piece]:
-        """Cut where files have about the same number of rows."""
+        """Cut where parts have about the same number of rows."""
         version = self.snapshot.version
         borders = [b"", *_borders(version, count), None]
         carried = sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX
-        rows = sum(file.meta.rows for file in version.files()) // (len(borders) - 1)
+        rows = sum(file.meta.rows for file in version.files()) + sum(map(len, version.frozen))
+        each = rows // (len(borders) - 1)
         return [
-            Piece(self._partition, start, end, self._detail(version, start, end) if carried else b"", rows)
+            Piece(self._partition, start, end, self._detail(version, start, end) if carried else b"", each)
             for start, end in pairwise(borders)
             if start is not None
         ]
@@ -100,8 +101,12 @@ class KvState:
 
 
 def _borders(version: Version, count: int) -> list[bytes]:
-    """Up to `count - 1` keys that cut the files of a version into parts of about one size."""
+    """Up to `count - 1` keys that cut a version into parts of about one size."""
     samples: list[tuple[bytes, int]] = []
+    for memtable in version.frozen:
+        keys = memtable.sorted_keys()
+        step = max(1, len(keys) // SAMPLES)
+        samples += [(key, step) for key in keys[::step]]
     for file in version.files():
         table, rows = file.table(), file.meta.rows
         step = max(1, rows // SAMPLES)

@@ -66,5 +66,5 @@ def check_options(options: bytes) -> None:
     """`Invalid` if these are no options of a kv table."""
     try:
         decode_options(options)
-    except CorruptionError as error:
-        raise Invalid(f"options of a kv table are malformed: {error.reason}") from None
+    except (CorruptionError, UnicodeDecodeError) as error:
+        raise Invalid(f"options of a kv table are malformed: {error}") from None

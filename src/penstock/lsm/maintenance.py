@@ -36,9 +36,11 @@ from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, make_dirs
 from penstock.lsm.catalog import Catalog
+from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary
 from penstock.lsm.memtable import Memtable, SortedRows
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
+from penstock.lsm.offering import MergeOffers, Reserve
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, TableFile, part_into_runs
@@ -86,6 +88,7 @@ class Maintenance:
         store: bytes,
         clock: Clock,
         merge_files: Merge | None = None,
+        offers: MergeOffers | None = None,
         sealing: Sealing = PLAIN,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
@@ -98,6 +101,7 @@ class Maintenance:
         self._clock = clock
         # Sealed files are merged here: no other process has the keys.
         self._merge: Merge = self._merge_here if merge_files is None or not sealing.plain else merge_files
+        self._offers = offers if sealing.plain else None
         self._sealing = sealing
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
@@ -321,8 +325,8 @@ class Maintenance:
         inputs = [file.meta for file in compaction.inputs]
         ids = self._reserve(outputs_max(sum(meta.rows for meta in inputs), sum(meta.size_bytes for meta in inputs)))
         plan = MergePlan(
-            inputs=tuple(MergeInput(path=f"{self._root}/{meta.file_name}", lsn=meta.lsn) for meta in inputs),
-            folder=f"{self._root}/{catalog.folder}",
+            inputs=tuple(MergeInput(path=meta.file_name, lsn=meta.lsn) for meta in inputs),
+            folder=catalog.folder,
             store=self._store,
             chunk_ids=tuple(ids),
             # Of what is in files: a later record may be replayed, and must find what it found the first time.
@@ -332,8 +336,15 @@ class Maintenance:
         )
         announced = [*ids, *(meta.chunk_id for meta in inputs)]  # the inputs too: they are unlisted before the swap
         tree.announce(announced)
+
+        def reserve(count: int) -> list[int]:
+            more = self._reserve(count)
+            tree.announce(more)
+            announced.extend(more)
+            return more
+
         try:
-            summaries = self._merge(plan, stop)
+            summaries = self._merged(compaction, plan, reserve, stop)
             files = self._open_files([catalog.describe(s, level=compaction.target, run=0) for s in summaries])
             if not tree.is_current(compaction):
                 raise PenstockError("the inputs of a compaction changed under it")
@@ -346,6 +357,14 @@ class Maintenance:
         tree.end_compaction(compaction, files)
         tree.withdraw(announced)
         return True
+
+    def _merged(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
+        """The outputs of a merge, by whoever does it. One that a driver gave up had ids of its own: it may go on."""
+        if self._offers is not None:
+            summaries = self._offers.merge(plan, compaction.inputs, reserve, stop)
+            if summaries is not None:
+                return summaries
+        return self._merge(plan.under(self._root), stop)
 
     def _merge_here(self, plan: MergePlan, stop: Stop) -> Sequence[Summary]:
         return merge(plan, fs=self._fs, keys=self._sealing.keys, sealing=self._sealing, stop=stop)

@@ -16,9 +16,12 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
-from penstock.errors import PenstockError, WaitExpired
+from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.host.files import FileSystem
+from penstock.lsm.index import Summary
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
 from penstock.lsm.sstable import Sstable
+from penstock.lsm.version import TableFile
 from penstock.lsm.writer import BATCH_BYTES, BATCH_ROWS, index_path
 from penstock.scheduler.offers import OfferBoard, Part
 from penstock.scheduler.task import StopSignal
@@ -35,29 +38,32 @@ Reserve = Callable[[int], Sequence[int]]
 
 
 class MergeOffers:
-    """Gives large merges to drivers, if one is there."""
+    """Gives large merges of a store to drivers, if one is there."""
 
-    def __init__(self, board: OfferBoard, *, bytes_min: int) -> None:
+    def __init__(self, board: OfferBoard, *, fs: FileSystem, root: str, bytes_min: int) -> None:
         self._board = board
+        self._fs = fs
+        self._root = root
         self._bytes_min = bytes_min
 
     def merge(
-        self, plan: MergePlan, tables: Sequence[Sstable], reserve: Reserve, stop: Callable[[], bool]
-    ) -> list[int] | None:
-        """Have a merge done: the ids of its outputs. None if it is to be done here: it is small, or nobody did it.
+        self, plan: MergePlan, files: Sequence[TableFile], reserve: Reserve, stop: Callable[[], bool]
+    ) -> list[Summary] | None:
+        """Have a merge done: what its outputs hold. None if it is to be done here: it is small, or nobody did it.
 
-        Names in `plan` are relative to the store; `tables` are its inputs, and the ids of outputs come from `reserve`.
+        Names in `plan` are relative to the store; `files` are its inputs, and the ids of outputs come from `reserve`.
         """
-        size, slots = sum(table.summary.file_bytes for table in tables), self._board.slots()
+        size, slots = sum(file.meta.size_bytes for file in files), self._board.slots()
         if size < self._bytes_min or not slots:
             return None
         count = max(1, min(PARTS_MAX, slots * PARTS_PER_SLOT, size // PART_BYTES_MIN))
         try:
-            parts = [_part(shared) for shared in share(plan, tables, count, reserve)]
-            return self._wait(parts, stop)
+            plans = list(share(plan, [file.table() for file in files], count, reserve))
+            made = self._wait([_part(shared) for shared in plans], stop)
+            return self._received(plan, made, {chunk_id for shared in plans for chunk_id in shared.chunk_ids})
         except WorkCancelled:
             raise
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             logger.warning("a merge of %d bytes is done here, because a driver did not do it: %s", size, error)
             return None
 
@@ -70,6 +76,30 @@ class MergeOffers:
             except WaitExpired:
                 if stop():
                     handle.cancel()  # the next look finds it cancelled
+
+    def _received(self, plan: MergePlan, made: Sequence[int], allowed: set[int]) -> list[Summary]:
+        """Look at the outputs, which nobody here wrote, and make them durable; an error if they cannot be taken."""
+        if len(set(made)) < len(made) or not allowed.issuperset(made):
+            raise Invalid("a driver names files that it was not to write")
+        found: list[Summary] = []
+        for chunk_id in made:
+            path = sstable_path(f"{self._root}/{plan.folder}", chunk_id)
+            table = Sstable.open(path, fs=self._fs)
+            found.append(table.summary)
+            table.close()
+            if (table.summary.store, table.summary.chunk_id) != (plan.store, chunk_id):
+                raise Invalid(f"{path} was built for another store or under another id")
+            for name in (path, index_path(path)):
+                file = self._fs.open(name, write=True)
+                try:
+                    file.fsync()  # its writer may have been on another machine
+                finally:
+                    file.close()
+        found.sort(key=lambda summary: summary.start)
+        if any(one.end > other.start for one, other in pairwise(found)):
+            raise Invalid("the files that a driver made reach into each other")
+        self._fs.fsync_dir(f"{self._root}/{plan.folder}")
+        return found
 
 
 def share(plan: MergePlan, tables: Sequence[Sstable], count: int, reserve: Reserve) -> Iterator[MergePlan]:
@@ -107,9 +137,9 @@ def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes,
     total, seen, cuts = sum(size for _, _, size in landmarks), 0, list[bytes]()
     for key, _, size in landmarks:
         last = cuts[-1] if cuts else start
-        if len(cuts) + 1 < count and seen * count >= total * (len(cuts) + 1) and last < key:
-            if end is None or key < end:
-                cuts.append(key)
+        full = len(cuts) + 1 < count and seen * count >= total * (len(cuts) + 1)
+        if full and last < key and (end is None or key < end):
+            cuts.append(key)
         seen += size
     return cuts
 

@@ -202,6 +202,8 @@ class Staging:
             for name in files_of(file.file_name):
                 with suppress(FileNotFoundError):
                     self._fs.unlink(f"{self._root}/{name}")
+        for folder in {file.file_name.rpartition("/")[0] for file in files}:
+            self._fs.fsync_dir(f"{self._root}/{folder}")  # before the rows go: a file without a row is never found
         txn = self._manifest.begin_write()
         for file in files:
             txn.delete_chunk(ChunkKey(table, file.chunk_id))

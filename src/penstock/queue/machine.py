@@ -68,6 +68,7 @@ class QueueMachine:
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
         self.closed = False  # guarded by _lock
+        self._collected = False  # guarded by _lock: files that no manifest lists were looked for
 
     @property
     def folder(self) -> str:
@@ -193,8 +194,11 @@ class QueueMachine:
             staging.discard(self._descriptor.table, taken)
 
     def drop_files(self) -> None:
-        """Remove files below the floor that no snapshot reads."""
+        """Remove files below the floor that no snapshot reads; the first time also those that a crash left."""
         with self._lock:
+            if not self._collected:
+                self.queue.collect()
+                self._collected = True
             before = min([self.floor, *self._pins.values()])
             if before > self.queue.first_sequence:
                 self.queue.trim(before_sequence=before)

@@ -80,8 +80,8 @@ def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
         raise Invalid(f"clients do not send the condition {condition!r}")
     try:
         _, asked = read_argument(argument, kind)
-    except CorruptionError as error:
-        raise Invalid(f"a condition is malformed: {error.reason}") from None
+    except (CorruptionError, UnicodeDecodeError) as error:
+        raise Invalid(f"a condition is malformed: {error}") from None
     consumer: str = asked.consumer  # type: ignore[attr-defined]
     if not 0 < len(consumer.encode()) <= CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
@@ -103,7 +103,7 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
     """The other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
     try:
         call = _calls.decode(argument) if argument else Call()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"a call is malformed: {error}") from None
     shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
     if any(not 0 <= shard < info.shards for shard in shards):
@@ -126,5 +126,5 @@ def check_options(options: bytes) -> None:
     """`Invalid` if these are no options of a queue."""
     try:
         decode_queue_options(options)
-    except CorruptionError as error:
-        raise Invalid(f"options of a queue are malformed: {error.reason}") from None
+    except (CorruptionError, UnicodeDecodeError) as error:
+        raise Invalid(f"options of a queue are malformed: {error}") from None

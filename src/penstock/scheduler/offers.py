@@ -151,7 +151,7 @@ class OfferBoard:
     # -- for drivers
 
     def take(self, slots: int) -> Offer | None:
-        """The oldest offer that nobody took; None if there is none. `slots`: how many parts this driver runs at once."""
+        """The oldest offer that nobody took, if there is one. `slots`: how many parts this driver runs at once."""
         if slots < 1:
             raise Invalid(f"a driver with {slots} slots cannot take work: give 1 or more")
         with self._lock:

@@ -99,8 +99,8 @@ class GroupTaker:
         group = _Checked(sent)
         try:
             self._check(group, sent, rights)
-        except CorruptionError as error:
-            group.refusal = Invalid(f"a condition does not decode: {error.reason}")
+        except (CorruptionError, UnicodeDecodeError) as error:
+            group.refusal = Invalid(f"a condition does not decode: {error}")
         except PenstockError as error:
             group.refusal = error
         return group

@@ -271,7 +271,7 @@ def test_merges_count_once_though_the_owner_is_killed_again_and_again(path: Path
         killing = threading.Thread(target=kill)
         killing.start()
         number = 0
-        while kills < 4 or number < 500:
+        while kills < 3 or number < 500:
             counts.merge(b"n", 1, operator="add_i64")
             number += 1
             if number % 50 == 0:
@@ -373,7 +373,7 @@ def test_two_processes_never_own_one_store(path: Path) -> None:
         import random, os
         draw = random.Random(int(sys.argv[2]))
         done = 0
-        for _ in range(6):
+        for _ in range(5):
             try:
                 if draw.random() < 0.5:
                     with penstock.open(sys.argv[1], timeout_s=20.0) as store:
@@ -391,7 +391,7 @@ def test_two_processes_never_own_one_store(path: Path) -> None:
         print(done)
     """
     penstock.open(path).close()
-    processes = [script(code, path, number) for number in range(4)]
+    processes = [script(code, path, number) for number in range(3)]
     total = sum(int(said(process)) for process in processes)
     with connect(path) as store:
         assert store.kv("counts")[b"n"] == total > 4
