@@ -235,6 +235,9 @@ class Kind(Protocol):
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         """Record batches (as of a shard's scan) read from the piece's files; None if they cannot be read here."""
 
+    def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
+        """What is wrong with the piece's files: name and reason; None if they cannot be read here."""
+
 
 class Reading(Protocol):
     """A store to read from: live, or as of a snapshot."""

@@ -33,6 +33,7 @@ from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
 from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.offering import MergeOffers
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
 from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree, TreeSettings
@@ -50,6 +51,7 @@ from penstock.partition.spill import SpillLog
 from penstock.queue.chain import QueueSettings
 from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
+from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
 from penstock.tables import Tables
@@ -76,6 +78,7 @@ class StoreSettings:
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
+    offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
         if self.memory_bytes_max < 160 << 20:
@@ -180,6 +183,8 @@ class Store(Tables):
         self._parts.callback(self._manifest.close)
         self._jobs = JobQueue(self._manifest, random=self._random)
         self._engines = Engines()
+        self.offers = OfferBoard(clock=self._clock, random=self._random)
+        self._engines.add("spark", lambda: self.offers)
         self._scheduler = Scheduler(clock=self._clock)
         self._maintenance = Maintenance(
             self._manifest,
@@ -189,6 +194,7 @@ class Store(Tables):
             store=self.identity,
             clock=self._clock,
             merge_files=merge_on(self._engines) if settings.background else None,
+            offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
         )
@@ -227,6 +233,7 @@ class Store(Tables):
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._close_dropped)
         self._parts.callback(self._engines.shutdown, 10.0)
+        self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
         self._flusher = StoreFlusher(
             self._consensus,
@@ -260,6 +267,9 @@ class Store(Tables):
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
         )
+
+    def _merge_offers(self) -> MergeOffers:
+        return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
 
     def _open_journal(self) -> Log:
         folder, settings = f"{self.path}/journal", self.settings.journal
@@ -469,6 +479,10 @@ class Store(Tables):
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def files(self) -> FileSystem:
+        return self._fs
 
     @property
     def durability(self) -> Durability:

@@ -169,7 +169,9 @@ class QueueUser:
     def _payloads(self, sizes: Sequence[int]) -> list[bytes]:
         return [b"%d.%d:" % (self._count + 1, place) + b"x" * size for place, size in enumerate(sizes)]
 
-    def put(self, queue: str, shard: int, *sizes: int, token: tuple[str, int] | None = None, flush: bool = True) -> None:
+    def put(
+        self, queue: str, shard: int, *sizes: int, token: tuple[str, int] | None = None, flush: bool = True
+    ) -> None:
         payloads = self._payloads(sizes)
         keys = [KEYS[shard]] * len(payloads)
 
@@ -286,7 +288,9 @@ def compare(found: dict[str, Any], model: Queues) -> None:
     expected = model.seen()
     if found != expected:
         wrong = {name: (found.get(name), expected.get(name)) for name in {*found, *expected}}
-        raise Violation(f"queues hold otherwise (found, expected): { {k: v for k, v in wrong.items() if v[0] != v[1]} }")
+        raise Violation(
+            f"queues hold otherwise (found, expected): { {k: v for k, v in wrong.items() if v[0] != v[1]} }"
+        )
 
 
 def tend(user: QueueUser) -> None:
@@ -345,6 +349,7 @@ class QueueStoreScenario:
             self.settle(user)
             for queue in SHARDS:
                 user.create(queue)
+            self.no_missing(user)
             self.work_off(user)
             user.append("a", 0, 700)
             user.put("a", 1, 700)
@@ -384,8 +389,18 @@ class QueueStoreScenario:
                 raise Violation(f"{consumer} gets {seen} of {queue}, expected {expected}")
             user._ack(queue, consumer, seen[:2])
 
+    def no_missing(self, user: QueueUser) -> None:
+        """Every file that a queue's manifest lists is there, read or not."""
+        for queue, shards in SHARDS.items():
+            for shard in range(shards):
+                machine = machine_of(user.store, queue, shard)
+                there = set(data_files(user.disk, machine._folder))
+                missing = {entry.path for entry in machine.queue._view.files} - there
+                if missing:
+                    raise Violation(f"shard {shard} of {queue} lists files that are not there: {missing}")
+
     def no_strays(self, user: QueueUser) -> None:
-        """Of what is gone no file is left. A staged one that has a row goes when the journal does not name it any more."""
+        """Of what is gone no file is left. A staged one that has a row goes when the journal names it no more."""
         store, disk = user.store, user.disk
         alive = {"1", *(str(info.table) for info in store._ledger.tables())}
         strays = sorted(set(disk.listdir("/store/tables")) - alive)
@@ -394,7 +409,7 @@ class QueueStoreScenario:
                 machine = machine_of(store, queue, shard)
                 machine.store_now()
                 machine.drop_files()
-                folder = f"/store/tables/{machine._descriptor.table}/{shard}"
+                folder = machine._folder
                 view = machine.queue._view
                 listed = {view.active.path, *(entry.path for entry in view.files)}
                 strays += [path for path in data_files(disk, folder) if path not in listed]

@@ -16,7 +16,7 @@ from pyarrow import flight
 
 from penstock.client import wire
 from penstock.client.place import pause
-from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 
@@ -141,8 +141,15 @@ class Connection:
 
     def pages(self, reading: wire.Scan) -> Iterator[list[Any]]:
         """All pages of a scan, the first of them at once."""
-        page, more = self.read(reading)
-        return self._pages(reading, page, more)
+        deadline_s = self.deadline_s()
+        while True:
+            try:
+                page, more = self.read(reading)
+                return self._pages(reading, page, more)
+            except Backpressure:  # others read: wait for one's turn
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+            pause(0.1)
 
     def _pages(self, reading: wire.Scan, page: list[Any], more: bool) -> Iterator[list[Any]]:
         try:

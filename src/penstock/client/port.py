@@ -29,6 +29,7 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group
 from penstock.partition.reference import Reference, StagedFile
 from penstock.registry import kind_named
+from penstock.scheduler.offers import Offer
 
 WAIT_S = 60.0
 GROUP_BYTES = 256
@@ -255,6 +256,33 @@ class FlightPort(_FlightReading):
             offset += len(data)
             if not data:
                 break
+
+    # -- work for drivers
+
+    def take_offer(self, slots: int) -> Offer | None:
+        """Work that waits for a driver which runs so many parts at once, if there is any."""
+        found = self._connection.ask(wire.TakeOffer(slots), list[Offer])
+        return found[0] if found else None
+
+    def keep_offer(self, offer: str) -> bool:
+        """Say that an offer is being worked on; False: nobody wants it any more."""
+        return self._connection.ask(wire.KeepOffer(offer), bool)
+
+    def finish_offer(self, offer: str, results: list[bytes]) -> bool:
+        """Hand in the packed result of each part; False: nobody wants them any more."""
+        return self._connection.ask(wire.FinishOffer(offer, results), bool)
+
+    def fail_offer(self, offer: str, reason: str) -> None:
+        """Say that it was not done."""
+        self._connection.ask(wire.FailOffer(offer, reason), None)  # type: ignore[arg-type]
+
+    def read_offered(self, offer: str, name: str, offset: int) -> bytes:
+        """Some bytes of a file that an offer reads; none past its end."""
+        return self._connection.ask(wire.ReadOffered(offer, name, offset), bytes)
+
+    def write_offered(self, offer: str, name: str, offset: int, data: bytes) -> None:
+        """Some bytes of a file that an offer writes; at 0 it begins anew."""
+        self._connection.ask(wire.WriteOffered(offer, name, offset, data), None)  # type: ignore[arg-type]
 
     def was_used(self, token: tuple[str, int]) -> bool:
         return self._connection.ask(wire.AskToken(*token), bool)

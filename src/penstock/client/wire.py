@@ -152,6 +152,49 @@ class CloseScan(_Message, frozen=True):
     scan: str
 
 
+class TakeOffer(_Message, frozen=True):
+    """Work for a driver that runs so many parts at once, if there is any."""
+
+    slots: int
+
+
+class KeepOffer(_Message, frozen=True):
+    """It is being worked on."""
+
+    offer: str
+
+
+class FinishOffer(_Message, frozen=True):
+    """It is done: the packed result of each part."""
+
+    offer: str
+    results: list[bytes]
+
+
+class FailOffer(_Message, frozen=True):
+    """It was not done."""
+
+    offer: str
+    reason: str
+
+
+class ReadOffered(_Message, frozen=True):
+    """Some bytes of a file that an offer reads, for one who does not see the store's folder."""
+
+    offer: str
+    name: str
+    offset: int
+
+
+class WriteOffered(_Message, frozen=True):
+    """Some bytes of a file that an offer writes."""
+
+    offer: str
+    name: str
+    offset: int
+    data: bytes
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot, as a client knows it."""
 
@@ -226,6 +269,12 @@ Request = (
     | JoinSnapshot
     | CloseSnapshot
     | CloseScan
+    | TakeOffer
+    | KeepOffer
+    | FinishOffer
+    | FailOffer
+    | ReadOffered
+    | WriteOffered
     | Write
 )
 

@@ -15,7 +15,7 @@ from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Work
 from penstock.kv import section
 from penstock.kv.loading import Loader, bundle, load_schema
 from penstock.kv.machine import KvMachine
-from penstock.kv.pieces import read_piece
+from penstock.kv.pieces import check_piece, read_piece
 from penstock.kv.ranges import key_of, narrowed_keys
 from penstock.kv.received import check_options, receive
 from penstock.kv.table import KvReader, KvTable, kv_schema
@@ -118,3 +118,6 @@ class KvKind:
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)
+
+    def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
+        return check_piece(piece, root, identity)

@@ -1,7 +1,7 @@
 """A shard of a kv table at one moment, and its parts for readers elsewhere.
 
 A piece names the sstables of a key range and carries the few rows that are in no file yet, so that a process that sees
-the files reads it without the owner. With many such rows the piece names nothing: the owner is asked.
+the files reads it without the owner. With many such rows it carries none of them: the owner is asked.
 
 Thread: any; what a piece needs is held by the snapshot it was made from.
 Invariant: all pieces of a state together read as the state does: same rows, same judgement of what has expired.
@@ -57,7 +57,7 @@ class _Detail(msgspec.Struct, frozen=True, array_like=True):
     lsn: int
     now_us: int
     files: list[FileMeta]
-    memory: list[_Carried]  # newest first
+    memory: list[_Carried] | None  # newest first; None: they are too many
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,18 +82,19 @@ class KvState:
         """Cut where parts have about the same number of rows."""
         version = self.snapshot.version
         borders = [b"", *_borders(version, count), None]
-        carried = sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX
         rows = sum(file.meta.rows for file in version.files()) + sum(map(len, version.frozen))
         each = rows // (len(borders) - 1)
         return [
-            Piece(self._partition, start, end, self._detail(version, start, end) if carried else b"", each)
+            Piece(self._partition, start, end, self._detail(version, start, end), each)
             for start, end in pairwise(borders)
             if start is not None
         ]
 
     def _detail(self, version: Version, start: bytes, end: bytes | None) -> bytes:
         files = [file.meta for run in version.runs for file in run.overlapping(start, end)]
-        memory = [_Carried.of(memtable, start, end) for memtable in version.frozen if len(memtable)]
+        memory = None
+        if sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX:
+            memory = [_Carried.of(memtable, start, end) for memtable in version.frozen if len(memtable)]
         return _encode(_Detail(version.lsn, self.snapshot.now_us, files, memory))
 
     def close(self) -> None:
@@ -103,12 +104,18 @@ class KvState:
 def _borders(version: Version, count: int) -> list[bytes]:
     """Up to `count - 1` keys that cut a version into parts of about one size."""
     samples: list[tuple[bytes, int]] = []
+    if count < 2:
+        return []
     for memtable in version.frozen:
         keys = memtable.sorted_keys()
         step = max(1, len(keys) // SAMPLES)
         samples += [(key, step) for key in keys[::step]]
     for file in version.files():
         table, rows = file.table(), file.meta.rows
+        landmarks = [(key, many) for key, many, _ in table.landmarks()]
+        if len(landmarks) >= SAMPLES // 4:
+            samples += landmarks
+            continue
         step = max(1, rows // SAMPLES)
         for number, first, last in table.pieces(0, rows):
             samples += [(table.key_at(number, row), step) for row in range(first, last, step)]
@@ -124,6 +131,8 @@ def _borders(version: Version, count: int) -> list[bytes]:
 def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
     """Record batches of a piece out of its files; None if they are not to be seen here."""
     detail = _decoder.decode(piece.detail)
+    if detail.memory is None:
+        return None
     opened: list[TableFile] = []
     for meta in detail.files:
         try:
@@ -136,3 +145,23 @@ def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None
     memory = tuple(carried.memtable(detail.lsn) for carried in detail.memory)
     version = Version(None, memory, arrange(opened), detail.lsn, detail.lsn, detail.now_us)
     return View(version, lambda: detail.now_us).scan_arrow(piece.start, piece.end)
+
+
+def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
+    """What is wrong with the files that begin in a piece: their names and reasons, page by page."""
+    found: list[tuple[str, str]] = []
+    for meta in _decoder.decode(piece.detail).files:
+        if meta.start < piece.start or (piece.end is not None and meta.start >= piece.end):
+            continue  # it reaches in from another piece, which checks it
+        try:
+            table = Sstable.open(f"{root}/{meta.file_name}", lsn=meta.lsn)
+        except FileNotFoundError:
+            found.append((meta.file_name, "it is missing"))
+        except CorruptionError as error:
+            found.append((meta.file_name, error.reason))
+        else:
+            found += [(meta.file_name, f"byte {error.offset}: {error.reason}") for error in table.damaged_pages()]
+            if table.summary.store != identity or table.summary.chunk_id != meta.chunk_id:
+                found.append((meta.file_name, "it is a file of another store"))
+            table.close()
+    return found

@@ -5,10 +5,11 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
+from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor
@@ -111,3 +112,13 @@ class QueueKind:
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         assert piece.end is not None  # every piece of a queue has an end
         return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)
+
+    def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
+        try:  # every record has its checksum: to read it is to check it
+            batches = self.read_piece(piece, root, identity)
+            if batches is None:
+                return None
+            deque(batches, maxlen=0)
+            return []
+        except CorruptionError as error:
+            return [(error.path, f"byte {error.offset}: {error.reason}")]

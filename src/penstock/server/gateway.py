@@ -24,8 +24,9 @@ from penstock.local import SnapshotPort
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import KINDS, kind_named
 from penstock.server.held import Held
+from penstock.server.offered import OfferDesk
 from penstock.server.rights import ADMIN, READ, WRITE, Rights
-from penstock.server.scans import PagedScan, in_batches, in_small_batches
+from penstock.server.scans import PagedScan, in_batches
 from penstock.server.writes import GroupTaker
 from penstock.store import Store
 from penstock.tables import check_name, check_shards
@@ -90,6 +91,7 @@ class Gateway:
             wire.CloseSnapshot: lambda request, _rights: self._snapshots.close(request.snapshot),
             wire.CloseScan: lambda request, _rights: self._scans.close(request.scan),
             wire.Write: self._taker.take,
+            **OfferDesk(store.offers, store.files, store.path).answers,
         }
 
     # -- requests
@@ -154,6 +156,8 @@ class Gateway:
             return "a snapshot is being read"
         if self._port.engaged():
             return "somebody holds a lease"
+        if self._store.offers.engaged():
+            return "a driver works on its files"
         return ""
 
     def begin_yield(self) -> str:
@@ -257,11 +261,14 @@ class Gateway:
             reading = stack.enter_context(self._reading(asked.snapshot))
             partition = self._shard(reading, asked.partition, READ, rights)
             if asked.arrow:
-                batches = in_small_batches(reading.scan_arrow(partition, asked.start, asked.end))
+                batches = reading.scan_arrow(partition, asked.start, asked.end)
             else:
                 batches = in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse))
             scan = PagedScan(batches, stack.pop_all())
         try:
+            others = self._scans.total(lambda scan: scan.held_bytes)
+            if others and others + scan.held_bytes > self._store.settings.memory_bytes_max:
+                raise Backpressure(f"scans hold {others} bytes (of memory_bytes_max): retry when some have ended")
             self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S)
         except BaseException:
             scan.close()

@@ -54,6 +54,11 @@ class Held(Generic[T]):
         with self._lock:
             return len(self._entries)
 
+    def total(self, measure: Callable[[T], int]) -> int:
+        """A measure of all of them together."""
+        with self._lock:
+            return sum(measure(entry.thing) for entry in self._entries.values())
+
     def check_room(self, client: str) -> None:
         """`Backpressure` if one more is too many."""
         with self._lock:

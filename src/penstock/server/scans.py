@@ -27,9 +27,18 @@ class PagedScan:
     """A scan, and what must stay open until its end."""
 
     def __init__(self, batches: Iterator[Any], resources: ExitStack) -> None:
-        self._batches = batches
+        self._batches = self._in_small_batches(batches)
         self._resources = resources
-        self._next: Any = next(batches, None)
+        self.held_bytes = 0  # of the batch that is being cut up
+        self._next: Any = next(self._batches, None)
+
+    def _in_small_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            rows = batch.num_rows
+            self.held_bytes = batch.nbytes
+            step = max(1, min(rows, rows * BATCH_BYTES // max(1, self.held_bytes)))
+            for start in range(0, rows, step):
+                yield batch.slice(start, step)
 
     @property
     def schema(self) -> Any:
@@ -50,19 +59,8 @@ class PagedScan:
     def close(self) -> None:
         """Let go of what it reads."""
         self._next = None
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
+        self._batches = iter(())
         self._resources.close()
-
-
-def in_small_batches(batches: Iterator[Any]) -> Iterator[Any]:
-    """Record batches, cut so that none is much larger than a page needs."""
-    for batch in batches:
-        rows = batch.num_rows
-        step = max(1, min(rows, rows * BATCH_BYTES // max(1, batch.nbytes)))
-        for start in range(0, rows, step):
-            yield batch.slice(start, step)
 
 
 def in_batches(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Any]:

@@ -4,11 +4,14 @@
     commit                several tables and a consumer's position in one commit
     stream, progress      a stream from a queue whose results count once
     wait                  until it ends, or a signal says so
+    maintain              a driver that does the large jobs of a store
+    verify, export        the check of all files; a table as Parquet
 
     format                the format `penstock`; the other modules are its parts
     place, arrow          which store; types
     sessions              the first two of the above
     exactly_once          the stream; committing: its commit
+    maintenance           the last three of the above
     reading, writing, loading, streaming
 
 Nothing else in Penstock imports pyspark.
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.spark.committing import Committed, commit
     from penstock.spark.exactly_once import Progress, dead_letter_payload, progress, stream, wait
     from penstock.spark.format import register
+    from penstock.spark.maintenance import Damage, export, maintain, verify
     from penstock.spark.sessions import session, views
 
 _HOMES = {
@@ -35,16 +39,24 @@ _HOMES = {
     "wait": "exactly_once",
     "Progress": "exactly_once",
     "dead_letter_payload": "exactly_once",
+    "maintain": "maintenance",
+    "verify": "maintenance",
+    "export": "maintenance",
+    "Damage": "maintenance",
 }
 __all__ = [
     "Committed",
+    "Damage",
     "Progress",
     "commit",
     "dead_letter_payload",
+    "export",
+    "maintain",
     "progress",
     "register",
     "session",
     "stream",
+    "verify",
     "views",
     "wait",
 ]

@@ -1,0 +1,64 @@
+"""The offer board over the wire: drivers take work, keep it, hand it in, and get its files if they do not see them.
+
+Thread: any.
+Invariant: only files that an offer names are lent, and only while it is being worked on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.client import wire
+from penstock.errors import Invalid
+from penstock.host.files import FileSystem
+from penstock.scheduler.offers import Offer, OfferBoard
+from penstock.server.rights import ADMIN, EVERY_TABLE, Rights
+
+
+class OfferDesk:
+    """Answers drivers."""
+
+    def __init__(self, board: OfferBoard, fs: FileSystem, root: str) -> None:
+        self._board = board
+        self._fs = fs
+        self._root = root
+        self.answers: dict[type, Callable[[Any, Rights], Any]] = {
+            wire.TakeOffer: self._take,
+            wire.KeepOffer: lambda request, rights: self._of(rights).keep(request.offer),
+            wire.FinishOffer: lambda request, rights: self._of(rights).finish(request.offer, request.results),
+            wire.FailOffer: lambda request, rights: self._of(rights).fail(request.offer, request.reason),
+            wire.ReadOffered: self._read,
+            wire.WriteOffered: self._write,
+        }
+
+    def _of(self, rights: Rights) -> OfferBoard:
+        rights.check(ADMIN, EVERY_TABLE)  # work is on raw files, of any table
+        return self._board
+
+    def _take(self, request: wire.TakeOffer, rights: Rights) -> list[Offer]:
+        offer = self._of(rights).take(request.slots)
+        return [] if offer is None else [offer]
+
+    def _read(self, request: wire.ReadOffered, rights: Rights) -> bytes:
+        self._of(rights).check_file(request.offer, request.name, write=False)
+        if request.offset < 0:
+            raise Invalid(f"a file has no bytes at {request.offset}")
+        file = self._fs.open(f"{self._root}/{request.name}")
+        try:
+            return file.pread(wire.PIECE_BYTES, request.offset)
+        finally:
+            file.close()
+
+    def _write(self, request: wire.WriteOffered, rights: Rights) -> None:
+        self._of(rights).check_file(request.offer, request.name, write=True)
+        path = f"{self._root}/{request.name}"
+        if request.offset == 0 and self._fs.exists(path):
+            self._fs.unlink(path)  # it is sent anew
+        file = self._fs.create(path) if request.offset == 0 else self._fs.open(path, write=True)
+        try:
+            if request.offset > file.size():
+                raise Invalid(f"{request.name} has {file.size()} bytes: the next come there, not at {request.offset}")
+            file.pwrite(request.data, request.offset)
+        finally:
+            file.close()

@@ -1,0 +1,288 @@
+"""Maintenance on Spark: the owner's large jobs, the check of all files, the export of a table.
+
+`maintain` makes a driver a worker of the store: it asks the owner for work, runs each part of it as a task, and hands
+in what the tasks tell. Tasks open the files of the store themselves, or fetch and send them if they do not see its
+folder; no row passes through the JVM. The owner commits, if nothing changed meanwhile.
+
+Thread: the driver's; while a job runs, a thread of its own tells the owner that it does.
+Invariant: a part is run at most once under its names: a task that Spark tries again fails, and with it the offer, which
+the owner then does itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+
+from penstock.client.port import FlightPort
+from penstock.client.store import RemoteSnapshot
+from penstock.client.wire import PIECE_BYTES
+from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
+from penstock.host import threads
+from penstock.host.files import OsFileSystem, make_dirs, parent
+from penstock.kinds import Piece
+from penstock.registry import kind_named
+from penstock.scheduler.offers import Offer, Part
+from penstock.scheduler.work import pack, perform, unpack
+from penstock.spark.format import register
+from penstock.spark.place import Place
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+KEEP_S = 2.0  # between two signs of life while a job runs
+SNAPSHOT_LEASE_S = 600.0
+PIECES_PER_SLOT = 4
+_RESULT = "part long, result binary"
+_offer = msgspec.msgpack.Decoder(Offer)
+_piece = msgspec.msgpack.Decoder(Piece)
+
+Work = Callable[[int], bytes]  # by the number of a part, in a task
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written."""
+
+    table: str
+    file: str  # relative to the store, where it is one of its files
+    reason: str
+
+
+# -- jobs of the owner
+
+
+def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event | None = None) -> int:
+    """Do the large jobs of a store on Spark until `stop` is set, or after the first with `once`; how many were done.
+
+    Without `stop`, SIGTERM and SIGINT end it. A job that runs then is given up, and the owner does it.
+    """
+    place, done = Place.of({"path": path}, table=False), 0
+    slots = max(1, spark.sparkContext.defaultParallelism)
+    with _stopping(stop) as ending:
+        while not ending.is_set():
+            try:
+                offer = place.store().port.take_offer(slots)
+                if offer is not None:
+                    done += _work(spark, place, offer, ending)
+            except RetryLater as error:
+                logger.warning("the owner of %s is asked again: %s", path, error)
+                offer = None
+            if offer is None:
+                ending.wait(POLL_S)
+            elif once:
+                break
+    return done
+
+
+@contextmanager
+def _stopping(stop: threading.Event | None) -> Iterator[threading.Event]:
+    if stop is not None or threading.current_thread() is not threading.main_thread():
+        yield stop or threading.Event()
+        return
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _work(spark: Any, place: Place, offer: Offer, stop: threading.Event) -> bool:
+    """Run an offer and hand in its results; whether the owner took them."""
+    port, tag = place.store().port, f"penstock-{offer.offer}"
+    work = partial(_perform, place, msgspec.msgpack.encode(offer))
+    with _keeping(port, offer.offer, stop, lambda: spark.interruptTag(tag)):
+        try:
+            results = _run_tasks(spark, len(offer.parts), work, tag)
+        except (PySparkException, PenstockError) as error:
+            logger.warning("%s was not done: %s", offer.function, error)
+            port.fail_offer(offer.offer, str(error)[:500])
+            return False
+        return port.finish_offer(offer.offer, results)
+
+
+@contextmanager
+def _keeping(port: FlightPort, offer: str, stop: threading.Event, give_up: Callable[[], object]) -> Iterator[None]:
+    """Tell the owner that an offer is being worked on; give it up if the owner withdrew it, or at a stop."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(KEEP_S):
+            try:
+                wanted = not stop.is_set() and port.keep_offer(offer)
+            except PenstockError:
+                wanted = False
+            if not wanted:
+                give_up()
+                return
+
+    keeper = threads.spawn(keep, name="penstock-offer")
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join(KEEP_S)
+
+
+def _run_tasks(spark: Any, count: int, work: Work, tag: str | None = None) -> list[bytes]:
+    """Run `count` tasks; what each of them told."""
+    frame = spark.range(0, count, 1, count).mapInArrow(partial(_task, work), _RESULT)
+    if tag is not None:
+        spark.addTag(tag)
+    try:
+        told = {row["part"]: bytes(row["result"]) for row in frame.collect()}
+    finally:
+        if tag is not None:
+            spark.removeTag(tag)
+    return [told[number] for number in range(count)]
+
+
+def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield pa.record_batch([pa.array([number]), pa.array([work(number)], pa.binary())], ["part", "result"])
+
+
+def _perform(place: Place, encoded: bytes, number: int) -> bytes:
+    """In a task: one part of an offer, in the store's folder or in one that stands for it."""
+    context = TaskContext.get()
+    if context is not None and (context.attemptNumber() or context.stageAttemptNumber()):
+        raise Invalid("a part is not tried again: an earlier attempt may still write its files")
+    offer = _offer.decode(encoded)
+    if not offer.function.startswith("penstock."):
+        raise Invalid(f"{offer.function} is no work of Penstock's")
+    part, root = offer.parts[number], place.root
+    if root is not None:
+        return _performed(offer.function, part, root)
+    with tempfile.TemporaryDirectory(prefix="penstock-offer-") as spare:
+        port = place.store().port
+        for name in part.reads:
+            _fetch(port, offer.offer, name, f"{spare}/{name}")
+        for name in part.writes:
+            make_dirs(OsFileSystem(), parent(f"{spare}/{name}"))
+        result = _performed(offer.function, part, spare)
+        for name in part.writes:
+            _send(port, offer.offer, name, f"{spare}/{name}")
+        return result
+
+
+def _performed(function: str, part: Part, root: str) -> bytes:
+    arguments = unpack(part.arguments)
+    assert isinstance(arguments, dict)
+    return perform(function, pack({**arguments, "root": root}), threading.Event())
+
+
+def _fetch(port: FlightPort, offer: str, name: str, path: str) -> None:
+    fs = OsFileSystem()
+    make_dirs(fs, parent(path))
+    file, offset = fs.create(path), 0
+    try:
+        while data := port.read_offered(offer, name, offset):
+            file.pwrite(data, offset)
+            offset += len(data)
+    finally:
+        file.close()
+
+
+def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
+    """Bring a file to the owner, if the part made it."""
+    fs = OsFileSystem()
+    if not fs.exists(path):
+        return
+    file = fs.open(path)
+    try:
+        for offset in range(0, file.size(), PIECE_BYTES):
+            port.write_offered(offer, name, offset, file.pread(PIECE_BYTES, offset))
+    finally:
+        file.close()
+
+
+# -- checking
+
+
+def verify(spark: Any, path: str) -> list[Damage]:
+    """Compare every page of every file of every table with its checksum: what is damaged, nothing if all is well."""
+    place = Place.of({"path": path}, table=False)
+    slots = max(1, spark.sparkContext.defaultParallelism)
+    with _snapshot(place) as snapshot:
+        pieces = [
+            (name, msgspec.msgpack.encode(piece))
+            for name in snapshot.tables()
+            for piece in _pieces(snapshot, name, slots * PIECES_PER_SLOT)
+        ]
+        told = _run_tasks(spark, len(pieces), partial(_check, place, snapshot.id, pieces)) if pieces else []
+    found = {damage for some in told for damage in msgspec.msgpack.decode(some, type=list[Damage])}
+    return sorted(found, key=lambda damage: (damage.table, damage.file, damage.reason))
+
+
+def _pieces(snapshot: RemoteSnapshot, name: str, count: int) -> list[Piece]:
+    try:
+        return snapshot.pieces(name, count)
+    except CorruptionError:  # to cut it, files are looked into: in one piece they are not
+        return snapshot.pieces(name, 1)
+
+
+def _check(place: Place, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
+    """In a task: look at the files of one piece, or have the owner read it."""
+    name, encoded = pieces[number]
+    piece, store, root = _piece.decode(encoded), place.store(), place.root
+    snapshot = store.snapshot(snapshot_id)
+    info = snapshot.info(name)
+    found = None
+    if root is not None and piece.detail:
+        found = kind_named(info.kind, info.name).check_piece(piece, root, store.identity)
+    if found is None:
+        found = []
+        try:
+            for _ in snapshot.read(piece):
+                pass
+        except CorruptionError as error:
+            found = [(error.path, f"byte {error.offset}: {error.reason}")]
+    return msgspec.msgpack.encode([Damage(name, file.removeprefix(f"{store.path}/"), why) for file, why in found])
+
+
+# -- export
+
+
+def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
+    """Write a table to Parquet files in `target`, as of one LSN, which is returned. `mode` is that of Spark's writers."""
+    place = Place.of({"path": path, "table": table})
+    place.info()
+    register(spark)
+    with _snapshot(place) as snapshot:
+        reader = spark.read.format("penstock").option("table", table).option("snapshot", snapshot.id)
+        reader.load(place.path).write.mode(mode).parquet(target)
+        return snapshot.lsn
+
+
+@contextmanager
+def _snapshot(place: Place) -> Iterator[RemoteSnapshot]:
+    """A snapshot that is kept for as long as the block takes."""
+    store, ended = place.store(), threading.Event()
+    with store.snapshot(lease_s=SNAPSHOT_LEASE_S) as snapshot:
+
+        def keep() -> None:
+            while not ended.wait(SNAPSHOT_LEASE_S / 3):
+                with suppress(RetryLater):
+                    store.snapshot(snapshot.id)  # to ask for it is to use it
+
+        keeper = threads.spawn(keep, name="penstock-snapshot")
+        try:
+            yield snapshot
+        finally:
+            ended.set()
+            keeper.join(KEEP_S)

@@ -1,0 +1,259 @@
+"""Queues of a store against every crash, crashes in recovery and faults; with seeded bugs that must be caught."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from queue_model import machine_of, open_queues, payloads
+from queue_store_scenario import QueueStoreScenario, QueueUser, ShortQueueStore
+
+from penstock.partition.ledger import Verdict
+from penstock.partition.machine import Entry
+from penstock.partition.reference import Staging
+from penstock.queue.chain import FileChain
+from penstock.queue.machine import QueueMachine
+from penstock.queue.positions import ACK, CONDITIONS
+from penstock.queue.qmft import Manifest
+from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Failures are injected by the thousand: what is logged about them is of no use here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_crash() -> None:
+    report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
+    assert {"commit", "rename", "fdatasync", "fsync", "fsync_dir", "unlink", "rmdir"} <= report.labels
+    assert report.crashes > 300
+
+
+def test_the_scenarios_roll_trim_and_drop_segments() -> None:
+    for scenario in (QueueStoreScenario(), ShortQueueStore()):
+        disk = SimulatedDisk()
+        disk.on_image = lambda: 0
+        scenario.run(disk, History())
+        labels = [image.label for image in disk.images]
+        assert sum("create" in label and ".data" in label for label in labels) > 3, "rolls"
+        assert any("unlink" in label and ".data" in label for label in labels), "trims"
+        assert any("unlink" in label and ".arrow" in label for label in labels), "staged files that are not needed"
+        assert any("unlink" in label and "/journal/" in label for label in labels), "checkpoints"
+
+
+def short_crashes() -> None:
+    explore(ShortQueueStore(), modes=("strict", "torn"), depth=1)
+
+
+def test_every_torn_crash() -> None:
+    short_crashes()
+
+
+def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
+    explore(Sampled(), modes=("kept", "restart"), depth=1)
+
+
+class Sampled(ShortQueueStore):
+    """Every third image."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def resume(self, disk: Any, history: Any) -> None:
+        self._count += 1
+        if self._count % 3 == 0:
+            super().resume(disk, history)
+
+
+class Recovering(ShortQueueStore):
+    """Samples its images: every crash during recovery costs a run."""
+
+    every = 47
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def resume(self, disk: Any, history: Any) -> None:
+        if disk.on_image is not None:  # the first crash: another will follow
+            self._count += 1
+            if self._count % self.every:
+                return
+        super().resume(disk, history)
+
+
+def test_crashes_in_recovery() -> None:
+    report = explore(Recovering(), modes=("strict",), recovery_modes=("strict",))
+    assert report.crashes_in_recovery > 100
+
+
+def test_faults_crossed_with_crashes() -> None:
+    faults = Faults(kinds=("eio", "enospc", "short"), every=37, images_every=53)
+    explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+
+
+def test_failed_syncs_of_queue_files() -> None:
+    """They are not told to be stored, the journal stays, and another opening has everything."""
+    faults = Faults(kinds=("eio",), operations=("fdatasync", "fsync"), every=3, images_every=29)
+    explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_every_fault_and_every_crash_in_recovery() -> None:
+    explore(QueueStoreScenario(), depth=1, torn_seeds=3)
+    explore(ShortQueueStore())
+    explore(ShortQueueStore(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=9))
+
+
+def test_a_roll_just_before_a_crash_replays_to_the_same_sequences() -> None:
+    """Nothing is stored in the manifest, the files are synced in part: what they hold is not written again."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    store = open_queues(disk, clock)
+    queue = store.queue("a")
+    told = {}
+    for number in range(9):
+        where = queue.append(b"%d" % number * 600)
+        told[where.sequence] = b"%d" % number * 600
+    machine = machine_of(store, "a")
+    assert machine.stored == 0
+    assert machine.queue.stored_lsn > 0, "it rolled"
+    for _ in range(3):  # and again, and again
+        disk = disk.image().restore("strict")
+        store = open_queues(disk, clock)
+        machine = machine_of(store, "a")
+        assert {m.sequence: m.payload for m in store.queue("a").read()} == told
+        assert machine.stored == 0
+        where = store.queue("a").append(b"more" * 150)
+        assert where.sequence == len(told) + 1
+        told[where.sequence] = b"more" * 150
+    store.checkpoint()
+    assert machine.stored > 0
+    assert payloads(open_queues(disk.image().restore("strict"), clock).queue("a")) == list(told.values())
+
+
+# -- seeded bugs
+
+
+def stored_before_the_files_are_synced(patch: Patch) -> None:
+    def unsynced(self: FileChain) -> None:
+        if self.active is not None:
+            self.synced = self.active.place
+
+    store_now = QueueMachine.store_now
+
+    def pretend(self: QueueMachine) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(FileChain, "sync", unsynced)
+            store_now(self)
+
+    patch.setattr(QueueMachine, "store_now", pretend)
+
+
+def unlinked_before_the_manifest(patch: Patch) -> None:
+    def hasty(self: FileChain, count: int) -> None:
+        manifest = self._manifest
+        for place in range(count):
+            path = f"{self._folder}/{manifest.files[place].path}"
+            self._fs.unlink(path)
+            self._fs.fsync_dir(path.rpartition("/")[0])
+        files = manifest.files.without_oldest(count)
+        self._write(Manifest(manifest.next_sequence, manifest.active_file, files))
+
+    patch.setattr(FileChain, "drop_oldest", hasty)
+
+
+def acknowledged_without_the_ledger(patch: Patch) -> None:
+    """Whoever had the lease when it came in is believed, and nothing is written down."""
+    patch.setitem(CONDITIONS, ACK, lambda data, get, put: Verdict.ACCEPTED)
+
+
+def acknowledged_twice(patch: Patch) -> None:
+    """It is written down, but not looked at."""
+    judge = CONDITIONS[ACK]
+
+    def lenient(data: bytes, get: Any, put: Any) -> Verdict:
+        judge(data, get, put)
+        return Verdict.ACCEPTED
+
+    patch.setitem(CONDITIONS, ACK, lenient)
+
+
+def numbered_again_after_reopening(patch: Patch) -> None:
+    """What the files hold already is appended once more, under new sequences."""
+
+    def again(self: QueueMachine, bodies: list[bytes], entry: Entry) -> None:
+        if bodies:
+            lsn = max(entry.lsn, self.queue.last_lsn + 1)
+            self.next = self.queue.append_bodies(bodies, lsn=lsn, time_us=entry.time_us)
+
+    patch.setattr(QueueMachine, "_append", again)
+
+
+def trims_forgotten_by_a_roll(patch: Patch) -> None:
+    """Where the files are is taken for where the machine is, and the floor for that of another LSN."""
+    init = QueueMachine.__init__
+
+    def ahead(self: QueueMachine, *args: Any) -> None:
+        init(self, *args)
+        self._applied = self._stored = max(self._stored, self.queue.stored_lsn)
+        self.next = self.queue.next_sequence
+
+    patch.setattr(QueueMachine, "__init__", ahead)
+
+
+def staged_files_given_up_before_their_messages_are_stored(patch: Patch) -> None:
+    store_now = QueueMachine.store_now
+
+    def hasty(self: QueueMachine) -> None:
+        site, taken = self._site, list(self._taken)
+        if taken:
+            Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock).discard(self._descriptor.table, taken)
+        store_now(self)
+
+    patch.setattr(QueueMachine, "store_now", hasty)
+
+
+def files_removed_above_the_floor(patch: Patch) -> None:
+    def greedy(self: QueueMachine) -> None:
+        with self._lock:
+            self.queue.trim(before_sequence=self.next)
+
+    patch.setattr(QueueMachine, "drop_files", greedy)
+
+
+@pytest.mark.parametrize(
+    "seed_bug",
+    [
+        stored_before_the_files_are_synced,
+        unlinked_before_the_manifest,
+        acknowledged_without_the_ledger,
+        acknowledged_twice,
+        numbered_again_after_reopening,
+        trims_forgotten_by_a_roll,
+        staged_files_given_up_before_their_messages_are_stored,
+        files_removed_above_the_floor,
+    ],
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises(Violation) as caught:
+            short_crashes()
+        assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
+
+
+def test_the_scenario_itself_sees_what_it_should() -> None:
+    """A user that is told something else than the store holds is heard."""
+    user = QueueUser(SimulatedDisk(), History())
+    user.create("a")
+    user.put("a", 0, 5)
+    user.history.note("put", 99, "a", 0, [b"never written"], None)
+    with pytest.raises(Violation):
+        user.check()

@@ -1,0 +1,401 @@
+"""TCP: TLS, tokens, and the guard that keeps from gRPC what it would take without a limit."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import random
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import penstock
+from penstock.client import place, wire
+from penstock.client.connect import connect
+from penstock.client.store import RemoteStore
+from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.server import guard
+from penstock.server.guard import PREFACE, Inspector, Meter, RefusedError
+from penstock.server.tcp import serve_tcp
+from penstock.store import Store
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """(certificate, key) for 127.0.0.1 that signs itself, as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "server.pem", folder / "server.key"
+    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate_path, key_path
+
+
+def write_tokens(path: Path, **rights: str) -> Path:
+    lines = []
+    for name, given in rights.items():
+        digest = hashlib.sha256(f"{name}-secret".encode()).hexdigest()
+        lines.append(f'[tokens.{name}]\nsha256 = "{digest}"\nrights = {{ {given} }}\n')
+    path.write_text("\n".join(lines))
+    return path
+
+
+class Served:
+    """A store over TCP."""
+
+    def __init__(self, store: Store, port: int, certificate: Path) -> None:
+        self.store, self.port, self.certificate = store, port, certificate
+        self.url = f"penstock://127.0.0.1:{port}"
+
+    def connect(self, name: str, timeout_s: float = 5.0) -> RemoteStore:
+        return connect(self.url, token=f"{name}-secret", authority=self.certificate, timeout_s=timeout_s)
+
+    def line(self) -> flight.FlightClient:
+        return flight.FlightClient(f"grpc+tls://127.0.0.1:{self.port}", tls_root_certs=self.certificate.read_bytes())
+
+    def socket(self) -> ssl.SSLSocket:
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        context.set_alpn_protocols(["h2"])
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=10.0)
+        return context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def served(tmp_path: Path, credentials: tuple[Path, Path]) -> Iterator[Served]:
+    tokens = write_tokens(tmp_path / "tokens.toml", admin='"*" = "admin"', reader='users = "read"')
+    with penstock.open(tmp_path / "store") as store:
+        port = serve_tcp(store, certificate=credentials[0], key=credentials[1], tokens=tokens)
+        yield Served(store, port, credentials[0])
+
+
+# -- who may come in
+
+
+def test_the_whole_api_over_tcp(served: Served) -> None:
+    with served.connect("admin") as store:
+        users, events = store.kv("users"), store.queue("events")
+        users.put_many({b"%05d" % n: bytes(1_000) for n in range(20_000)}, durable=True)
+        assert sum(batch.num_rows for batch in users.scan_arrow()) == 20_000
+        events.append(b"x")
+        consumer = events.consumer("c")
+        got = consumer.get()
+        with store.batch(token=("p", 1)) as batch:
+            consumer.ack(got, batch=batch)
+            batch.kv("users").put(b"seen", b"1")
+        with store.snapshot() as mine, connect(served.store.path) as other:
+            assert other.snapshot(mine.id).kv("users")[b"seen"] == b"1"
+        users.put(b"large", bytes(60 << 20), durable=True)
+        assert len(users[b"large"]) == 60 << 20
+
+
+def test_no_token_wrong_token_and_a_reader_that_writes(served: Served) -> None:
+    served.store.kv("users").put(b"a", b"1", durable=True)
+    served.store.kv("others")
+    with served.line() as line:
+        for headers in ([], [(b"authorization", b"Bearer wrong")], [(b"authorization", b"Basic YWRtaW46eA==")]):
+            options = flight.FlightCallOptions(headers=headers, timeout=10.0)
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                list(line.do_action(flight.Action(wire.PROTOCOL, wire.pack(wire.ReadTime())), options))
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                line.do_get(flight.Ticket(b"x"), options).read_all()
+    with pytest.raises(Invalid, match="token"):
+        served.connect("nobody")
+    with served.connect("reader") as store:
+        assert store.tables() == ["users"]
+        users = store.kv("users")
+        assert users[b"a"] == b"1"
+        with pytest.raises(Invalid, match="right to write users"):
+            users.put(b"a", b"2", durable=True)
+        with pytest.raises(Invalid, match="right to read others"):
+            store.kv("others")
+        with pytest.raises(Invalid, match="right to admin users"):
+            store.drop("users")
+        with pytest.raises(Invalid, match="right to write"), store.batch(token=("p", 1)) as batch:
+            batch.kv("users").put(b"a", b"2")
+        assert users[b"a"] == b"1"
+
+
+def test_what_is_needed_to_serve(tmp_path: Path, credentials: tuple[Path, Path]) -> None:
+    certificate, key = credentials
+    tokens = write_tokens(tmp_path / "tokens.toml", admin='"*" = "admin"')
+    with penstock.open(tmp_path / "store") as store:
+        with pytest.raises(Invalid, match="read"):
+            serve_tcp(store, certificate=tmp_path / "none.pem", key=key, tokens=tokens)
+        with pytest.raises(Invalid, match="read"):
+            serve_tcp(store, certificate=key, key=key, tokens=tokens)
+        with pytest.raises(Invalid, match="tokens"):
+            serve_tcp(store, certificate=certificate, key=key, tokens=certificate)
+        port = serve_tcp(store, certificate=certificate, key=key, tokens=tokens)
+        with pytest.raises(PenstockError, match="cannot be listened on"):
+            serve_tcp(store, port=port, certificate=certificate, key=key, tokens=tokens)
+    with pytest.raises(WaitExpired):
+        connect(f"penstock://127.0.0.1:{port}", token="admin-secret", authority=certificate, timeout_s=0.5)
+    with penstock.open(tmp_path / "b", settings=penstock.StoreSettings(serve=False)) as store:  # noqa: SIM117
+        with pytest.raises(Invalid, match="serve=False"):
+            serve_tcp(store, certificate=certificate, key=key, tokens=tokens)
+
+
+def test_a_server_that_is_not_who_it_says(served: Served, tmp_path: Path) -> None:
+    other, _ = make_certificate(tmp_path)
+    with pytest.raises(WaitExpired):
+        connect(served.url, token="admin-secret", authority=other, timeout_s=1.0)
+
+
+def test_a_client_finds_a_server_that_is_back(tmp_path: Path, credentials: tuple[Path, Path]) -> None:
+    certificate, key = credentials
+    tokens = write_tokens(tmp_path / "tokens.toml", admin='"*" = "admin"')
+    store = penstock.open(tmp_path / "store")
+    port = serve_tcp(store, certificate=certificate, key=key, tokens=tokens)
+    with Served(store, port, certificate).connect("admin", timeout_s=20.0) as client:
+        users = client.kv("users")
+        users.put(b"a", b"1", durable=True)
+        store.close()
+        back = threading.Event()
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.append(users[b"a"]))
+        reading.start()
+        back.wait(0.5)
+        with penstock.open(tmp_path / "store") as store:
+            serve_tcp(store, port=port, certificate=certificate, key=key, tokens=tokens)
+            reading.join(30.0)
+            assert found == [b"1"]
+            users.put(b"a", b"2", durable=True)
+            assert store.kv("users")[b"a"] == b"2"
+
+
+# -- frames
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def message(body: bytes, *, compressed: int = 0, length: int | None = None) -> bytes:
+    return struct.pack(">BI", compressed, len(body) if length is None else length) + body
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("step", [1, 3, 10, 1 << 20])
+def test_frames_are_followed_however_they_are_cut(step: int) -> None:
+    meter = Meter()
+    inspector = Inspector(meter, Time())
+    sent = PREFACE + frame(4, 0, 0, bytes(6)) + frame(1, 4, 1, b"headers") + frame(6, 0, 0, bytes(8))
+    whole = message(b"x" * 100) + message(b"") + message(b"y" * 50)
+    sent += frame(0, 0, 1, whole[:3]) + frame(0, 8, 1, b"\x04" + whole[3:60] + bytes(4)) + frame(0, 1, 1, whole[60:])
+    for at in range(0, len(sent), step):
+        inspector.from_client(sent[at : at + step])
+    assert meter.bytes == 150
+    answer = frame(4, 0, 0) + frame(1, 4, 1, b"headers") + frame(0, 0, 1, b"body") + frame(1, 5, 1, b"trailers")
+    for at in range(0, len(answer), step):
+        inspector.from_server(answer[at : at + step])
+    assert meter.bytes == 0
+    inspector.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        PREFACE + frame(1, 4, 1) + frame(0, 0, 1, message(b"", length=wire.MESSAGE_BYTES_MAX + (1 << 20))),
+        PREFACE + frame(1, 4, 1) + frame(0, 0, 1, message(b"bomb", compressed=1)),
+        PREFACE + frame(1, 4, 1) + frame(0, 8, 1, b"\xff" + bytes(5)),
+        PREFACE + b"".join(frame(1, 4, 2 * n + 1) for n in range(guard.STREAMS_MAX + 1)),
+        PREFACE
+        + b"".join(
+            frame(1, 4, 2 * n + 1) + frame(0, 0, 2 * n + 1, message(b"", length=wire.MESSAGE_BYTES_MAX))
+            for n in range(guard.UNDER_WAY_BYTES_MAX // wire.MESSAGE_BYTES_MAX + 1)
+        ),
+    ],
+    ids=["no http2", "too long", "compressed", "padding", "streams", "bytes"],
+)
+def test_who_breaks_a_limit_is_refused(sent: bytes) -> None:
+    meter = Meter()
+    inspector = Inspector(meter, Time())
+    with pytest.raises(RefusedError):
+        inspector.from_client(sent)
+    inspector.close()
+    assert meter.bytes == 0
+
+
+def test_streams_that_take_too_long_and_silence_are_refused() -> None:
+    time = Time()
+    inspector = Inspector(Meter(), time)
+    inspector.from_client(PREFACE + frame(1, 4, 1))
+    time.now_s = guard.STREAM_S_MAX - 1
+    inspector.check_times()
+    inspector.from_client(frame(6, 0, 0, bytes(8)))  # a ping is no sign of life
+    time.now_s = guard.STREAM_S_MAX + 1
+    with pytest.raises(RefusedError):
+        inspector.check_times()
+    inspector.from_server(frame(3, 0, 1, bytes(4)))
+    inspector.check_times()
+    time.now_s += guard.IDLE_S_MAX + 1
+    with pytest.raises(RefusedError):
+        inspector.check_times()
+
+
+def test_damaged_frames_break_nothing() -> None:
+    draw = random.Random(3)
+    good = PREFACE + frame(4, 0, 0, bytes(6)) + frame(1, 4, 1, b"h") + frame(0, 1, 1, message(b"x" * 50))
+    for _ in range(2_000):
+        bad = bytearray(good)
+        bad[draw.randrange(len(bad))] ^= 1 << draw.randrange(8)
+        inspector = Inspector(Meter(), Time())
+        with suppress(RefusedError):
+            inspector.from_client(bytes(bad))
+        inspector.close()
+
+
+# -- against a server in a process of its own
+
+
+SERVER = """
+import sys, penstock
+from penstock.server.tcp import serve_tcp
+path, certificate, key, tokens = sys.argv[1:]
+with penstock.open(path) as store:
+    store.kv("users").put_many({b"%05d" % n: bytes(2_000) for n in range(5_000)}, durable=True)
+    print(serve_tcp(store, certificate=certificate, key=key, tokens=tokens), flush=True)
+    sys.stdin.read()
+"""
+
+
+class Process:
+    """A server whose memory and threads are watched."""
+
+    def __init__(self, process: subprocess.Popen[bytes], certificate: Path) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.served = Served(None, int(process.stdout.readline()), certificate)  # type: ignore[arg-type]
+
+    def status(self, name: str) -> int:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+    def answers(self) -> bool:
+        with self.served.connect("admin", timeout_s=20.0) as store:
+            return store.kv("users").get(b"00001") == bytes(2_000)
+
+
+@pytest.fixture
+def process(tmp_path: Path, credentials: tuple[Path, Path]) -> Iterator[Process]:
+    tokens = write_tokens(tmp_path / "tokens.toml", admin='"*" = "admin"')
+    arguments = [str(tmp_path / "store"), *map(str, credentials), str(tokens)]
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, *arguments], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as started:
+        try:
+            server = Process(started, credentials[0])
+            assert server.answers()
+            yield server
+        finally:
+            started.kill()
+
+
+def test_an_oversized_message_takes_no_memory(process: Process) -> None:
+    before = process.status("RssAnon")
+    highest = before
+    body = bytes(400 << 20)
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not stop.wait(0.01):
+            highest = max(highest, process.status("RssAnon"))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    for headers in ([], [(b"authorization", b"Bearer admin-secret")]):
+        with process.served.line() as line, pytest.raises(pa.ArrowException):
+            options = flight.FlightCallOptions(headers=headers, timeout=60.0)
+            list(line.do_action(flight.Action(wire.PROTOCOL, body), options))
+    stop.set()
+    watching.join()
+    assert highest - before < 100 << 10, "of 400 MiB, sent twice"
+    assert process.answers()
+
+
+def test_hundreds_of_idle_streams_and_connections(process: Process, request: pytest.FixtureRequest) -> None:
+    threads_before = process.status("Threads")
+    silent = [process.served.socket() for _ in range(100)]  # over TLS, and then nothing
+    request.addfinalizer(lambda: [connection.close() for connection in silent])
+    for connection in silent[:50]:
+        connection.sendall(PREFACE + frame(4, 0, 0))  # or half a request
+    held: list[Any] = []
+    lines = [process.served.line() for _ in range(5)]
+    options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer admin-secret")], timeout=60.0)
+    info = wire.FindTable("users")
+    (answer,) = lines[0].do_action(flight.Action(wire.PROTOCOL, wire.pack(info)), options)
+    table = wire.unpack(answer.body.to_pybytes(), list[wire.TableInfo])[0].table
+    for each in range(200):
+        line = lines[each % len(lines)]
+        with suppress(pa.ArrowException):
+            scan = wire.Scan(f"idle{each}", "", table << 16, b"", None, True)
+            held.append(line.do_get(flight.Ticket(wire.pack(scan)), options))
+        with suppress(pa.ArrowException):
+            held.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
+    assert process.answers()
+    assert process.status("Threads") - threads_before < 350
+    assert process.status("RssAnon") < (512 << 10) + (700 << 10)
+    for one in held:
+        with suppress(pa.ArrowException, OSError):
+            one[0].close() if isinstance(one, tuple) else one.cancel()
+    for line in lines:
+        line.close()
+    assert process.answers()
+
+
+def test_noise_is_refused_and_the_server_goes_on(process: Process) -> None:
+    draw = random.Random(5)
+    for _ in range(30):
+        with process.served.socket() as connection, suppress(OSError):
+            connection.sendall(draw.choice([PREFACE, b""]) + draw.randbytes(draw.randint(1, 5_000)))
+            connection.settimeout(0.2)
+            connection.recv(100)
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", process.served.port)) as raw, suppress(OSError):
+            raw.sendall(draw.randbytes(500))  # not even TLS
+    place.pause(0.2)
+    assert process.answers()
