@@ -5,6 +5,8 @@ Thread: one.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -109,6 +111,27 @@ def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", h
     if yes or typer.confirm(f"Remove {table} and all that is in it?"):
         with _connect(store) as opened:
             opened.drop(table)
+
+
+@app.command()
+def serve(  # noqa: PLR0917 - typer reads the signature
+    store: Store,
+    certificate: Annotated[Path, typer.Option(help="PEM file")],
+    key: Annotated[Path, typer.Option(help="PEM file of the certificate's key")],
+    tokens: Annotated[Path, typer.Option(help="file that lists tokens and their rights")],
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free")] = 0,
+) -> None:
+    """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
+    from penstock.server.tcp import serve_tcp
+
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with penstock.open(store) as opened:
+        found = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
+        print(f"penstock://{host}:{found}", flush=True)
+        stopping.wait()
 
 
 def _print(columns: tuple[str, ...], rows: Iterator[Any]) -> None:

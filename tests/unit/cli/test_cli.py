@@ -1,0 +1,63 @@
+"""The command, as a person runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli.shown import given, shown
+from penstock.store import Store
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with penstock.open(tmp_path / "s") as opened:
+        yield opened
+
+
+def test_a_look_at_a_store_that_somebody_has_open(store: Store) -> None:
+    store.kv("users", value="utf8").put(b"ada", "1815", durable=True)
+    store.queue("events").put(b"hello", durable=True)
+    assert "users" in run("tables", store.path).stdout
+    assert run("get", store.path, "users", "ada").stdout == "1815\n"
+    assert "1815" in run("scan", store.path, "users").stdout
+    assert run("put", store.path, "users", "bob", "x").returncode == 0
+    assert store.kv("users").get(b"bob") == "x"
+    assert run("delete", store.path, "users", "bob").returncode == 0
+    assert store.kv("users").get(b"bob") is None
+    assert "sequence 2" in run("send", store.path, "events", "0x00ff").stdout
+    assert "0x00ff" in run("read", store.path, "events").stdout
+    store.queue("events").consumer("c").get()
+    assert "2 messages" in run("queue", store.path, "events").stdout
+    assert run("drop", store.path, "users", "--yes").returncode == 0
+    assert store.tables() == ["events"]
+
+
+def test_errors_are_one_line(store: Store, tmp_path: Path) -> None:
+    store.kv("users")
+    for arguments, words in [
+        (("get", store.path, "users", "nobody"), "there is no key nobody"),
+        (("scan", store.path, "nothing"), "there is no table nothing"),
+        (("tables", str(tmp_path / "elsewhere")), "no store"),
+        (("get", store.path, "users", "0xzz"), "no key"),
+    ]:
+        found = run(*arguments)
+        assert found.returncode == 1
+        assert found.stderr.startswith("penstock: ")
+        assert words in found.stderr
+        assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", [b"", b"ada", b"\x00\xff", b"0x12", "ä".encode(), b"a\nb"])
+def test_what_is_shown_can_be_given(value: bytes) -> None:
+    assert given(shown(value)) == value
