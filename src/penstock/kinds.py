@@ -58,8 +58,8 @@ class State(Protocol):
     def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
         """Record batches of [start, end)."""
 
-    def pieces(self, count: int) -> list[Piece]:
-        """About `count` parts of about one size that a reader elsewhere can read by themselves."""
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        """[start, end) in about `count` parts of about one size that a reader elsewhere can read by themselves."""
 
     def close(self) -> None: ...
 
@@ -236,7 +236,7 @@ class Kind(Protocol):
         """Record batches (as of a shard's scan) read from the piece's files; None if they cannot be read here."""
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
-        """What is wrong with the piece's files: name and reason; None if they cannot be read here."""
+        """What is wrong with the piece's files: path and reason; None if they cannot be read here."""
 
 
 class Reading(Protocol):
@@ -260,8 +260,10 @@ class Reading(Protocol):
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         """Record batches of a range."""
 
-    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
-        """A shard in parts for several readers."""
+    def pieces(
+        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
+    ) -> list[Piece]:
+        """A range of a shard in parts for several readers."""
 
     def time_us(self) -> int:
         """The store's clock."""

@@ -298,7 +298,9 @@ class LocalPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._view(partition).scan_arrow(start, end)
 
-    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
+    def pieces(
+        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
+    ) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")
 
     def snapshot(self) -> SnapshotPort:
@@ -367,8 +369,10 @@ class SnapshotPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._state(partition).scan_arrow(start, end)
 
-    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
-        return self._state(partition).pieces(count)
+    def pieces(
+        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
+    ) -> list[Piece]:
+        return self._state(partition).pieces(count, start, end)
 
     def close(self) -> None:
         for state in self._states.values():

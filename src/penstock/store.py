@@ -67,7 +67,7 @@ RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full d
 class StoreSettings:
     """Everything about a store that can be chosen."""
 
-    memory_bytes_max: int = 512 << 20  # rows that are not in files; writers wait rather than pass it
+    memory_bytes_max: int = 1 << 30  # by which writing makes the process grow; writers wait rather than pass it
     durable: bool = False  # whether every write waits by default
     journal: LogSettings = field(default_factory=LogSettings)
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
@@ -81,25 +81,28 @@ class StoreSettings:
     offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
-        if self.memory_bytes_max < 160 << 20:
-            raise Invalid("memory_bytes_max must be at least 160 MiB: the largest value has 64")
+        if self.memory_bytes_max < 256 << 20:
+            raise Invalid(f"memory_bytes_max is {self.memory_bytes_max}: give at least 256 MiB")
+
+    # What memory goes to: rows in memtables; writes on their way, which are there up to three times (as they came,
+    # encoded, and as a record of the journal); a flush, with a copy of its memtable and one batch of a file.
 
     @property
     def coordinator(self) -> CoordinatorSettings:
         return CoordinatorSettings(
             flush_interval_s=self.flush_interval_s,
             flush_bytes=8 << 20,
-            bytes_max=max(80 << 20, self.memory_bytes_max // 8),
+            bytes_max=min(self.memory_bytes_max // 16, 128 << 20) + (1 << 20),  # from 1 GiB on, any value fits
         )
 
     @property
     def rows_bytes_max(self) -> int:
-        """For rows in memtables; the rest is for writes on their way and for what a flush needs while it works."""
-        return self.memory_bytes_max // 2
+        """For rows in memtables."""
+        return self.memory_bytes_max // 2 - (32 << 20)
 
     @property
     def tree(self) -> TreeSettings:
-        return TreeSettings(memtable_bytes=min(64 << 20, self.memory_bytes_max // 8))
+        return TreeSettings(memtable_bytes=min(self.memory_bytes_max // 8, 128 << 20))
 
 
 def open_store(

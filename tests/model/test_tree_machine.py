@@ -17,6 +17,7 @@ from lsm_files import puts
 from lsm_files import write as write_sstable
 from tree_place import Model, Place, Write
 
+from penstock.lsm import memtable
 from penstock.lsm.operators import union_of
 from penstock.lsm.rows import NEVER
 from penstock.lsm.tree import Snapshot
@@ -35,9 +36,16 @@ ttl = st.sampled_from([0, 0, 0, 1_000_000, 60_000_000])
 @st.composite
 def writes(draw: st.DrawFn) -> list[Write]:
     found: list[Write] = []
+    puts_only = draw(st.booleans())  # as most records are: bare values
     for _ in range(draw(st.integers(1, 12))):
-        kind = draw(
-            st.sampled_from(["put"] * 5 + ["delete"] * 2 + ["delete_range", "add_i64", "max_i64", "append", "union"])
+        kind = (
+            "put"
+            if puts_only
+            else draw(
+                st.sampled_from(
+                    ["put"] * 5 + ["delete"] * 2 + ["delete_range", "add_i64", "max_i64", "append", "union"]
+                )
+            )
         )
         key = draw(keys)
         if kind == "delete_range":
@@ -50,18 +58,22 @@ def writes(draw: st.DrawFn) -> list[Write]:
                 value = union_of(draw(st.frozensets(st.binary(max_size=3), max_size=3)))
             else:
                 value = draw(numbers if kind.endswith("i64") else values)
-            found.append(Write(kind, key, value, draw(ttl)))
+            found.append(Write(kind, key, value, 0 if puts_only else draw(ttl)))
     return found
 
 
 class TreeMachine(RuleBasedStateMachine):
-    @initialize()
-    def start(self) -> None:
+    @initialize(bare=st.booleans())
+    def start(self, bare: bool) -> None:
+        self.patches = pytest.MonkeyPatch()
+        if bare:
+            self.patches.setattr(memtable, "_BARE_PUTS_MIN", 1)
         self.place = Place()
         self.model = Model()
-        self.snapshots: list[tuple[Snapshot, dict[bytes, bytes]]] = []
+        self.snapshots: list[tuple[Snapshot, dict[bytes, bytes], list[tuple[bytes, bytes, int]]]] = []
 
     def teardown(self) -> None:
+        self.patches.undo()
         if hasattr(self, "place"):
             self.place.close()
 
@@ -76,7 +88,7 @@ class TreeMachine(RuleBasedStateMachine):
             w._replace(expires_us=now_us + w.expires_us if w.expires_us not in (0, NEVER) else NEVER) for w in batch
         ]
         self.place.write_at(timed, self.place.tree.lsn + 1, now_us)
-        self.model.write(timed, now_us)
+        self.model.write(timed, now_us, self.place.tree.lsn)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -97,7 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
             write_sstable(place.disk, path, puts({key: pairs[key] for key in part}), chunk_id=chunk_id)
         now_us = max(place.clock.time_us(), place.tree.time_us)
         place.maintenance.adopt(place.tree, ids, place.tree.lsn + 1, now_us)
-        self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us)
+        self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us, place.tree.lsn)
 
     @rule()
     def flush(self) -> None:
@@ -118,16 +130,17 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.snapshots) < 4)
     @rule()
     def snapshot(self) -> None:
-        self.snapshots.append((self.place.tree.snapshot(), self.model.live(self.now_us)))
+        now_us = self.now_us
+        self.snapshots.append((self.place.tree.snapshot(), self.model.live(now_us), self.model.stamped(now_us)))
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), close=st.booleans())
     def read_snapshot(self, data: st.DataObject, close: bool) -> None:
         place = data.draw(st.integers(0, len(self.snapshots) - 1))
-        snapshot, expected = self.snapshots[place]
+        snapshot, expected, stamped = self.snapshots[place]
         assert dict(snapshot.scan()) == expected
         assert list(snapshot.scan(reverse=True)) == list(reversed(expected.items()))
-        assert arrow(snapshot.scan_arrow()) == list(expected.items())
+        assert arrow(snapshot.scan_arrow()) == stamped
         if close:
             snapshot.close()
             del self.snapshots[place]
@@ -144,16 +157,17 @@ class TreeMachine(RuleBasedStateMachine):
         limit=st.integers(-1, 5),
     )
     def scan(self, start: bytes, end: bytes | None, prefix: bytes, limit: int) -> None:
-        live = [
-            (k, v)
-            for k, v in self.model.live(self.now_us).items()
-            if start <= k and (end is None or k < end) and k.startswith(prefix)
+        stamped = [
+            row
+            for row in self.model.stamped(self.now_us)
+            if start <= row[0] and (end is None or row[0] < end) and row[0].startswith(prefix)
         ]
+        live = [row[:2] for row in stamped]
         cut = slice(None) if limit < 0 else slice(limit)
         tree = self.place.tree
         assert list(tree.scan(start, end, prefix=prefix, limit=limit)) == live[cut]
         assert list(tree.scan(start, end, prefix=prefix, limit=limit, reverse=True)) == live[::-1][cut]
-        assert arrow(tree.scan_arrow(start, end, prefix=prefix)) == live
+        assert arrow(tree.scan_arrow(start, end, prefix=prefix)) == stamped
 
     @rule(some=st.lists(keys, max_size=5))
     def get(self, some: list[bytes]) -> None:
@@ -168,10 +182,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert {key: self.place.tree.get(key) for key in live} == live
 
 
-def arrow(batches: object) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = []
+def arrow(batches: object) -> list[tuple[bytes, bytes, int]]:
+    found: list[tuple[bytes, bytes, int]] = []
     for batch in batches:  # type: ignore[attr-defined]
-        found += zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
+        found += zip(*(batch.column(name).to_pylist() for name in ("key", "value", "lsn")), strict=True)
     return found
 
 

@@ -106,6 +106,8 @@ def to_edit(writes: Sequence[Write], lsn: int, time_us: int) -> Edit:
             rows[key] = (DELETE, b"", lsn, NEVER)
         else:
             rows[key] = (check_operand(kind, value), value, lsn, expires_us)
+    if not ranges and all(row[0] == PUT and row[3] == NEVER for row in rows.values()):
+        return Edit(lsn=lsn, time_us=time_us, puts={key: row[1] for key, row in rows.items()})
     return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
 
 
@@ -114,16 +116,18 @@ class Model:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, tuple[bytes, int]] = {}
+        self.lsns: dict[bytes, int] = {}  # of the last record that wrote to a key
 
     def copy(self) -> Model:
         copy = Model()
-        copy.rows = dict(self.rows)
+        copy.rows, copy.lsns = dict(self.rows), dict(self.lsns)
         return copy
 
-    def write(self, writes: Sequence[Write], time_us: int) -> None:
+    def write(self, writes: Sequence[Write], time_us: int, lsn: int = 0) -> None:
         ranges = [(w.key, w.value) for w in writes if w.kind == "delete_range"]
         self.rows = {k: r for k, r in self.rows.items() if not any(a <= k < b for a, b in ranges)}
         last = {w.key: w for w in writes if w.kind != "delete_range"}
+        self.lsns |= dict.fromkeys(last, lsn)
         for kind, key, value, expires_us in last.values():
             older = self.rows.get(key)
             if older is not None and older[1] <= time_us:
@@ -137,6 +141,10 @@ class Model:
 
     def live(self, now_us: int) -> dict[bytes, bytes]:
         return {key: value for key, (value, expires) in sorted(self.rows.items()) if expires > now_us}
+
+    def stamped(self, now_us: int) -> list[tuple[bytes, bytes, int]]:
+        """What is live, with LSNs."""
+        return [(key, value, self.lsns[key]) for key, value in self.live(now_us).items()]
 
 
 def _merge(kind: str, older: bytes, newer: bytes) -> bytes:

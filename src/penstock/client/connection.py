@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.client import wire
+from penstock.client.forking import abandon
 from penstock.client.place import pause
 from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
@@ -59,6 +60,13 @@ class Connection:
         self._line: flight.FlightClient | None = None  # guarded by _lock
         self._owner: wire.Owner | None = None  # guarded by _lock; of the first line
         self._closed = False  # guarded by _lock
+        self._in_child = False
+
+    def cut_off(self) -> None:
+        """In a forked child: refuse everything, without a look at a lock that nobody there will release."""
+        self._in_child = True
+        if self._line is not None:
+            abandon(self._line)
 
     @property
     def owner(self) -> wire.Owner:
@@ -163,6 +171,8 @@ class Connection:
 
     def forget(self, request: Any) -> None:
         """Say that something is not needed; who does not hear it finds out by its lease."""
+        if self._in_child:
+            return
         with self._lock:
             line = self._line
         if line is not None:
@@ -177,6 +187,8 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout_s, headers=self._door.headers())
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
+        if self._in_child:
+            raise Closed("this connection was made before a fork: connect in this process")
         with self._lock:
             while self._line is None:
                 if self._closed:

@@ -4,7 +4,7 @@
     <store>/run/bell        the owner's bell: a question in a line of JSON, an answer in another
     <store>/run/f-<hex>     Arrow Flight, once somebody asked for it: another name for each opening, because gRPC
                             remembers for a while that a name led nowhere
-    <store>/run/elsewhere   instead of these two, where the path is too long for a socket: the folder that has them
+    <store>/run/elsewhere   instead of these two, where a socket cannot be there: the folder that has them
     <store>/OPENING         held while somebody opens the store, starts an owner or makes one yield
 
 Thread: any.
@@ -66,7 +66,7 @@ def has_store(path: str) -> bool:
 # -- sockets
 
 
-def make_sockets_folder(path: str) -> str:
+def make_sockets_folder(path: str, *, elsewhere: bool = False) -> str:
     """The private folder for an owner's sockets, empty. Requires: the store's lock."""
     run = f"{path}/run"
     with suppress(FileExistsError):
@@ -75,7 +75,7 @@ def make_sockets_folder(path: str) -> str:
         raise Invalid(f"{run} is no folder: remove it")
     os.chmod(run, 0o700)
     _clear(run)
-    if len(os.fsencode(f"{run}/f-0123456789abcdef")) <= SOCKET_PATH_BYTES_MAX:
+    if not elsewhere and len(os.fsencode(f"{run}/f-0123456789abcdef")) <= SOCKET_PATH_BYTES_MAX:
         return run
     folder = tempfile.mkdtemp(prefix="penstock-")
     with open(f"{run}/elsewhere.tmp", "w", encoding="utf-8", errors="surrogateescape") as file:

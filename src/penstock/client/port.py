@@ -9,15 +9,16 @@ Invariant: what a read returns holds everything this client wrote before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.client import wire
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
+from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
@@ -84,8 +85,9 @@ class _FlightReading:
         name = self._random.randbytes(16).hex()
         return self._connection.pages(wire.Scan(name, self.snapshot_id, partition, start, end, arrow, reverse))
 
-    def pieces(self, partition: PartitionId, count: int) -> list[Piece]:
-        return wire.received_pieces(self._connection.ask_raw(wire.CutPieces(self.snapshot_id, partition, count)))
+    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        request = wire.CutPieces(self.snapshot_id, partition, count, start, end)
+        return wire.received_pieces(self._connection.ask_raw(request))
 
 
 class FlightSnapshot(_FlightReading):
@@ -198,6 +200,15 @@ class FlightPort(_FlightReading):
         if coordinator.applied < coordinator.last:
             coordinator.wait_applied(coordinator.last, WAIT_S)
 
+    def cut_off(self) -> None:
+        """In a forked child: refuse everything."""
+        self._connection.cut_off()
+        self._write_into = self._refuse_in_child
+        self._coordinator = _InChild(self._refuse_in_child)  # type: ignore[assignment]
+
+    def _refuse_in_child(self, *_: Any, **__: Any) -> NoReturn:
+        raise Closed("this connection was made before a fork: connect in this process")
+
     def recover(self) -> None:
         """After a failure: send again what was kept, under the same tokens."""
         self._coordinator.recover()
@@ -294,6 +305,11 @@ class FlightPort(_FlightReading):
         held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.Held)
         return self._held(held, ours=True)
 
+    def query_snapshot(self, query: str, lease_s: float) -> FlightSnapshot:
+        """The snapshot of a query, made for the first of its tasks; `Closed` if it is gone."""
+        held = self._connection.ask(wire.TakeSnapshot(lease_s, query), wire.Held)
+        return self._held(held, ours=False)
+
     def join_snapshot(self, snapshot_id: str) -> FlightSnapshot:
         """A snapshot that another client took."""
         held = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.Held)
@@ -302,3 +318,13 @@ class FlightPort(_FlightReading):
     def _held(self, held: wire.Held, *, ours: bool) -> FlightSnapshot:
         self._learn(held.tables)
         return FlightSnapshot(self._connection, self._random, held, ours=ours)
+
+
+class _InChild:
+    """Stands for the coordinator in a forked child."""
+
+    def __init__(self, refuse: Callable[..., NoReturn]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()

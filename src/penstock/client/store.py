@@ -70,6 +70,7 @@ class RemoteStore(Tables):
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
+        threads.after_fork(self, RemoteStore._cut_off)
 
     @property
     def port(self) -> FlightPort:
@@ -94,6 +95,9 @@ class RemoteStore(Tables):
             raise Closed("this connection was made before a fork: connect in this process")
         if self._closed:
             raise Closed(f"the connection to {self._door.name} was closed: connect again")
+
+    def _cut_off(self) -> None:
+        self._port.cut_off()
 
     def close(self) -> None:
         """Send what was written, wait until it is durable, and hang up. A second call does nothing."""

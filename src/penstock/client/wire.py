@@ -73,11 +73,13 @@ class Lookup(_Message, frozen=True):
 
 
 class CutPieces(_Message, frozen=True):
-    """A shard of a snapshot in parts."""
+    """A range of a shard of a snapshot in parts."""
 
     snapshot: str
     partition: int
     count: int
+    start: bytes = b""
+    end: bytes | None = None
 
 
 class CallService(_Message, frozen=True):
@@ -129,9 +131,13 @@ class AskToken(_Message, frozen=True):
 
 
 class TakeSnapshot(_Message, frozen=True):
-    """Everything at one LSN, held while it is used and for `lease_s` after."""
+    """Everything at one LSN, held while it is used and for `lease_s` after.
+
+    With the name of a `query`: the one snapshot of that query, made for the first who asks.
+    """
 
     lease_s: float
+    query: str = ""
 
 
 class JoinSnapshot(_Message, frozen=True):

@@ -78,16 +78,17 @@ class KvState:
     def lsn(self) -> int:
         return self.snapshot.lsn
 
-    def pieces(self, count: int) -> list[Piece]:
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """Cut where parts have about the same number of rows."""
         version = self.snapshot.version
-        borders = [b"", *_borders(version, count), None]
+        inner = [key for key in _borders(version, count) if start < key and (end is None or key < end)]
+        borders = [start, *inner, end]
         rows = sum(file.meta.rows for file in version.files()) + sum(map(len, version.frozen))
         each = rows // (len(borders) - 1)
         return [
-            Piece(self._partition, start, end, self._detail(version, start, end), each)
-            for start, end in pairwise(borders)
-            if start is not None
+            Piece(self._partition, low, high, self._detail(version, low, high), each)
+            for low, high in pairwise(borders)
+            if low is not None and (high is None or low < high)
         ]
 
     def _detail(self, version: Version, start: bytes, end: bytes | None) -> bytes:
@@ -148,20 +149,21 @@ def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None
 
 
 def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
-    """What is wrong with the files that begin in a piece: their names and reasons, page by page."""
+    """What is wrong with the files that begin in a piece: paths and reasons, page by page."""
     found: list[tuple[str, str]] = []
     for meta in _decoder.decode(piece.detail).files:
         if meta.start < piece.start or (piece.end is not None and meta.start >= piece.end):
             continue  # it reaches in from another piece, which checks it
+        path = f"{root}/{meta.file_name}"
         try:
-            table = Sstable.open(f"{root}/{meta.file_name}", lsn=meta.lsn)
-        except FileNotFoundError:
-            found.append((meta.file_name, "it is missing"))
+            table = Sstable.open(path, lsn=meta.lsn)
+        except FileNotFoundError as error:
+            found.append((error.filename or path, "it is missing"))
         except CorruptionError as error:
-            found.append((meta.file_name, error.reason))
+            found.append((error.path, f"byte {error.offset}: {error.reason}"))
         else:
-            found += [(meta.file_name, f"byte {error.offset}: {error.reason}") for error in table.damaged_pages()]
+            found += [(error.path, f"byte {error.offset}: {error.reason}") for error in table.damaged_pages()]
             if table.summary.store != identity or table.summary.chunk_id != meta.chunk_id:
-                found.append((meta.file_name, "it is a file of another store"))
+                found.append((path, "it is a file of another store"))
             table.close()
     return found

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.errors import CorruptionError
 from penstock.journal.record import PartitionId
-from penstock.lsm.memtable import Edit, fold_rows
+from penstock.lsm.memtable import Edit, Sizes, fold_rows
 from penstock.lsm.operators import fold
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Row
@@ -27,16 +27,18 @@ from penstock.partition.pending import PendingDelta
 Operation: TypeAlias = tuple[int, bytes, int]  # kind, value, expires_us
 PLAIN, FULL, RANGES = 0, 1, 2
 _HEADER = struct.Struct("<BxxxI")  # form, rows
+_MEASURED_ROWS = 64  # fewer rows are measured faster when it is needed
 
 
 class Rows(dict[bytes, "bytes | Operation"]):
     """Key to value (a put that never expires) or to an operation."""
 
-    __slots__ = ("plain",)
+    __slots__ = ("plain", "sizes")
 
     def __init__(self) -> None:
         super().__init__()
         self.plain = True  # values only
+        self.sizes: Sizes | None = None  # noted when it is encoded: it does not change any more by then
 
     @classmethod
     def of(cls, values: dict[bytes, bytes]) -> Rows:
@@ -60,13 +62,10 @@ Section: TypeAlias = Rows | Ranges
 
 def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -> None:
     """A put that never expires: the hot path."""
-    sections = delta.open
-    if sections is None:
-        sections = delta.begin()
-    rows = sections.get(partition)
-    if rows is None:
-        rows = sections[partition] = Rows()
-    rows[key] = value
+    try:
+        delta.open[partition][key] = value  # type: ignore[index]
+    except (KeyError, TypeError):  # the first of its group, or of its shard
+        put_many(delta, partition, {key: value}, None)
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
@@ -108,8 +107,10 @@ def encode(section: Section) -> bytes:
     keys = list(section)
     if section.plain:
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
-        lengths = _lengths(keys), _lengths(values)
-        return b"".join((_HEADER.pack(PLAIN, len(keys)), *lengths, b"".join(keys), b"".join(values)))
+        key_lengths, value_lengths = _lengths(keys), _lengths(values)
+        if len(keys) >= _MEASURED_ROWS:
+            section.sizes = Sizes.of(np.frombuffer(key_lengths, "<u4"), np.frombuffer(value_lengths, "<u4"))
+        return b"".join((_HEADER.pack(PLAIN, len(keys)), key_lengths, value_lengths, *keys, *values))
     operations = [(PUT, op, NEVER) if isinstance(op, bytes) else op for op in section.values()]
     kinds, contents, expires = zip(*operations, strict=True)
     return b"".join(
@@ -156,7 +157,7 @@ def decode(payload: bytes) -> Section:
 
 
 def _lengths(items: Sequence[bytes]) -> bytes:
-    return np.fromiter(map(len, items), "<u4", len(items)).tobytes()
+    return struct.pack(f"<{len(items)}I", *map(len, items))  # faster than numpy, for few items and for many
 
 
 def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]:
@@ -175,8 +176,8 @@ def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]
 def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
     """All sections of a record for a shard, folded in order: ranges that delete what was before, rows on top."""
     sections = list(sections)
-    if len(sections) == 1 and isinstance(sections[0], Rows) and sections[0].plain:
-        return Edit(lsn=lsn, time_us=time_us, puts=sections[0])  # type: ignore[arg-type]
+    if sections and all(isinstance(section, Rows) and section.plain for section in sections):
+        return _puts(sections, lsn, time_us)  # type: ignore[arg-type]
     rows: dict[bytes, Row] = {}
     ranges: list[tuple[bytes, bytes]] = []
     for section in sections:
@@ -195,6 +196,15 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
                     kind, value, expires = operation
                     rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
     return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
+
+
+def _puts(sections: list[Rows], lsn: int, time_us: int) -> Edit:
+    if len(sections) == 1:
+        return Edit(lsn=lsn, time_us=time_us, puts=sections[0], put_sizes=sections[0].sizes)  # type: ignore[arg-type]
+    puts: dict[bytes, bytes] = {}
+    for section in sections:
+        puts.update(section)  # type: ignore[arg-type]
+    return Edit(lsn=lsn, time_us=time_us, puts=puts)
 
 
 def find(section: Section, key: bytes) -> Operation | None:

@@ -34,6 +34,7 @@ KIND_SEGMENT = 1
 KIND_SEAL = 2
 KIND_DATA = 16
 
+_LARGE_BYTES = 1 << 20
 _PADDING = tuple(bytes(n) for n in range(8))
 
 
@@ -60,7 +61,12 @@ def checksum(salt: int, *covered: bytes) -> int:
     return salt
 
 
-def encode(
+def encode(bodies: Sequence[bytes], **header: int) -> bytes:
+    """The bytes of consecutive records; the header is described as for `encode_pieces`."""
+    return b"".join(encode_pieces(bodies, **header))
+
+
+def encode_pieces(
     bodies: Sequence[bytes],
     *,
     salt: int,
@@ -69,14 +75,22 @@ def encode(
     synced: int,
     kind: int = KIND_DATA,
     flags: int = 0,
-) -> bytes:
-    """The bytes of consecutive records, numbered from `first`."""
-    parts: list[bytes] = []
+) -> list[bytes]:
+    """The bytes of consecutive records, numbered from `first`, in pieces: a large body is one, and is not copied."""
+    pieces: list[bytes] = []
+    parts: list[bytes] = []  # of the next piece
     for index, body in enumerate(bodies, first):
         length = len(body)
-        covered = (_REST.pack(length, kind, flags, 0, incarnation, index, synced), body, _PADDING[-length & 7])
-        parts += (_CHECKSUM.pack(checksum(salt, *covered)), *covered)  # in pieces: a body may be large
-    return b"".join(parts)
+        rest, padding = _REST.pack(length, kind, flags, 0, incarnation, index, synced), _PADDING[-length & 7]
+        parts += (_CHECKSUM.pack(checksum(salt, rest, body, padding)), rest)
+        if length >= _LARGE_BYTES:
+            pieces += (b"".join(parts), body)
+            parts = [padding]
+        else:
+            parts += (body, padding)
+    if last := b"".join(parts):
+        pieces.append(last)
+    return pieces
 
 
 def decode(buffer: bytes, at: int, *, salt: int, path: str = "", base: int = 0) -> Record:

@@ -23,7 +23,17 @@ import numpy as np
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
 from penstock.host.files import File, FileSystem, claim, is_disk_full, reveal
 from penstock.log.chain import SegmentName
-from penstock.log.record import HEADER, KIND_DATA, KIND_SEAL, KIND_SEGMENT, Record, decode, encode, encoded_size
+from penstock.log.record import (
+    HEADER,
+    KIND_DATA,
+    KIND_SEAL,
+    KIND_SEGMENT,
+    Record,
+    decode,
+    encode,
+    encode_pieces,
+    encoded_size,
+)
 
 VERSION = 1
 MAGIC = b"PSTKLOG\0"
@@ -153,8 +163,12 @@ class SegmentWriter:
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
         """Append records, numbered from `first`. Requires: the room for them is claimed."""
         salt, incarnation = self.header.salt, self.header.incarnation
-        data = encode(bodies, salt=salt, incarnation=incarnation, first=first, synced=synced, kind=kind, flags=flags)
-        self.file.pwrite(data, self.end)
+        at = self.end
+        for piece in encode_pieces(
+            bodies, salt=salt, incarnation=incarnation, first=first, synced=synced, kind=kind, flags=flags
+        ):
+            self.file.pwrite(piece, at)
+            at += len(piece)
         end = self.end
         for index, body in enumerate(bodies, first):
             self.index.add(index, end)

@@ -38,13 +38,14 @@ from penstock.host.files import FileSystem, make_dirs
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary
-from penstock.lsm.memtable import Memtable, SortedRows
+from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
 from penstock.lsm.offering import MergeOffers, Reserve
+from penstock.lsm.sorted_rows import SortedRows
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, TableFile, part_into_runs
-from penstock.lsm.writer import SstableWriter
+from penstock.lsm.writer import BATCH_BYTES, SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -304,9 +305,11 @@ class Maintenance:
             writer = self._writer(catalog, chunk_id)
             try:
                 writer.delete_ranges(rows.ranges.clip(low or b"", high))
-                end = min(start + ROWS_PER_FILE, len(ordered))
-                for at in range(start, end, FLUSH_CHUNK_ROWS):
-                    writer.append(ordered.columns(at, min(at + FLUSH_CHUNK_ROWS, end)))
+                at, end = start, min(start + ROWS_PER_FILE, len(ordered))
+                while at < end:
+                    columns = ordered.columns(at, min(at + FLUSH_CHUNK_ROWS, end), BATCH_BYTES)
+                    writer.append(columns)
+                    at += len(columns)
                 summaries.append(writer.finish())
             except BaseException:
                 writer.abort()

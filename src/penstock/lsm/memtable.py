@@ -1,9 +1,14 @@
 """Rows that are not in a file yet: a dict, ordered only when someone wants order.
 
+A put that never expires, which is nearly everything, stands there as its bare value, taken over from its edit in one
+call. The LSN of a bare value follows from its place: keys are in order of arrival, and each edit notes where it ended.
+
 Thread: one writer applies edits; any thread reads beside it (each lookup is one step of the interpreter). A frozen
 memtable has no writer.
 Invariants: (1) a key has one row, the newest; operands of a merge are folded as they come. (2) keys are never removed
 (a delete is a row), so the dict's own order is the order of arrival, and what came since the last sort is its end.
+(3) a bare value came with the edit that brought its key; what replaces a row is a row in full. (4) a memtable with
+range deletes holds rows in full only: what a range deletes is told by LSNs.
 """
 
 from __future__ import annotations
@@ -13,25 +18,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import Invalid
-from penstock.lsm.index import hash_keys
 from penstock.lsm.operators import fold
-from penstock.lsm.order import Keys, Values, shared_prefix, sort
+from penstock.lsm.order import Keys, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDelete, RangeDeletes
-from penstock.lsm.rows import DELETE, I64, MERGE, NEVER, PUT, Columns, Row, binary_array, binary_column
+from penstock.lsm.rows import (
+    DELETE,
+    KEY_BYTES_MAX,
+    MERGE,
+    NEVER,
+    PUT,
+    U32,
+    U64,
+    VALUE_BYTES_MAX,
+    Columns,
+    Row,
+    binary_column,
+)
 
 RECENT_RANGES_MAX = 64
-ROW_OVERHEAD_BYTES = 240  # of a row in a dict: tuple, two bytes objects, the entry
+ROW_OVERHEAD_BYTES = 150  # of a bare value: two bytes objects, the entry of the dict
+FULL_ROW_BYTES = 120  # more, of a row in full: the tuple and its LSN
+_BARE_PUTS_MIN = 64  # of an edit: for fewer it does not pay to note where they are
 TAIL_KEYS_MAX = 16_384
 _SORT_BY_NUMPY = 65_536  # from here on a sort in one call would hold the interpreter too long
-_GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
-_ARRAY_BYTES = 1 << 30
 
-_kind_of, _value_of, _lsn_of, _expiry_of = map(itemgetter, range(4))
+_value_of = itemgetter(1)
+
+
+class Sizes(NamedTuple):
+    """Of some keys and values, in bytes."""
+
+    total: int = 0
+    longest_key: int = 0
+    longest_value: int = 0
+
+    @classmethod
+    def of(cls, keys: U32, values: U32) -> Sizes:
+        """From their lengths, of which there is at least one."""
+        return cls(int(keys.sum()) + int(values.sum()), int(keys.max()), int(values.max()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +71,18 @@ class Edit:
     time_us: int  # of the record: apply judges expiry by it, never by a clock
     rows: Mapping[bytes, Row] = field(default_factory=dict)
     puts: Mapping[bytes, bytes] = field(default_factory=dict)  # of values that never expire: nearly everything
+    put_sizes: Sizes | None = None  # of `puts`, where the maker knows them
     ranges: Sequence[tuple[bytes, bytes]] = ()  # deletes of [start, end) for rows of earlier records
 
     def __post_init__(self) -> None:
         if self.lsn <= 0:
             raise Invalid(f"an edit's LSN is positive, not {self.lsn}")
+
+    def sizes(self) -> Sizes:
+        """Of all rows and puts."""
+        rows = _sizes(self.rows, map(_value_of, self.rows.values()))
+        puts = self.put_sizes or _sizes(self.puts, self.puts.values())
+        return Sizes(rows[0] + puts[0], max(rows[1], puts[1]), max(rows[2], puts[2]))
 
 
 def fold_rows(older: Row | None, newer: Row, now_us: int) -> Row:
@@ -63,18 +99,22 @@ def fold_rows(older: Row | None, newer: Row, now_us: int) -> Row:
 
 
 class Memtable:
-    """Rows by key, and the ranges deleted below them."""
+    """Rows by key, and the ranges deleted below them. `lsn`: all its rows are later."""
 
-    def __init__(self) -> None:
-        self.rows: dict[bytes, Row] = {}
+    def __init__(self, lsn: int = 0) -> None:
+        self.rows: dict[bytes, bytes | Row] = {}
+        self._marks: list[tuple[int, int]] = []  # so many keys were there after an edit of bare values of this LSN
         self._folded: RangeDeletes = NO_RANGES
         self._recent: tuple[RangeDelete, ...] = ()  # range deletes that are not in `_folded` yet
         self.bytes = 0  # an estimate of the memory it takes
-        self.lsn_last = 0
+        self.lsn_last = lsn
         self.time_us = 0  # the highest record time
         self.plain = True  # nothing but puts that never expire
+        self.all_bare = True  # nothing but bare values
+        self._by_place = True  # whether bare values may stand here: there are no range deletes
         self.expires = False  # some row does
         self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
+        self._base_lsns: U64 = np.zeros(0, np.uint64)
 
     def __len__(self) -> int:
         return len(self.rows) + len(self._folded) + len(self._recent)
@@ -83,21 +123,90 @@ class Memtable:
         """Take in an edit. Requires: its LSN is above all before."""
         if edit.lsn <= self.lsn_last:
             raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn_last}")
+        sizes = edit.sizes()
+        if sizes.longest_key > KEY_BYTES_MAX or sizes.longest_value > VALUE_BYTES_MAX:
+            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
         added: list[RangeDelete] = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
-        self.plain = self.plain and not added
+        if added:
+            self._leave_places()
         if edit.rows:
-            rows = self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES)
-            self.rows.update(rows)
-            self.bytes += _size(rows, map(_value_of, rows.values()))
+            self._add_rows(self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES))
         if edit.puts:
-            values = edit.puts.values()
-            self.rows.update(zip(edit.puts, zip(repeat(PUT), values, repeat(edit.lsn), repeat(NEVER)), strict=False))
-            self.bytes += _size(edit.puts, values)
+            self._add_puts(edit.puts, edit.lsn)
         if added:  # after the rows: a reader in between finds the old or the new, never nothing
             self._add_ranges(added)
-        self.bytes += 512 * len(edit.ranges)
+        self.bytes += sizes.total + ROW_OVERHEAD_BYTES * (len(edit.rows) + len(edit.puts)) + 512 * len(edit.ranges)
         self.lsn_last = edit.lsn
         self.time_us = max(self.time_us, edit.time_us)
+
+    def _add_rows(self, rows: Mapping[bytes, Row]) -> None:
+        self.all_bare = False  # before they are there
+        self.rows.update(rows)
+        self.bytes += FULL_ROW_BYTES * len(rows)
+
+    def _add_puts(self, puts: Mapping[bytes, bytes], lsn: int) -> None:
+        if len(puts) < _BARE_PUTS_MIN or not self._by_place:
+            self._add_rows(_put_rows(puts, lsn))
+            return
+        before = len(self.rows)
+        self._marks.append((before + len(puts), lsn))  # before they are there: a reader asks for their LSN
+        self.rows.update(puts)
+        added = len(self.rows) - before
+        if added < len(puts):  # some were there before: their places would tell the LSN of then
+            self._marks[-1] = (before + added, lsn)
+            new = set(islice(reversed(self.rows), added))
+            self._add_rows(_put_rows({key: value for key, value in puts.items() if key not in new}, lsn))
+
+    def _leave_places(self) -> None:
+        """Put every row down in full, now and from here on: range deletes come."""
+        self.plain = self.all_bare = self._by_place = False
+        if self._marks:
+            self.rows = self.full_rows()
+            self._marks = []  # after the rows: a reader takes them the other way round
+            self.bytes += FULL_ROW_BYTES * len(self.rows)
+
+    def take_in(self, newer: Memtable, now_us: int) -> None:
+        """All that another one holds, which comes after all that is here."""
+        self.bytes += newer.bytes
+        self.expires = self.expires or newer.expires
+        if newer.has_ranges:
+            self._leave_places()
+            self._add_ranges(list(newer.ranges))
+        before = len(self.rows)
+        if newer.plain and self._by_place:
+            self.rows.update(newer.rows)
+            if len(self.rows) == before + len(newer.rows):
+                self._marks += [(before + end, lsn) for end, lsn in newer._marks]
+                self.all_bare = self.all_bare and newer.all_bare
+            else:
+                self.rows.update(newer.full_rows())
+                self.all_bare = False
+        else:
+            rows: dict[bytes, Any] = newer.full_rows()
+            operands = {key: self.fold_onto(key, row, now_us) for key, row in rows.items() if row[0] >= MERGE}
+            self.rows.update(rows | operands)
+            self.plain, self.all_bare = self.plain and newer.plain, False
+        self.lsn_last = newer.lsn_last
+        self.time_us = max(self.time_us, newer.time_us)
+
+    def row(self, key: bytes) -> Row | None:
+        """The row of a key. What it says for the LSN of a bare value: all up to there is in that value."""
+        lsn = self.lsn_last  # before the lookup
+        row = self.rows.get(key)
+        return (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[return-value]
+
+    def rows_of(self, keys: Iterable[bytes]) -> list[Row]:
+        """The rows of keys, as `row` gives them."""
+        lsn = self.lsn_last
+        return in_full(map(self.rows.__getitem__, keys), repeat(lsn))
+
+    def full_rows(self) -> dict[bytes, bytes | Row]:
+        """Every row in full, with its own LSN, in order of arrival. Requires: nothing is being applied."""
+        return dict(zip(self.rows, in_full(self.rows.values(), self.lsns_by_place().tolist()), strict=True))
+
+    def lsns_by_place(self) -> U64:
+        """For each key in order of arrival the LSN of its row, if that is a bare value."""
+        return _lsns_by_place(self._marks, len(self.rows))
 
     def _add_ranges(self, added: list[RangeDelete]) -> None:
         """Few ranges wait beside the many, so that adding one does not sort all of them again."""
@@ -136,7 +245,7 @@ class Memtable:
 
     def fold_onto(self, key: bytes, row: Row, now_us: int, deleted_below: int = 0) -> Row:
         """An operand folded onto the row of its key, or onto the range that deletes it."""
-        older = self.rows.get(key)
+        older = self.row(key)
         deleted_below = max(deleted_below, self.deleted_below(key))
         if (older[2] if older is not None else 0) < deleted_below <= row[2]:
             older = (DELETE, b"", deleted_below, NEVER)
@@ -172,104 +281,23 @@ class Memtable:
         keys = self.sorted_keys()
         low = bisect_left(keys, start)
         high = len(keys) if end is None else bisect_left(keys, end)
-        return self.columns_of(keys[low:high])
-
-    def columns_of(self, keys: list[bytes]) -> Columns:
-        """The rows of these keys, which ascend."""
-        rows = [self.rows[key] for key in keys]
-        if not rows:
+        if low == high:
             return Columns.of([], [], [])
-        kinds, values, lsns, expires = zip(*rows, strict=True)
-        return Columns.of(keys, list(values), np.array(lsns, np.uint64), kinds, np.array(expires, np.int64))
+        marks, rows = self._marks, self.rows
+        found = in_full(map(rows.__getitem__, keys[low:high]), repeat(0))
+        kinds, values, row_lsns, expires = zip(*found, strict=True)
+        lsns = np.array(row_lsns, np.uint64)
+        if marks:
+            lsns = np.where(lsns, lsns, self._sorted_lsns(keys, marks)[low:high])
+        return Columns.of(keys[low:high], list(values), lsns, kinds, np.array(expires, np.int64))
 
-
-class SortedRows:
-    """The point rows of a frozen memtable in key order, for a flush.
-
-    Rows are gathered in order of arrival, which is the order in memory, and put into key order by numpy and Arrow on
-    all rows at once. Few calls let go of the interpreter on purpose: each one waits for it behind busy writers.
-    """
-
-    def __init__(self, memtable: Memtable) -> None:
-        keys, values = _Strings(), _Strings()
-        lsns, kinds, expires, hashes = [], [], [], []
-        lowest, highest = [], []
-        all_keys, all_rows = iter(memtable.rows), iter(memtable.rows.values())
-        while some := list(islice(all_keys, _GATHER_ROWS)):
-            rows = list(islice(all_rows, _GATHER_ROWS))
-            keys.add(some)
-            values.add(list(map(_value_of, rows)))
-            lsns.append(np.fromiter(map(_lsn_of, rows), np.uint64, len(rows)))
-            hashes.append(hash_keys(some))
-            lowest.append(min(some))
-            highest.append(max(some))
-            if not memtable.plain:
-                kinds.append(np.fromiter(map(_kind_of, rows), np.uint8, len(rows)))
-                expires.append(np.fromiter(map(_expiry_of, rows), np.int64, len(rows)))
-        self._count = count = len(memtable.rows)
-        if not count:
-            return
-        self._keys = keys.keys()
-        self._values = Values(values.arrays())
-        self._lsns = np.concatenate(lsns)
-        self._kinds = np.concatenate(kinds) if kinds else np.zeros(count, np.uint8)
-        self._expires = np.concatenate(expires) if expires else np.full(count, NEVER, np.int64)
-        self._hashes = np.concatenate(hashes)
-        self._order, _ = sort(self._keys, shared_prefix(min(lowest), max(highest)))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def key(self, place: int) -> bytes:
-        return self._keys.key(int(self._order[place]))
-
-    def columns(self, start: int, end: int) -> Columns:
-        """The rows at places [start, end)."""
-        rows = self._order[start:end]
-        return Columns(
-            keys=self._keys.take(rows),
-            lsns=self._lsns[rows],
-            kinds=self._kinds[rows],
-            expires=self._expires[rows],
-            values=self._values.take(rows),
-            hashes=self._hashes[rows],
-        )
-
-
-class _Strings:
-    """Byte strings laid end to end, gathered in parts."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._lengths: list[I64] = []
-
-    def add(self, items: list[bytes]) -> None:
-        self._data.append(b"".join(items))
-        self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
-
-    def keys(self) -> Keys:
-        lengths = np.concatenate(self._lengths)
-        return Keys(bytearray(b"").join([*self._data, bytes(8)]), np.cumsum(lengths) - lengths, lengths)
-
-    def arrays(self) -> list[Any]:
-        """As Arrow arrays, as few as their 32-bit offsets allow."""
-        arrays: list[Any] = []
-        first = size = 0
-        for at, data in enumerate(self._data):
-            if size + len(data) > _ARRAY_BYTES:
-                arrays.append(self._array(first, at))
-                first, size = at, 0
-            size += len(data)
-        return [*arrays, self._array(first, len(self._data))]
-
-    def _array(self, first: int, last: int) -> Any:
-        lengths = self._lengths[first:last]
-        offsets = np.zeros(1 + sum(map(len, lengths)), np.int64)
-        if len(lengths):
-            np.cumsum(np.concatenate(lengths), out=offsets[1:])
-        if offsets[-1] >= 1 << 31:
-            raise Invalid(f"{len(offsets) - 1} rows hold {offsets[-1]} bytes: an array takes less than 2 GiB")
-        return binary_array(offsets.astype(np.int32), b"".join(self._data[first:last]))
+    def _sorted_lsns(self, keys: list[bytes], marks: list[tuple[int, int]]) -> U64:
+        """The LSN of every key in order, if its row is a bare value; remembered until there are more keys."""
+        if len(self._base_lsns) != len(keys):
+            arrived = list(self.rows)
+            lsn_of = dict(zip(arrived, _lsns_by_place(marks, len(arrived)).tolist(), strict=True))
+            self._base_lsns = np.fromiter(map(lsn_of.__getitem__, keys), np.uint64, len(keys))
+        return self._base_lsns
 
 
 def sort_keys(keys: list[bytes]) -> list[bytes]:
@@ -287,20 +315,34 @@ def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
         return memtables[0]
     result = Memtable()
     for newer in memtables:
-        result._add_ranges(list(newer.ranges))
-        rows = newer.rows
-        if not newer.plain and newer is not memtables[0]:
-            rows = {
-                key: result.fold_onto(key, row, now_us) if row[0] >= MERGE else row for key, row in newer.rows.items()
-            }
-        result.rows.update(rows)
-        result.plain = result.plain and newer.plain
-        result.expires = result.expires or newer.expires
-        result.bytes += newer.bytes
-        result.lsn_last = newer.lsn_last
-        result.time_us = max(result.time_us, newer.time_us)
+        result.take_in(newer, now_us)
     return result
 
 
-def _size(keys: Mapping[bytes, object], values: Iterable[bytes]) -> int:
-    return sum(map(len, keys)) + sum(map(len, values)) + ROW_OVERHEAD_BYTES * len(keys)
+def _put_rows(puts: Mapping[bytes, bytes], lsn: int) -> dict[bytes, Row]:
+    return dict(zip(puts, zip(repeat(PUT), puts.values(), repeat(lsn), repeat(NEVER)), strict=False))
+
+
+def in_full(rows: Iterable[bytes | Row], lsns: Iterable[int]) -> list[Row]:
+    """Rows, with these LSNs for bare values."""
+    return [
+        (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[misc]
+        for row, lsn in zip(rows, lsns, strict=False)
+    ]
+
+
+def _lsns_by_place(marks: Iterable[tuple[int, int]], count: int) -> U64:
+    """For each of the first `count` keys in order of arrival the LSN of its row, if that is a bare value."""
+    lsns = np.zeros(count, np.uint64)
+    begin = 0
+    for end, lsn in marks:
+        lsns[begin:end] = lsn
+        begin = end
+    return lsns
+
+
+def _sizes(keys: Mapping[bytes, object], values: Iterable[bytes]) -> Sizes:
+    if not keys:
+        return Sizes()
+    each_key, each_value = list(map(len, keys)), list(map(len, values))
+    return Sizes(sum(each_key) + sum(each_value), max(each_key), max(each_value))

@@ -16,6 +16,8 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from penstock.errors import Invalid, PenstockError, WaitExpired
 from penstock.host.files import FileSystem
 from penstock.lsm.index import Summary
@@ -63,7 +65,7 @@ class MergeOffers:
             return self._received(plan, made, {chunk_id for shared in plans for chunk_id in shared.chunk_ids})
         except WorkCancelled:
             raise
-        except (PenstockError, OSError) as error:
+        except (PenstockError, OSError, msgspec.ValidationError) as error:
             logger.warning("a merge of %d bytes is done here, because a driver did not do it: %s", size, error)
             return None
 
@@ -71,8 +73,8 @@ class MergeOffers:
         handle = self._board.submit_parts(f"{__name__}:merge_part", parts)
         while True:
             try:
-                told: Any = handle.result(_POLL_S)
-                return [int(chunk_id) for made in told for chunk_id in made]
+                told = msgspec.convert(handle.result(_POLL_S), list[list[int]])
+                return [chunk_id for made in told for chunk_id in made]
             except WaitExpired:
                 if stop():
                     handle.cancel()  # the next look finds it cancelled

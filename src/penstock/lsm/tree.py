@@ -13,8 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from penstock.errors import Backpressure, Closed, Invalid
@@ -23,7 +21,7 @@ from penstock.host.clock import Clock
 from penstock.lsm.compaction import Compaction, LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.ranges import RangeDeletes
-from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, VALUE_BYTES_MAX, Row
+from penstock.lsm.rows import MERGE, Row
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.version import FileMeta, Run, TableFile, Version, arrange
 from penstock.lsm.view import View
@@ -143,7 +141,7 @@ class Tree:
         self._time_us = time_us  # guarded by _lock
         self.stored_time_us = time_us  # the highest record time in files
         levels = arrange(TableFile(meta, open_table) for meta in files)
-        self._install(Version(Memtable(), (), levels, stored, stored, time_us))
+        self._install(Version(Memtable(stored), (), levels, stored, stored, time_us))
 
     def _install(self, version: Version) -> None:
         self._version = version
@@ -210,9 +208,6 @@ class Tree:
 
     def apply(self, edit: Edit) -> None:
         """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in."""
-        keys, values = chain(edit.rows, edit.puts), chain(map(itemgetter(1), edit.rows.values()), edit.puts.values())
-        if max(map(len, keys), default=0) > KEY_BYTES_MAX or max(map(len, values), default=0) > VALUE_BYTES_MAX:
-            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
         edit = self._settled(edit)
         with self._lock:
             active = self._version.active
@@ -250,7 +245,7 @@ class Tree:
 
     def _mixes_operators(self, edit: Edit, active: Memtable) -> bool:
         """Whether an operand meets one of another operator: a chain of them must not grow for ever."""
-        pairs = ((row[0], active.rows.get(key)) for key, row in edit.rows.items() if row[0] >= MERGE)
+        pairs = ((row[0], active.row(key)) for key, row in edit.rows.items() if row[0] >= MERGE)
         return any(older is not None and older[0] >= MERGE and older[0] != kind for kind, older in pairs)
 
     def freeze(self) -> int:
@@ -267,7 +262,7 @@ class Tree:
             self._install(
                 replace(
                     version,
-                    active=Memtable(),
+                    active=Memtable(self._lsn),
                     frozen=(active, *version.frozen),
                     lsn=self._lsn,
                     time_us=self._time_us,
@@ -347,13 +342,22 @@ class Tree:
         return sum(memtable.bytes for memtable in frozen) >= self.settings.memtable_bytes or len(frozen) > 8
 
     def begin_flush(self) -> tuple[Memtable, tuple[Memtable, ...]] | None:
-        """The frozen memtables as one, and themselves; None if there is nothing to flush or a flush is on its way."""
+        """The oldest frozen memtables as one, and themselves; None if there are none or a flush is on its way.
+
+        Together they are no larger than a memtable gets, unless the first one is: a flush takes memory of its own.
+        """
         with self._lock:
             if self._flushing or not self._version.frozen:
                 return None
-            self._flushing = frozen = self._version.frozen
+            taken, size = 0, 0
+            for memtable in reversed(self._version.frozen):
+                size += memtable.bytes
+                if taken and size > self.settings.memtable_bytes:
+                    break
+                taken += 1
+            self._flushing = oldest = self._version.frozen[-taken:]
         try:
-            return merged(frozen[::-1], self._time_us), frozen
+            return merged(oldest[::-1], self._time_us), oldest
         except BaseException:
             self.abandon_flush()
             raise
@@ -376,6 +380,8 @@ class Tree:
             )
             self._flushing = ()
         self._relieve()
+        if self.wants_flush():
+            self._wake("flush")
         if self.pick() is not None:
             self._wake("compaction")
 
@@ -396,7 +402,16 @@ class Tree:
             self._time_us = max(self._time_us, time_us)
             self.stored_time_us = max(self.stored_time_us, time_us)
             self._lsn = lsn
-            self._install(replace(version, levels=self._with_runs(files), lsn=lsn, stored=lsn, time_us=self._time_us))
+            self._install(
+                replace(
+                    version,
+                    active=Memtable(lsn),
+                    levels=self._with_runs(files),
+                    lsn=lsn,
+                    stored=lsn,
+                    time_us=self._time_us,
+                )
+            )
         self._relieve()
         self._wake("compaction")
 

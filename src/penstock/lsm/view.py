@@ -89,7 +89,7 @@ class View:
 
     def _rows_of(self, key: bytes) -> Iterator[Row]:
         for memtable in self._version.memtables():
-            row = memtable.rows.get(key)
+            row = memtable.row(key)
             if row is not None:
                 yield row
         for run in self._version.runs:
@@ -231,7 +231,7 @@ def _memtable_parts(
         else:
             some = keys[low : min(high, low + size)]
             low += len(some)
-        rows = [memtable.rows[key] for key in some]
+        rows = memtable.rows_of(some)
         # Asked after the rows were read: they were all plain then, whatever the writer does now.
         values = [row[1] for row in rows] if memtable.plain else None
         yield Part(some, values, lambda rows=rows: rows)  # type: ignore[misc]

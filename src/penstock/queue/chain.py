@@ -31,7 +31,7 @@ class QueueSettings:
 
     file_bytes: int = 64 << 20  # a file is rolled before it would grow past this
     file_age_us: int = 3_600_000_000  # or when its first message is older than this, by record time
-    allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends
+    allocate_bytes: int = 256 << 10  # zero-filled room ahead for small appends
     index_bytes: int = 64 << 10  # one entry of a file's index per so many bytes
 
     def __post_init__(self) -> None:

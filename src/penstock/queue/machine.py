@@ -90,7 +90,7 @@ class QueueMachine:
 
     def apply(self, entry: Entry) -> None:
         with self._lock:
-            bodies: list[bytes] = []
+            bodies: list[section.Body] = []
             puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and that sequence
             floor, following, files = self.floor, self.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
@@ -114,7 +114,7 @@ class QueueMachine:
             self._taken += files
         self.changed()
 
-    def _append(self, bodies: list[bytes], entry: Entry) -> None:
+    def _append(self, bodies: list[section.Body], entry: Entry) -> None:
         """Write messages, unless the files hold them already."""
         if bodies and entry.lsn > self.queue.last_lsn:
             if self.queue.next_sequence != self.next:
@@ -125,13 +125,13 @@ class QueueMachine:
         reason = f"its files end before message {self.queue.next_sequence}, but {self.next} comes next"
         return CorruptionError(self._folder, 0, reason)
 
-    def _bodies_of(self, files: Sequence[StagedFile]) -> list[bytes]:
+    def _bodies_of(self, files: Sequence[StagedFile]) -> list[section.Body]:
         batches = (
             Messages.from_arrow(batch)
             for file in files
             for batch in staged_batches(self._site.fs, f"{self._site.root}/{file.file_name}")
         )
-        return [batch.encode(lsn=0, time_us=section.NO_TIME) for batch in batches if len(batch)]
+        return [section.encoded(batch) for batch in batches if len(batch)]
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         for file in files:
@@ -264,10 +264,12 @@ class QueueState:
                 if low >= high:
                     break
 
-    def pieces(self, count: int) -> list[Piece]:
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """Parts of about one number of messages."""
-        view, folder, total = self._queue().view, self._folder, self.next - self.first
-        borders = [self.first + total * place // count for place in range(count)] + [self.next]
+        view, folder = self._queue().view, self._folder
+        first = max(self.first, sequence_of(start))
+        last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
+        borders = [first + (last - first) * place // count for place in range(count)] + [last]
         return [
             Piece(self._partition, KEY.pack(low), KEY.pack(high), describe_piece(view, folder, low, high), high - low)
             for low, high in pairwise(borders)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, Invalid
-from penstock.log.record import BODY_BYTES_MAX, Record
+from penstock.log.record import Record
 from penstock.lsm.rows import (
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
@@ -104,10 +104,9 @@ class Messages:
         """`Invalid` if a message is too long or all are, or a time is out of range; otherwise their bytes."""
         if self.times is not None and ((self.times <= -TIME_US_END) | (self.times >= TIME_US_END)).any():
             raise Invalid("a message's time is in microseconds since 1970, and no clock will show this one")
-        for column, bytes_max, name in ((self.payloads, VALUE_BYTES_MAX, "payload"), (self.keys, KEY_BYTES_MAX, "key")):
-            if column is not None:
-                _check_lengths(offsets_of(column), bytes_max, name)
-        size = int(self.ends()[-1]) if len(self) else 0
+        size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
+        if self.keys is not None:
+            size += _checked_bytes(self.keys, KEY_BYTES_MAX, "key")
         if size > BATCH_BYTES_MAX:
             raise Invalid(
                 f"a batch of messages has {size} bytes: at most {BATCH_BYTES_MAX} are allowed, give it in parts"
@@ -132,7 +131,8 @@ class Messages:
         return total
 
     def encode(self, *, lsn: int, time_us: int) -> bytes:
-        """The body of the record that holds this batch."""
+        """The body of the record that holds this batch; `Invalid` if there may be none."""
+        self.check()
         flags = 0
         parts = [b""]  # the prefix, when the flags are known
         if self.times is not None and (self.times != time_us).any():
@@ -144,18 +144,16 @@ class Messages:
                 flags |= _FLAG_NULLS
                 valid = self.keys.is_valid().to_numpy(zero_copy_only=False)
                 _add(parts, np.packbits(valid, bitorder="little").tobytes())
-            _add_column(parts, self.keys, KEY_BYTES_MAX, "key")
-        _add_column(parts, self.payloads, VALUE_BYTES_MAX, "payload")
+            _add_column(parts, self.keys)
+        _add_column(parts, self.payloads)
         parts[0] = PREFIX.pack(lsn, time_us, len(self), flags, 0)
-        if sum(map(len, parts)) > BODY_BYTES_MAX:
-            raise Invalid(f"a batch of messages takes more than {BODY_BYTES_MAX} bytes: give it in parts")
         return b"".join(parts)
 
 
-def stamped(body: bytes, *, lsn: int, time_us: int) -> bytes:
+def stamped(body: bytes | memoryview, *, lsn: int, time_us: int) -> bytes:
     """A body that was encoded before its LSN and time were known, with both filled in."""
     _, _, count, flags, _ = PREFIX.unpack_from(body)
-    return PREFIX.pack(lsn, time_us, count, flags, 0) + body[PREFIX.size :]
+    return b"".join((PREFIX.pack(lsn, time_us, count, flags, 0), memoryview(body)[PREFIX.size :]))
 
 
 def _binary(column: Any) -> Any:
@@ -170,16 +168,22 @@ def _add(parts: list[bytes], data: bytes) -> None:
     parts += (data, _PADDING[-len(data) & 7])
 
 
-def _check_lengths(offsets: Any, bytes_max: int, name: str) -> None:
-    longest = int(np.diff(offsets).max(initial=0))
-    if longest > bytes_max:
-        raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
-
-
-def _add_column(parts: list[bytes], column: Any, bytes_max: int, name: str) -> None:
+def _checked_bytes(column: Any, bytes_max: int, name: str) -> int:
+    """The bytes of a column; `Invalid` if one item has too many."""
     offsets = offsets_of(column)
-    offsets, start, end = offsets - offsets[0], int(offsets[0]), int(offsets[-1])
-    _check_lengths(offsets, bytes_max, name)
+    size = int(offsets[-1]) - int(offsets[0])
+    if size > bytes_max:  # otherwise none of them can have
+        longest = int(np.diff(offsets).max(initial=0))
+        if longest > bytes_max:
+            raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
+    return size
+
+
+def _add_column(parts: list[bytes], column: Any) -> None:
+    offsets = offsets_of(column)
+    start, end = int(offsets[0]), int(offsets[-1])
+    if start:
+        offsets = offsets - start
     _add(parts, offsets.astype("<i4", copy=False).tobytes())
     data = column.buffers()[2]
     _add(parts, b"" if data is None else memoryview(data)[start:end].tobytes())

@@ -234,7 +234,7 @@ class PersistentQueue:
             raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
         return max(time, self._files.place.last_time_us)  # a clock that was set back must not put files out of order
 
-    def append_bodies(self, bodies: Sequence[bytes], *, lsn: int, time_us: int) -> int:
+    def append_bodies(self, bodies: Sequence[bytes | memoryview], *, lsn: int, time_us: int) -> int:
         """Write encoded batches as records of one LSN, seen together; the sequence of the first message."""
         with self._writing():
             files, first = self._files, self._files.place.next_sequence

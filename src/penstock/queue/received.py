@@ -43,7 +43,7 @@ def receive(payload: bytes) -> section.Encoded | section.Trim:
                 raise Invalid("a trim names no sequence")
             return found
         for body in found.encoded:
-            _check_body(body)
+            _check_body(bytes(body))
     except CorruptionError as error:
         raise Invalid(f"a section of a queue is malformed: {error.reason}") from None
     except (ValueError, IndexError, OverflowError, pa.ArrowException) as error:

@@ -27,6 +27,7 @@ _HEADER = struct.Struct("<BxxxI")  # form, number of batches
 _U64 = struct.Struct("<Q")
 
 Message: TypeAlias = tuple[bytes, bytes | None, int | None]  # payload, key, time
+Body: TypeAlias = bytes | memoryview  # a batch, encoded
 
 
 class Puts:
@@ -35,7 +36,7 @@ class Puts:
     __slots__ = ("_count", "_open", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
-        self._parts: list[Messages | list[Message]] = []
+        self._parts: list[bytes | list[Message]] = []
         self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
         self._count = 0
         self.first: int | None = None  # the sequence of the first of them, once they are applied
@@ -53,22 +54,23 @@ class Puts:
         self._count += 1
         return self._count - 1
 
-    def add_many(self, messages: Messages) -> int:
-        """Append a batch; the place of its first message."""
+    def add_many(self, batch: Messages | bytes) -> int:
+        """Append a batch, which may be `encoded` already; the place of its first message."""
+        body = batch if isinstance(batch, bytes) else encoded(batch)
         self._open = None
-        self._parts.append(messages)
-        self._count += len(messages)
-        return self._count - len(messages)
+        self._parts.append(body)
+        place, self._count = self._count, self._count + PREFIX.unpack_from(body)[2]
+        return place
 
     def get(self, key: bytes) -> None:
         """Messages have no number before they are applied, so nobody finds one here."""
 
     def bodies(self) -> list[bytes]:
         """The batches, encoded without an LSN and a time."""
-        batches: list[Messages] = []
+        found: list[bytes] = []
         for part in self._parts:
-            batches += [part] if isinstance(part, Messages) else map(_batch, _runs(part))
-        return [batch.encode(lsn=0, time_us=NO_TIME) for batch in batches]
+            found += [part] if isinstance(part, bytes) else map(encoded, map(_batch, _runs(part)))
+        return found
 
 
 class Trim:
@@ -90,7 +92,7 @@ class Encoded:
 
     __slots__ = ("count", "encoded", "first", "lsn")
 
-    def __init__(self, encoded: list[bytes]) -> None:
+    def __init__(self, encoded: list[Body]) -> None:
         self.encoded = encoded
         self.count: int = sum(PREFIX.unpack_from(body)[2] for body in encoded)
         self.first: int | None = None
@@ -101,11 +103,16 @@ class Encoded:
 
     def get(self, key: bytes) -> None: ...
 
-    def bodies(self) -> list[bytes]:
+    def bodies(self) -> list[Body]:
         return self.encoded
 
 
 Section: TypeAlias = Puts | Encoded | Trim
+
+
+def encoded(messages: Messages) -> bytes:
+    """A batch as it goes into a section; `Invalid` if it may not."""
+    return messages.encode(lsn=0, time_us=NO_TIME)
 
 
 def _runs(messages: list[Message]) -> list[list[Message]]:
@@ -173,12 +180,9 @@ def put(delta: PendingDelta, partition: PartitionId, message: Message, receipt: 
         receipt.section, receipt.offset = puts, offset
 
 
-def put_many(delta: PendingDelta, partition: PartitionId, messages: Messages, receipt: Receipt | None) -> None:
-    """Many messages."""
-    puts = _puts(delta, partition)
-    offset = puts.add_many(messages)
-    if receipt is not None:
-        receipt.section, receipt.offset = puts, offset
+def put_many(delta: PendingDelta, partition: PartitionId, body: bytes, _: None) -> None:
+    """Many messages, encoded: by who brings them, and not under the lock."""
+    _puts(delta, partition).add_many(body)
 
 
 def trim(delta: PendingDelta, partition: PartitionId, before: int, _: None) -> None:
@@ -195,7 +199,7 @@ def encode(section: Section) -> bytes:
     if isinstance(section, Trim):
         return _HEADER.pack(TRIM, 0) + _U64.pack(section.before)
     bodies = section.bodies()
-    parts = [_HEADER.pack(MESSAGES, len(bodies)), *(_U64.pack(len(body)) for body in bodies)]
+    parts: list[Body] = [_HEADER.pack(MESSAGES, len(bodies)), *(_U64.pack(len(body)) for body in bodies)]
     for body in bodies:
         parts += (body, bytes(-len(body) & 7))
     return b"".join(parts)
@@ -212,9 +216,9 @@ def decode(payload: bytes) -> Encoded | Trim:
             return Trim(_U64.unpack_from(payload, at)[0])
         sizes = [_U64.unpack_from(payload, at + place * _U64.size)[0] for place in range(count)]
         at += count * _U64.size
-        bodies: list[bytes] = []
+        bodies: list[Body] = []
         for size in sizes:
-            bodies.append(payload[at : at + size])
+            bodies.append(memoryview(payload)[at : at + size])  # no copy: it is stamped, and copied then
             at += size + (-size & 7)
         if form != MESSAGES or at != len(payload) or any(len(body) < PREFIX.size for body in bodies):
             raise ValueError("its length is wrong")

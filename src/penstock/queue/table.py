@@ -200,18 +200,20 @@ class QueueTable(QueueView):
         shard; with a token they are one group, added at most once, and durably.
         """
         batch = _columns(messages, keys)
-        batch.check()
         if not len(batch):
             return Epoch(0)
-        parts = section.by_shard(batch, self._partitions, next(self._turn) % len(self._partitions))
+        spare = next(self._turn) % len(self._partitions)
+        parts = [
+            (partition, section.encoded(part)) for partition, part in section.by_shard(batch, self._partitions, spare)
+        ]
         if token is not None:
             group = PendingDelta()
             for partition, part in parts:
                 section.put_many(group, partition, part, None)
-            return self._commit_once(token, group, sum(_size(part) for _, part in parts))
+            return self._commit_once(token, group, sum(len(part) + MESSAGE_BYTES for _, part in parts))
         epoch = Epoch(0)
         for partition, part in parts:
-            epoch = self._port.write(partition, section.put_many, _size(part), part, None)
+            epoch = self._port.write(partition, section.put_many, len(part) + MESSAGE_BYTES, part, None)
         return self._end(epoch, durable)
 
     def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
@@ -359,10 +361,6 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
         raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
     return Messages.of(list(messages), keys)
-
-
-def _size(messages: Messages) -> int:
-    return int(messages.ends()[-1]) + 32 * len(messages) + MESSAGE_BYTES
 
 
 def narrowed_sequences(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:

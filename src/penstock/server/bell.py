@@ -10,7 +10,7 @@ Invariant: the sockets are there while the store's lock is held, and nobody else
 from __future__ import annotations
 
 import logging
-import select
+import selectors
 import socket
 from collections.abc import Callable
 
@@ -33,19 +33,22 @@ class Bell:
         threads.after_fork(self, Bell._cut_off)
 
     def _run(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._listener, self._ended], [], [])
-            if self._ended in ready:
-                return
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:  # out of descriptors, or the other side went away
-                logger.warning("somebody knocked in vain: %s", error)
-                place.pause(0.1)
-                continue
-            with connection:
-                connection.settimeout(QUESTION_S)
-                self._speak(connection)
+        with selectors.DefaultSelector() as selector:
+            for each in (self._listener, self._ended):
+                selector.register(each, selectors.EVENT_READ)
+            while self._ended not in [key.fileobj for key, _ in selector.select()]:
+                self._answer_one()
+
+    def _answer_one(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # out of descriptors, or the other side went away
+            logger.warning("somebody knocked in vain: %s", error)
+            place.pause(0.1)
+            return
+        with connection:
+            connection.settimeout(QUESTION_S)
+            self._speak(connection)
 
     def _speak(self, connection: socket.socket) -> None:
         question = place.read_question(connection)

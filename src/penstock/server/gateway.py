@@ -37,6 +37,7 @@ REQUEST_BYTES_MAX = 4 * wire.MESSAGE_BYTES_MAX  # of all requests at work
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
 SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
 SCAN_LEASE_S = 60.0
+DRAIN_S = 2.0
 LEASE_S_MAX = 24 * 3600.0
 LOOKUP_BYTES_MAX = 16 << 20
 PIECES_MAX = 10_000
@@ -67,7 +68,7 @@ class Gateway:
         self._scans: Held[PagedScan] = Held(
             PagedScan.close, what="scan", clock=clock, count_max=SCANS_MAX, each_max=SCANS_EACH_MAX, users_max=1
         )
-        self._lock = threads.lock("server.gateway")
+        self._lock = threads.condition("server.gateway")
         self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
         self._working_bytes = 0  # guarded by _lock
         self._binding = 0  # guarded by _lock: of them, those that must end before the owner may yield
@@ -107,7 +108,7 @@ class Gateway:
         if isinstance(request, wire.CallService):
             info = self._port.table_by_id(request.table)
             return info is not None and request.name not in kind_named(info.kind, info.name).repeatable
-        return isinstance(request, wire.Write | wire.CreateTable | wire.DropTable | wire.SendFile)
+        return isinstance(request, wire.Write | wire.CreateTable | wire.DropTable | wire.SendFile | wire.TakeSnapshot)
 
     @contextmanager
     def _at_work(self, rights: Rights, size: int, *, binds: bool) -> Iterator[None]:
@@ -133,6 +134,7 @@ class Gateway:
                 self._working_bytes -= size
                 self._binding -= binds
                 self._used_s = self._clock.monotonic_s()
+                self._lock.notify_all()
 
     # -- coming to an end
 
@@ -143,15 +145,13 @@ class Gateway:
 
     def idle_s(self) -> float:
         """For how long nobody has asked anything, or held anything."""
-        if self._occupied():
+        if self._binding or self._occupied():
             return 0.0
         with self._lock:
             return self._clock.monotonic_s() - self._used_s
 
     def _occupied(self) -> str:
-        """What keeps the owner; nothing if it may go."""
-        if self._binding:
-            return "a write is on its way"
+        """What clients hold in the owner; nothing if it may go."""
         if len(self._scans) or len(self._snapshots):
             return "a snapshot is being read"
         if self._port.engaged():
@@ -161,10 +161,19 @@ class Gateway:
         return ""
 
     def begin_yield(self) -> str:
-        """Answer nothing from now on, if nobody needs the owner; otherwise, why not."""
+        """Answer nothing from now on, if nobody needs the owner; otherwise, why not.
+
+        Writes at work are waited for, with the door shut: where many write there is always one at work.
+        """
         with self._lock:
+            if self._yielding:
+                return ""
             reason = self._occupied()
-            self._yielding = self._yielding or not reason
+            if not reason:
+                self._yielding = True
+                ended = self._lock.wait_for(lambda: not self._binding, DRAIN_S)
+                reason = self._occupied() if ended else "a write takes long"
+                self._yielding = not reason
             return reason
 
     def close(self) -> None:
@@ -241,7 +250,7 @@ class Gateway:
         """The schema and the record batches of a page."""
         reading = wire.unpack_reading(data)
         with ExitStack() as stack:
-            stack.enter_context(self._at_work(rights, len(data), binds=False))
+            stack.enter_context(self._at_work(rights, len(data), binds=isinstance(reading, wire.Scan)))
             if isinstance(reading, wire.Scan):
                 self._begin(reading, rights)
             scan = stack.enter_context(self._scans.use(reading.scan))

@@ -2,7 +2,8 @@
 
 Thread: any; `_lock` guards everything, and is not held while something is used or closed.
 Invariants: (1) a thing is closed once, and never while it is used. (2) use renews its lease; what was not used for so
-long is closed by `sweep`. (3) there are at most `count_max` of them, and `each_max` of one client.
+long is closed by `sweep`. (3) there are at most `count_max` of them, and `each_max` of one client. (4) what keeps the
+owner only for a while after its use makes room for others after that, the oldest first.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ T = TypeVar("T")
 
 
 class _Entry(Generic[T]):
-    def __init__(self, thing: T, client: str, lease_s: float, until_s: float) -> None:
+    def __init__(self, thing: T, client: str, lease_s: float, now_s: float, keeps_s: float | None) -> None:
         self.thing = thing
         self.client = client
         self.lease_s = lease_s
-        self.until_s = until_s
+        self.keeps_s = lease_s if keeps_s is None else keeps_s
+        self.used_s = now_s
         self.users = 0
         self.closing = False
 
@@ -59,8 +61,31 @@ class Held(Generic[T]):
         with self._lock:
             return sum(measure(entry.thing) for entry in self._entries.values())
 
+    def __contains__(self, name: str) -> bool:
+        with self._lock:
+            return name in self._entries
+
+    def needed(self) -> bool:
+        """Whether one of them keeps the owner."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            return any(self._keeps(entry, now_s) for entry in self._entries.values())
+
+    def _keeps(self, entry: _Entry[T], now_s: float) -> bool:
+        return entry.keeps_s >= entry.lease_s or now_s < entry.used_s + entry.keeps_s
+
     def check_room(self, client: str) -> None:
         """`Backpressure` if one more is too many."""
+        now_s, gone = self._clock.monotonic_s(), list[str]()
+        with self._lock:
+            mine = [name for name, entry in self._entries.items() if entry.client == client]
+            if len(self._entries) >= self._count_max or len(mine) >= self._each_max:
+                idle = [name for name in mine if not self._entries[name].users]
+                idle = [name for name in idle if not self._keeps(self._entries[name], now_s)]
+                gone = sorted(idle, key=lambda name: self._entries[name].used_s)[:1]
+                for name in gone:
+                    self._entries[name].closing = True
+        self._end(gone)
         with self._lock:
             self._check_room(client)
 
@@ -69,13 +94,13 @@ class Held(Generic[T]):
         if len(self._entries) >= self._count_max or mine >= self._each_max:
             raise Backpressure(f"too many {self._what}s are open ({mine} of yours): close some, then retry")
 
-    def add(self, name: str, thing: T, *, client: str, lease_s: float) -> None:
-        """Hold a thing."""
+    def add(self, name: str, thing: T, *, client: str, lease_s: float, keeps_s: float | None = None) -> None:
+        """Hold a thing. `keeps_s`: how long after its use it keeps the owner, if not for its lease."""
         with self._lock:
             self._check_room(client)
             if name in self._entries:
                 raise Invalid(f"there is a {self._what} {name} already")
-            self._entries[name] = _Entry(thing, client, lease_s, self._clock.monotonic_s() + lease_s)
+            self._entries[name] = _Entry(thing, client, lease_s, self._clock.monotonic_s(), keeps_s)
 
     @contextmanager
     def use(self, name: str) -> Iterator[T]:
@@ -87,12 +112,13 @@ class Held(Generic[T]):
             if self._users_max is not None and entry.users >= self._users_max:
                 raise Invalid(f"a {self._what} is read by one at a time")
             entry.users += 1
+            entry.used_s = self._clock.monotonic_s()
         try:
             yield entry.thing
         finally:
             with self._lock:
                 entry.users -= 1
-                entry.until_s = self._clock.monotonic_s() + entry.lease_s
+                entry.used_s = self._clock.monotonic_s()
                 ends = entry.closing and not entry.users
             if ends:
                 self._end([name])
@@ -112,7 +138,8 @@ class Held(Generic[T]):
         """Close what was not used for its lease."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            lapsed = [name for name, entry in self._entries.items() if not entry.users and entry.until_s <= now_s]
+            idle = [(name, entry) for name, entry in self._entries.items() if not entry.users]
+            lapsed = [name for name, entry in idle if entry.used_s + entry.lease_s <= now_s]
             for name in lapsed:
                 self._entries[name].closing = True
         self._end(lapsed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from penstock.client import place
+from penstock.client.forking import abandon
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.server.bell import Bell
@@ -50,10 +51,18 @@ class Service:
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
-        self._folder = place.make_sockets_folder(place.absolute(store.path))
-        self._bell = Bell(self._folder, self._answer)
+        self._folder, self._bell = self._hang_bell(place.absolute(store.path))
         store.at_close(self.close)
         _services[store] = self
+        threads.after_fork(self, Service._cut_off)
+
+    def _hang_bell(self, path: str) -> tuple[str, Bell]:
+        folder = place.make_sockets_folder(path)
+        try:
+            return folder, Bell(folder, self._answer)
+        except OSError:  # some file systems that are mounted from elsewhere have no sockets
+            folder = place.make_sockets_folder(path, elsewhere=True)
+            return folder, Bell(folder, self._answer)
 
     def _answer(self, question: place.Question) -> place.Answer:
         if question.ask == "serve":
@@ -120,6 +129,10 @@ class Service:
     def _tend(self) -> None:
         while not self._ended.wait(TEND_S):
             self.gateway().tend()
+
+    def _cut_off(self) -> None:
+        for server in self._servers:
+            abandon(server)
 
     def close(self) -> None:
         """Tell clients to go. A second call does nothing."""

@@ -160,7 +160,7 @@ def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
 def _perform(place: Place, encoded: bytes, number: int) -> bytes:
     """In a task: one part of an offer, in the store's folder or in one that stands for it."""
     context = TaskContext.get()
-    if context is not None and (context.attemptNumber() or context.stageAttemptNumber()):
+    if context is not None and context.attemptNumber():
         raise Invalid("a part is not tried again: an earlier attempt may still write its files")
     offer = _offer.decode(encoded)
     if not offer.function.startswith("penstock."):
@@ -259,7 +259,7 @@ def _check(place: Place, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], 
 
 
 def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
-    """Write a table to Parquet files in `target`, as of one LSN, which is returned. `mode` is that of Spark's writers."""
+    """Write a table to Parquet files in `target` as of one LSN, which is returned. `mode` is that of Spark writers."""
     place = Place.of({"path": path, "table": table})
     place.info()
     register(spark)

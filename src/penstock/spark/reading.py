@@ -56,7 +56,7 @@ class _Pushed:
     this stands in the method's place, and shows Spark's own function to who asks whether there is another.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, wanted: list[tuple[str, str, Any]]) -> None:
         self._wanted = wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -485,6 +486,37 @@ def test_an_interrupt_in_the_flush_fails_it_for_everyone(box: Box) -> None:
         box.coordinator.recover()
     box.coordinator.recover()
     assert box.coordinator.layers.view == {"a": 1, "b": 1}
+
+
+def test_an_interrupt_of_a_write_never_leaves_the_lock_taken(box: Box) -> None:
+    """Interrupts come anywhere in it, most often between two of its calls: where `acquire` and `try` have a gap."""
+
+    def insert(pending: Adds, a: None, b: None, c: None) -> None:
+        pending.rows["a"] = 1
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedWriteError
+
+    box.write()
+    interrupts = 0
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while interrupts < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002)
+                while True:
+                    box.coordinator.write_into(insert, 0, None, None, None)
+            except InterruptedWriteError:
+                interrupts += 1
+            taken = not box.coordinator._lock.acquire(timeout=0)
+            assert not taken, f"the lock is taken after {interrupts} interrupts"
+            box.coordinator._lock.release()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
+class InterruptedWriteError(BaseException):
+    pass
 
 
 def test_followers_of_a_failed_flush_get_the_epochs_in_doubt(box: Box) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.host.clock import SystemClock
-from penstock.lsm import memtable as module
-from penstock.lsm.memtable import Edit, Memtable, SortedRows, merged
+from penstock.lsm import sorted_rows as module
+from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.operators import ADD_I64
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, Row, bytes_list
+from penstock.lsm.sorted_rows import SortedRows
 from penstock.lsm.tree import Tree
 
 
@@ -19,10 +20,10 @@ def one(n: int) -> bytes:
     return n.to_bytes(8, "little")
 
 
-def read(table: SortedRows, step: int) -> list[tuple[bytes, Row]]:
+def read(table: SortedRows, step: int, bytes_max: int = 1 << 20) -> list[tuple[bytes, Row]]:
     found: list[tuple[bytes, Row]] = []
-    for at in range(0, len(table), step):
-        columns = table.columns(at, min(len(table), at + step))
+    while len(found) < len(table):
+        columns = table.columns(len(found), min(len(table), len(found) + step), bytes_max)
         rows = zip(
             columns.kinds.tolist(),
             bytes_list(columns.values),
@@ -36,27 +37,39 @@ def read(table: SortedRows, step: int) -> list[tuple[bytes, Row]]:
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("width", [(16, 16), (0, 40)])
+@pytest.mark.parametrize("large", [True, False])
 def test_rows_come_in_order_whatever_the_parts(
-    monkeypatch: pytest.MonkeyPatch, plain: bool, width: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, plain: bool, width: tuple[int, int], large: bool
 ) -> None:
     monkeypatch.setattr(module, "_GATHER_ROWS", 100)
-    monkeypatch.setattr(module, "_ARRAY_BYTES", 2_000)  # so that values lie in several arrays
+    monkeypatch.setattr(module, "_LARGE_ROW_BYTES", 0 if large else 1 << 20)
     chance = random.Random(3)
     memtable = Memtable()
+    expected: dict[bytes, Row] = {}
     for lsn in range(1, 8):
         puts = {chance.randbytes(chance.randint(*width)): chance.randbytes(chance.randint(0, 30)) for _ in range(150)}
         memtable.apply(Edit(lsn=lsn, time_us=0, puts=puts))
+        expected |= {key: (PUT, value, lsn, NEVER) for key, value in puts.items()}
     if not plain:
         rows: dict[bytes, Row] = {
-            key: chance.choice([(DELETE, b"", 9, NEVER), (PUT, b"x", 9, 77), (ADD_I64, one(1), 9, NEVER)])
+            key: chance.choice([(DELETE, b"", 9, NEVER), (PUT, b"x", 9, 77)])
             for key in chance.sample(list(memtable.rows), 200)
         }
         memtable.apply(Edit(lsn=9, time_us=0, rows=rows))
+        expected |= rows
     assert memtable.plain is plain
-    expected = sorted(memtable.rows.items())
     table = SortedRows(memtable)
-    assert read(table, 64) == expected
-    assert table.key(5) == expected[5][0]
+    assert read(table, 64) == sorted(expected.items())
+    assert table.key(5) == sorted(expected)[5]
+
+
+def test_large_values_come_in_batches() -> None:
+    memtable = Memtable()
+    memtable.apply(Edit(lsn=1, time_us=0, puts={b"%03d" % n: bytes([n]) * 5_000 for n in range(100)}))
+    table = SortedRows(memtable)
+    assert len(table.columns(0, 100, 20_000)) == 4
+    assert len(table.columns(0, 100, 1)) == 1  # at least one
+    assert len(read(table, 1_000, 20_000)) == 100
 
 
 def test_no_rows_are_in_order_too() -> None:

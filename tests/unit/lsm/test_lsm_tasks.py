@@ -112,8 +112,8 @@ def test_two_shards_share_a_gate_and_neither_starves(place: Place, monkeypatch: 
         scheduler.register(task)
     for runner in job_runners(place.maintenance, place.jobs, engines):
         scheduler.register(runner)
-    rows = place.write([Write("put", b"k%03d" % n, b"v" * 200) for n in range(100)]).rows
-    other.apply(Edit(lsn=1, time_us=1, rows=rows))
+    puts = place.write([Write("put", b"k%03d" % n, b"v" * 200) for n in range(100)]).puts
+    other.apply(Edit(lsn=1, time_us=1, puts=puts))
     for _ in range(200):
         scheduler.run_pending()
         place.clock.advance(1)

@@ -340,7 +340,7 @@ def test_a_section_holds_the_same_messages_when_decoded(parts: list[Any]) -> Non
             section.put(delta, PartitionId(7), part, None)
             expected.append(part)
         else:
-            section.put_many(delta, PartitionId(7), Messages.of(part), None)
+            section.put_many(delta, PartitionId(7), section.encoded(Messages.of(part)), None)
             expected += [(payload, None, None) for payload in part]
     puts = delta.groups[0].sections[PartitionId(7)]
     decoded = section.decode(section.encode(puts))

@@ -30,6 +30,7 @@ from penstock.client import place, wire
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.partition.ledger import TableInfo
 from penstock.server import guard
 from penstock.server.guard import PREFACE, Inspector, Meter, RefusedError
 from penstock.server.tcp import serve_tcp
@@ -316,7 +317,7 @@ class Process:
 
     def answers(self) -> bool:
         with self.served.connect("admin", timeout_s=20.0) as store:
-            return store.kv("users").get(b"00001") == bytes(2_000)
+            return bool(store.kv("users").get(b"00001") == bytes(2_000))
 
 
 @pytest.fixture
@@ -360,7 +361,8 @@ def test_an_oversized_message_takes_no_memory(process: Process) -> None:
 def test_hundreds_of_idle_streams_and_connections(process: Process, request: pytest.FixtureRequest) -> None:
     threads_before = process.status("Threads")
     silent = [process.served.socket() for _ in range(100)]  # over TLS, and then nothing
-    request.addfinalizer(lambda: [connection.close() for connection in silent])
+    for connection in silent:
+        request.addfinalizer(connection.close)
     for connection in silent[:50]:
         connection.sendall(PREFACE + frame(4, 0, 0))  # or half a request
     held: list[Any] = []
@@ -368,7 +370,7 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
     options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer admin-secret")], timeout=60.0)
     info = wire.FindTable("users")
     (answer,) = lines[0].do_action(flight.Action(wire.PROTOCOL, wire.pack(info)), options)
-    table = wire.unpack(answer.body.to_pybytes(), list[wire.TableInfo])[0].table
+    table = wire.unpack(answer.body.to_pybytes(), list[TableInfo])[0].table
     for each in range(200):
         line = lines[each % len(lines)]
         with suppress(pa.ArrowException):
@@ -377,8 +379,8 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
         with suppress(pa.ArrowException):
             held.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
     assert process.answers()
-    assert process.status("Threads") - threads_before < 350
-    assert process.status("RssAnon") < (512 << 10) + (700 << 10)
+    assert process.status("Threads") - threads_before < 300
+    assert process.status("RssAnon") < (512 << 10) + (400 << 10), "what scans may hold, and the rest"
     for one in held:
         with suppress(pa.ArrowException, OSError):
             one[0].close() if isinstance(one, tuple) else one.cancel()

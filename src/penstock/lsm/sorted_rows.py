@@ -1,0 +1,119 @@
+"""The rows of a frozen memtable in key order: what a flush writes.
+
+Thread: one; the memtable has no writer any more.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import Invalid
+from penstock.lsm.index import hash_keys
+from penstock.lsm.memtable import Memtable, in_full
+from penstock.lsm.order import Keys, shared_prefix, sort
+from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_array, binary_column, fixed_array
+
+_GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
+_LARGE_ROW_BYTES = 1 << 10  # of the mean row: from here on a second copy of all values would cost too much memory
+
+
+class SortedRows:
+    """The point rows of a frozen memtable in key order, for a flush.
+
+    Rows are gathered in order of arrival, which is the order in memory, and put into key order by numpy and Arrow on
+    all rows at once; large values stay where they are until they are asked for. Few calls let go of the interpreter on
+    purpose: each one waits for it behind busy writers.
+    """
+
+    def __init__(self, memtable: Memtable) -> None:
+        self._count = count = len(memtable.rows)
+        if not count:
+            return
+        keys, values = _Strings(), _Strings()
+        hashes, lowest, highest = [], [], []
+        self._lsns = memtable.lsns_by_place()
+        self._kinds = np.zeros(count, np.uint8)
+        self._expires = np.full(count, NEVER, np.int64)
+        self._large: list[bytes] = []
+        large = memtable.bytes >= _LARGE_ROW_BYTES * count
+        all_keys, all_rows = iter(memtable.rows), iter(memtable.rows.values())
+        for at in range(0, count, _GATHER_ROWS):
+            some, rows = list(islice(all_keys, _GATHER_ROWS)), list(islice(all_rows, _GATHER_ROWS))
+            keys.add(some)
+            held: list[bytes] = rows if memtable.all_bare else self._spread(rows, at)  # type: ignore[assignment]
+            if large:
+                self._large += held
+            else:
+                values.add(held)
+            hashes.append(hash_keys(some))
+            lowest.append(min(some))
+            highest.append(max(some))
+        self._keys = keys.keys()
+        self._values = values.array()
+        self._hashes = np.concatenate(hashes)
+        self._order, _ = sort(self._keys, shared_prefix(min(lowest), max(highest)))
+
+    def _spread(self, rows: list[bytes | Row], at: int) -> list[bytes]:
+        """The values of rows, of which some are in full: their other columns are noted at places from `at` on."""
+        kinds, values, lsns, expires = zip(*in_full(rows, repeat(0)), strict=True)
+        places = slice(at, at + len(rows))
+        self._kinds[places], self._expires[places] = kinds, expires
+        self._lsns[places] = np.where(lsns, np.array(lsns, np.uint64), self._lsns[places])  # 0: a bare value's
+        return list(values)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def key(self, place: int) -> bytes:
+        return self._keys.key(int(self._order[place]))
+
+    def columns(self, start: int, end: int, bytes_max: int) -> Columns:
+        """The rows at places from `start` to `end`, or as many of them as have `bytes_max` in values; at least one."""
+        rows = self._order[start:end]
+        if self._large:
+            large: list[bytes] = []
+            size = 0
+            for row in rows.tolist():
+                size += len(self._large[row])
+                if large and size > bytes_max:
+                    break
+                large.append(self._large[row])
+            rows, values = rows[: len(large)], binary_column(large)
+        else:
+            values = self._values.take(fixed_array(pa.int64(), rows))
+        return Columns(
+            keys=self._keys.take(rows),
+            lsns=self._lsns[rows],
+            kinds=self._kinds[rows],
+            expires=self._expires[rows],
+            values=values,
+            hashes=self._hashes[rows],
+        )
+
+
+class _Strings:
+    """Byte strings laid end to end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._lengths: list[I64] = [np.zeros(0, np.int64)]
+
+    def add(self, items: list[bytes]) -> None:
+        self._data += b"".join(items)
+        self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
+
+    def keys(self) -> Keys:
+        lengths = np.concatenate(self._lengths)
+        self._data += bytes(8)
+        return Keys(self._data, np.cumsum(lengths) - lengths, lengths)
+
+    def array(self) -> Any:
+        """As an Arrow array."""
+        if len(self._data) >= 1 << 31:
+            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
+        offsets = np.cumsum(np.concatenate([[0], *self._lengths]))
+        return binary_array(offsets.astype(np.int32), self._data)
