@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Run:
 
     began_s: float
     produced: list[tuple[float, int]] = field(default_factory=list)  # seconds, events so far
+    probes: deque[tuple[int, float]] = field(default_factory=deque)  # this machine's readings: number, when it was put
     latencies: list[tuple[float, float]] = field(default_factory=list)  # seconds, put to visible in ms
     kills: int = 0
 
@@ -79,6 +81,7 @@ def produce(store: penstock.Store, run: Run, rate: int, seconds: float, seed: in
         if now >= told:
             keys.append(THIS_MACHINE.encode())
             payloads.append(this_machine(int(told)))
+            run.probes.append((int(told), time.monotonic()))
             sound += 1
             told += 1.0
         with store.batch(durable=False) as batch:
@@ -93,16 +96,16 @@ def produce(store: penstock.Store, run: Run, rate: int, seconds: float, seed: in
 
 
 def watch(store: penstock.Store, run: Run, stop: threading.Event) -> None:
-    """How long a reading of this machine takes from its put until it is in `latest`."""
-    latest, seen = store.kv("latest"), -1
+    """How long each reading of this machine takes from its put until `latest` has it, or a later one."""
+    latest = store.kv("latest")
+    since_us = time.time_ns() // 1000
     while not stop.wait(0.02):
         value = latest.get(THIS_MACHINE.encode())
-        if value is not None:
-            record = json.loads(value)
-            if record["put_us"] != seen:
-                fresh, seen = seen >= 0, record["put_us"]
-                if fresh:
-                    run.latencies.append((time.monotonic() - run.began_s, time.time() * 1e3 - seen / 1e3))
+        record = json.loads(value) if value is not None else {"put_us": 0}
+        while run.probes and record["put_us"] >= since_us and run.probes[0][0] <= record["n"]:
+            _, put_s = run.probes.popleft()
+            now_s = time.monotonic()
+            run.latencies.append((now_s - run.began_s, (now_s - put_s) * 1e3))
 
 
 # -- the query, in a process of its own

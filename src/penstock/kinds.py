@@ -260,9 +260,7 @@ class Reading(Protocol):
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         """Record batches of a range."""
 
-    def pieces(
-        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
-    ) -> list[Piece]:
+    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """A range of a shard in parts for several readers."""
 
     def time_us(self) -> int:

@@ -298,9 +298,7 @@ class LocalPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._view(partition).scan_arrow(start, end)
 
-    def pieces(
-        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
-    ) -> list[Piece]:
+    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")
 
     def snapshot(self) -> SnapshotPort:
@@ -369,9 +367,7 @@ class SnapshotPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._state(partition).scan_arrow(start, end)
 
-    def pieces(
-        self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None
-    ) -> list[Piece]:
+    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         return self._state(partition).pieces(count, start, end)
 
     def close(self) -> None:

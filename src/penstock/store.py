@@ -92,7 +92,7 @@ class StoreSettings:
         return CoordinatorSettings(
             flush_interval_s=self.flush_interval_s,
             flush_bytes=8 << 20,
-            bytes_max=min(self.memory_bytes_max // 16, 128 << 20) + (1 << 20),  # from 1 GiB on, any value fits
+            bytes_max=min(self.memory_bytes_max // 12, 128 << 20),  # from 1 GiB on, the largest write fits
         )
 
     @property

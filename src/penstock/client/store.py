@@ -85,6 +85,14 @@ class RemoteStore(Tables):
         self._check_usable()
         return RemoteSnapshot(self._port.snapshot(lease_s) if id is None else self._port.join_snapshot(id))
 
+    def query_snapshot(self, query: str, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:
+        """The one snapshot that all tasks of a query read, by the query's name: made for the first who asks.
+
+        `Closed` if it is gone: no task may read another moment than the others.
+        """
+        self._check_usable()
+        return RemoteSnapshot(self._port.query_snapshot(query, lease_s))
+
     def recover(self) -> None:
         """After writes failed because no owner was there: send them again, each at most once."""
         self._check_usable()

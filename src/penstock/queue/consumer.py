@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ from penstock.kinds import Conditional, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue.delivery import Delivery
-from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Seek, argument
+from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Range, Seek, argument
 from penstock.queue.service import Bounds, Call, ConsumerPlace, Found, encode_call
 
 Delivered: TypeAlias = Found
@@ -88,14 +89,7 @@ class Consumer:
         given = _listed(messages)
         if not given:
             return
-        by_shard: dict[int, list[Found]] = {}
-        for message in given:
-            by_shard.setdefault(message.shard, []).append(message)
-        asked = Ack(
-            self.name,
-            [(shard, [message.sequence for message in some]) for shard, some in by_shard.items()],
-            [[message.lease for message in some] for some in by_shard.values()],
-        )
+        asked = _acknowledging(self.name, given)
         if batch is not None:
             batch.require(ACK, argument(self._info.table, asked))
         else:
@@ -179,8 +173,26 @@ def _messages(delivery: Delivery) -> Iterator[Found]:
     return map(Found, repeat(delivery.shard), *columns, repeat(delivery.lease))
 
 
+def _acknowledging(consumer: str, messages: list[Found]) -> Ack:
+    """Messages that follow each other under one lease are one range."""
+    found: dict[int, list[Range]] = {}
+    leases: dict[int, list[int]] = {}
+    end = held_by = at = None
+    for shard, lease, sequence in sorted(map(_WHERE, messages)):
+        if shard == at and lease == held_by and sequence == end:
+            found[shard][-1] = found[shard][-1][0], sequence + 1
+        else:
+            found.setdefault(shard, []).append((sequence, sequence + 1))
+            leases.setdefault(shard, []).append(lease)
+        at, held_by, end = shard, lease, sequence + 1
+    return Ack(consumer, list(found.items()), list(leases.values()))
+
+
+_WHERE = attrgetter("shard", "lease", "sequence")
+
+
 def _listed(messages: Any) -> list[Found]:
     given = [messages] if isinstance(messages, Found) else list(messages)
-    if any(not isinstance(message, Found) for message in given):
+    if set(map(type, given)) - {Found}:
         raise Invalid("give messages as `get` returned them")
     return given

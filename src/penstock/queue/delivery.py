@@ -46,6 +46,7 @@ from penstock.queue.positions import (
     argument,
     read_argument,
     read_place,
+    runs,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Deliveries:
     def _batches(self, claim: Claim, room: int) -> tuple[list[Batch], int]:
         """The messages of a claim within so many bytes, and where they end; those that were trimmed are left out."""
         machine, found, at = self._machines[claim.shard], list[Batch](), 0
-        for low, high in claim.runs():
+        for low, high in runs(claim.sequences):
             at = max(low, at)
             while (at := max(at, machine.first)) < high:
                 if room <= 0:
@@ -235,11 +236,9 @@ class Deliveries:
                 others.append(delivery)
         if not spent:
             return others
-        asked = Ack(
-            call.consumer,
-            [(delivery.shard, delivery.sequences) for delivery in spent],
-            [[delivery.lease] * len(delivery.sequences) for delivery in spent],
-        )
+        ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
+        leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
+        asked = Ack(call.consumer, ranges, leases)
         group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, asked)),))))
         if graves is not None:
             for delivery in spent:
@@ -254,7 +253,7 @@ class Deliveries:
     def _count(self, consumer: str, claims: list[Claim], found: list[Delivery]) -> None:
         """Remember deliveries. Nobody waits for it: a crash may forget the newest, with all that came after them."""
         first = {claim.shard: claim.first for claim in claims}
-        asked = Deliver(consumer, [(each.shard, first[each.shard], each.sequences) for each in found])
+        asked = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in found])
         data = argument(self._info.table, asked)
         self._host.port.submit(PendingGroup(encode_condition(Condition(None, ((DELIVER, data),)))), len(data))
 

@@ -29,11 +29,6 @@ class Claim:
     deliveries: NDArray[np.uint8]  # of each of them, this one included
     lease: int
 
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """The sequences as ranges [low, high)."""
-        for run in np.split(self.sequences, np.flatnonzero(np.diff(self.sequences) != 1) + 1):
-            yield int(run[0]), int(run[-1]) + 1
-
 
 class _Window:
     """The messages [floor, floor + WINDOW) of a shard, as one consumer sees them."""
@@ -117,13 +112,16 @@ class Leases:
 
     def hold(self, asked: Ack, now_s: float) -> bool:
         """Whether every message is under the lease it was got under."""
-        for (shard, sequences), leases in zip(asked.messages, asked.leases, strict=False):
+        for (shard, ranges), leases in zip(asked.messages, asked.leases, strict=False):
             window = self._windows.get((asked.consumer, shard))
-            places = None if window is None else window.places(sequences)
-            if window is None or places is None or len(leases) != len(places):
+            if window is None or len(leases) != len(ranges):
                 return False
-            if (window.lease[places] != np.asarray(leases, np.int64)).any() or (window.until_s[places] <= now_s).any():
-                return False
+            for (low, high), lease in zip(ranges, leases, strict=True):
+                some = slice(low - window.floor, high - window.floor)
+                if not 0 <= some.start < some.stop <= WINDOW:
+                    return False
+                if (window.lease[some] != lease).any() or (window.until_s[some] <= now_s).any():
+                    return False
         return len(asked.leases) == len(asked.messages)
 
     def release(self, consumer: str, leases: Sequence[tuple[int, int, int]], now_s: float, until_s: float) -> int:

@@ -150,6 +150,24 @@ class Messages:
         return b"".join(parts)
 
 
+def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> bytes:
+    """`Messages.of(payloads).encode(...)`, without columns in between: most batches are lists of payloads."""
+    try:
+        data = b"".join(payloads)
+    except TypeError as error:
+        raise Invalid(f"payloads must be bytes: {error}") from None
+    if len(data) > VALUE_BYTES_MAX:  # then one of them may be too long
+        return Messages.of(payloads).encode(lsn=lsn, time_us=time_us)
+    offsets = np.zeros(len(payloads) + 1, "<i4")
+    np.cumsum(np.fromiter(map(len, payloads), np.int32, len(payloads)), out=offsets[1:])
+    if offsets[-1] != len(data):
+        raise Invalid("payloads must be bytes: one of them holds wider items")
+    parts = [PREFIX.pack(lsn, time_us, len(payloads), 0, 0)]
+    _add(parts, offsets.tobytes())
+    _add(parts, data)
+    return b"".join(parts)
+
+
 def stamped(body: bytes | memoryview, *, lsn: int, time_us: int) -> bytes:
     """A body that was encoded before its LSN and time were known, with both filled in."""
     _, _, count, flags, _ = PREFIX.unpack_from(body)

@@ -18,7 +18,7 @@ Invariant: the bitmap and the counts reach at most WINDOW messages above the flo
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -32,6 +32,7 @@ WINDOW = 4_096  # messages above the floor of a shard that can be out or acknowl
 DELIVERIES_MAX = 255  # counted no further
 
 Mode: TypeAlias = Literal["leased", "streamed"]
+Range: TypeAlias = tuple[int, int]  # of sequences: [low, high)
 Get: TypeAlias = Callable[[bytes], bytes | None]
 Put: TypeAlias = Callable[[bytes, bytes | None], None]
 _TABLE = struct.Struct(">Q")
@@ -84,10 +85,10 @@ def _packed(mode: Mode, floor: int, flags: NDArray[np.bool_], counts: NDArray[np
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """Messages by shard, and the leases they were got under, which only the owner looks at."""
+    """(shard, messages) for each shard, and the lease of each range, which only the owner looks at."""
 
     consumer: str
-    messages: list[tuple[int, list[int]]]
+    messages: list[tuple[int, list[Range]]]
     leases: list[list[int]] = []
 
 
@@ -102,7 +103,7 @@ class Deliver(msgspec.Struct, frozen=True, array_like=True):
     """(shard, its oldest message, messages) for each shard."""
 
     consumer: str
-    messages: list[tuple[int, int, list[int]]]
+    messages: list[tuple[int, int, list[Range]]]
 
 
 class Seek(msgspec.Struct, frozen=True, array_like=True):
@@ -177,20 +178,17 @@ def decode_place(row: bytes) -> Place:
 def _ack(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Ack)
     assert isinstance(asked, Ack)
-    for shard, sequences in asked.messages:
+    for shard, ranges in asked.messages:
         place = read_place(get, table, shard, asked.consumer) or Place("leased")
-        flags, places = place.flags(), np.asarray(sequences, np.int64) - place.floor
-        wrong = place.mode != "leased" or _outside(places) or flags[places].any()
-        if wrong or len(np.unique(places)) != len(places):
-            return Verdict.REFUSED
-        flags[places] = True
+        flags = place.flags()
+        for low, high in ranges:
+            some = slice(low - place.floor, high - place.floor)
+            if place.mode != "leased" or not 0 <= some.start < some.stop <= WINDOW or flags[some].any():
+                return Verdict.REFUSED
+            flags[some] = True
         row = _packed("leased", place.floor, flags, place.counts())
         put(row_key(table, shard, asked.consumer), _encode(row))
     return Verdict.ACCEPTED
-
-
-def _outside(places: NDArray[np.int64]) -> bool:
-    return bool(len(places)) and (int(places.min()) < 0 or int(places.max()) >= WINDOW)
 
 
 def _move(data: bytes, get: Get, put: Put) -> Verdict:
@@ -216,15 +214,17 @@ def _move(data: bytes, get: Get, put: Put) -> Verdict:
 def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Deliver)
     assert isinstance(asked, Deliver)
-    for shard, first, sequences in asked.messages:
+    for shard, first, ranges in asked.messages:
         place = read_place(get, table, shard, asked.consumer) or Place("leased")
         if place.mode != "leased":
             continue  # it became a stream's since
         place = place.raised(first)
-        places = np.asarray(sequences, np.int64) - place.floor
-        places = places[(places >= 0) & (places < WINDOW)]  # others were acknowledged since
         counts = place.counts()
-        counts[places] = np.minimum(counts[places].astype(np.int64) + 1, DELIVERIES_MAX)
+        for low, high in ranges:
+            some = counts[
+                max(0, low - place.floor) : max(0, high - place.floor)
+            ]  # what is below was acknowledged since
+            some += some < DELIVERIES_MAX
         put(row_key(table, shard, asked.consumer), _encode(_packed("leased", place.floor, place.flags(), counts)))
     return Verdict.ACCEPTED
 
@@ -250,3 +250,13 @@ def _forget(data: bytes, get: Get, put: Put) -> Verdict:
 
 ACK, MOVE, DELIVER, SEEK, FORGET = "queue.ack", "queue.move", "queue.deliver", "queue.seek", "queue.forget"
 CONDITIONS: dict[str, KindCondition] = {ACK: _ack, MOVE: _move, DELIVER: _deliver, SEEK: _seek, FORGET: _forget}
+
+
+def runs(sequences: Sequence[int] | NDArray[np.int64]) -> list[Range]:
+    """Ascending sequences as ranges."""
+    if not len(sequences):
+        return []
+    found = np.asarray(sequences, np.int64)
+    breaks = np.flatnonzero(found[1:] - found[:-1] != 1)
+    lows, highs = found[np.r_[0, breaks + 1]], found[np.r_[breaks, len(found) - 1]] + 1
+    return list(zip(lows.tolist(), highs.tolist(), strict=True))

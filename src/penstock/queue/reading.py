@@ -20,12 +20,12 @@ from penstock.errors import CorruptionError
 from penstock.host.files import FileSystem
 from penstock.host.threads import lock
 from penstock.log.record import encoded_size
-from penstock.queue.files import KIND_MESSAGES, READ_BYTES, DataReader, FileIndex, Opening
+from penstock.queue.files import KIND_MESSAGES, DataReader, FileIndex, Opening
 from penstock.queue.messages import PREFIX, Batch, decode_batch
 from penstock.queue.qmft import FileTable
 
 _OPEN_FILES_MAX = 16
-_READ_BYTES_MIN = 64 << 10
+_READ_BYTES_MIN, _READ_BYTES_MAX = 64 << 10, 256 << 10  # at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class QueueReader:
         known, offset = reader.hint
         if known != start:
             offset = (span.index or reader.index(span.size)).before(start)
-        read_bytes = min(max(limit_bytes, _READ_BYTES_MIN), READ_BYTES)
+        read_bytes = min(max(limit_bytes, _READ_BYTES_MIN), _READ_BYTES_MAX)
         for at, record in reader.records(offset, span.size, past_damage=past_damage, read_bytes=read_bytes):
             if record.kind != KIND_MESSAGES or record.index + PREFIX.unpack_from(record.body)[2] <= start:
                 continue

@@ -87,7 +87,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers: list[tuple[int, list[int]]] = []  # shards, with sequences
     if isinstance(asked, Ack):
-        numbers = asked.messages
+        numbers = [(shard, [place for some in ranges for place in some]) for shard, ranges in asked.messages]
     elif isinstance(asked, Move):
         numbers = [(shard, [start, end]) for shard, start, end in asked.ranges]
     elif isinstance(asked, Seek):

@@ -19,7 +19,7 @@ import xxhash
 from penstock.errors import CorruptionError
 from penstock.journal.record import PartitionId
 from penstock.partition.pending import PendingDelta
-from penstock.queue.messages import PREFIX, Messages
+from penstock.queue.messages import PREFIX, Messages, encode_payloads
 
 MESSAGES, TRIM = 0, 1
 NO_TIME = -(1 << 63)  # stands for the time of a record that is not known yet; no message has it
@@ -69,7 +69,7 @@ class Puts:
         """The batches, encoded without an LSN and a time."""
         found: list[bytes] = []
         for part in self._parts:
-            found += [part] if isinstance(part, bytes) else map(encoded, map(_batch, _runs(part)))
+            found += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
         return found
 
 
@@ -146,10 +146,11 @@ def shard_of(key: bytes, shards: int) -> int:
     return xxhash.xxh3_64_intdigest(key) % shards
 
 
-def _batch(messages: list[Message]) -> Messages:
+def _encode_run(messages: list[Message]) -> bytes:
     payloads, keys, times = zip(*messages, strict=True)
-    keyed = any(key is not None for key in keys)
-    return Messages.of(payloads, keys if keyed else None, None if times[0] is None else times)
+    if times[0] is None and not any(key is not None for key in keys):
+        return encode_payloads(payloads, lsn=0, time_us=NO_TIME)
+    return encoded(Messages.of(payloads, keys, None if times[0] is None else times))
 
 
 # -- inserts, under the coordinator's lock

@@ -23,7 +23,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, TIME_US_END, Messages
+from penstock.queue.messages import TIME, TIME_US_END, Messages, encode_payloads
 from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
 
 if TYPE_CHECKING:
@@ -199,13 +199,9 @@ class QueueTable(QueueView):
         Messages without keys all go to one shard, in order. In a queue of several shards they are one write for each
         shard; with a token they are one group, added at most once, and durably.
         """
-        batch = _columns(messages, keys)
-        if not len(batch):
+        parts = self._parts(messages, keys)
+        if not parts:
             return Epoch(0)
-        spare = next(self._turn) % len(self._partitions)
-        parts = [
-            (partition, section.encoded(part)) for partition, part in section.by_shard(batch, self._partitions, spare)
-        ]
         if token is not None:
             group = PendingDelta()
             for partition, part in parts:
@@ -215,6 +211,15 @@ class QueueTable(QueueView):
         for partition, part in parts:
             epoch = self._port.write(partition, section.put_many, len(part) + MESSAGE_BYTES, part, None)
         return self._end(epoch, durable)
+
+    def _parts(self, messages: Any, keys: Sequence[bytes | None] | None) -> list[tuple[PartitionId, bytes]]:
+        """Messages by shard, encoded."""
+        spare = next(self._turn) % len(self._partitions)
+        if keys is None and isinstance(messages, list) and messages:
+            return [(self._partitions[spare], encode_payloads(messages, lsn=0, time_us=section.NO_TIME))]
+        batch = _columns(messages, keys)
+        parts = section.by_shard(batch, self._partitions, spare) if len(batch) else []
+        return [(partition, section.encoded(part)) for partition, part in parts]
 
     def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
         """Add a message and wait until it is durable and has its number."""

@@ -18,6 +18,7 @@ from penstock.client import place, wire
 from penstock.errors import Backpressure, Closed, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.chance import Random
+from penstock.host.files import OsFileSystem
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import SnapshotPort
@@ -25,6 +26,7 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import KINDS, kind_named
 from penstock.server.held import Held
 from penstock.server.offered import OfferDesk
+from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Rights
 from penstock.server.scans import PagedScan, in_batches
 from penstock.server.writes import GroupTaker
@@ -37,6 +39,8 @@ REQUEST_BYTES_MAX = 4 * wire.MESSAGE_BYTES_MAX  # of all requests at work
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
 SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
 SCAN_LEASE_S = 60.0
+QUERY = "query-"  # how the names of snapshots of queries begin
+QUERY_KEEPS_S = 5.0  # of a query nobody knows when it ended: so long after the last use an owner may yield
 DRAIN_S = 2.0
 LEASE_S_MAX = 24 * 3600.0
 LOOKUP_BYTES_MAX = 16 << 20
@@ -68,6 +72,8 @@ class Gateway:
         self._scans: Held[PagedScan] = Held(
             PagedScan.close, what="scan", clock=clock, count_max=SCANS_MAX, each_max=SCANS_EACH_MAX, users_max=1
         )
+        self._taking = threads.lock("server.taking")
+        self._queries = QueryNames(OsFileSystem(), f"{place.absolute(store.path)}/run/queries", clock)
         self._lock = threads.condition("server.gateway")
         self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
         self._working_bytes = 0  # guarded by _lock
@@ -145,14 +151,14 @@ class Gateway:
 
     def idle_s(self) -> float:
         """For how long nobody has asked anything, or held anything."""
-        if self._binding or self._occupied():
+        if self._binding or self._occupied() or len(self._snapshots):
             return 0.0
         with self._lock:
             return self._clock.monotonic_s() - self._used_s
 
     def _occupied(self) -> str:
         """What clients hold in the owner; nothing if it may go."""
-        if len(self._scans) or len(self._snapshots):
+        if self._scans.needed() or self._snapshots.needed():
             return "a snapshot is being read"
         if self._port.engaged():
             return "somebody holds a lease"
@@ -182,6 +188,7 @@ class Gateway:
             self._yielding = True
         self._scans.close_all()
         self._snapshots.close_all()
+        self._queries.close()
 
     # -- tables
 
@@ -244,7 +251,7 @@ class Gateway:
             raise Invalid(f"a shard is cut into 1 to {PIECES_MAX} pieces")
         with self._reading(request.snapshot) as reading:
             partition = self._shard(reading, request.partition, READ, rights)
-            return wire.send_pieces(reading.pieces(partition, request.count))
+            return wire.send_pieces(reading.pieces(partition, request.count, request.start, request.end))
 
     def page(self, data: bytes, rights: Rights) -> tuple[Any, Iterator[tuple[Any, bytes]]]:
         """The schema and the record batches of a page."""
@@ -278,7 +285,8 @@ class Gateway:
             others = self._scans.total(lambda scan: scan.held_bytes)
             if others and others + scan.held_bytes > self._store.settings.memory_bytes_max:
                 raise Backpressure(f"scans hold {others} bytes (of memory_bytes_max): retry when some have ended")
-            self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S)
+            keeps_s = QUERY_KEEPS_S if asked.snapshot.startswith(QUERY) else None
+            self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S, keeps_s=keeps_s)
         except BaseException:
             scan.close()
             raise
@@ -288,10 +296,22 @@ class Gateway:
     def _take_snapshot(self, request: wire.TakeSnapshot, rights: Rights) -> wire.Held:
         if not 0 < request.lease_s <= LEASE_S_MAX:
             raise Invalid(f"a snapshot's lease_s is above 0 and at most {LEASE_S_MAX}")
+        if not request.query:
+            return self._hold_snapshot(self._random.randbytes(16).hex(), request.lease_s, None, rights)
+        name = f"{QUERY}{request.query}"
+        with self._taking:  # of two tasks of a query one takes it, and the other finds it
+            if name in self._snapshots:
+                return self._join_snapshot(wire.JoinSnapshot(name), rights)
+            self._snapshots.check_room(rights.client)
+            if not self._queries.use(request.query):
+                raise Closed("the snapshot of this query is gone, or its owner: run the query again")
+            return self._hold_snapshot(name, request.lease_s, QUERY_KEEPS_S, rights)
+
+    def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.Held:
         self._snapshots.check_room(rights.client)
-        snapshot, name = self._port.snapshot(), self._random.randbytes(16).hex()
+        snapshot = self._port.snapshot()
         try:
-            self._snapshots.add(name, snapshot, client=rights.client, lease_s=request.lease_s)
+            self._snapshots.add(name, snapshot, client=rights.client, lease_s=lease_s, keeps_s=keeps_s)
         except BaseException:
             snapshot.close()
             raise

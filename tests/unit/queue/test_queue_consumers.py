@@ -30,6 +30,7 @@ from penstock.queue.positions import (
     Seek,
     argument,
     read_place,
+    runs,
 )
 from penstock.queue.table import QueueTable
 from penstock.store import Store, StoreSettings, open_store
@@ -812,12 +813,14 @@ def test_places_against_a_set(history: list[Any]) -> None:
             wanted = values[0]
             fits = all(floor <= s < floor + WINDOW and s not in acknowledged for s in wanted)
             fits = fits and len(set(wanted)) == len(wanted)
-            verdict = rows.judge("queue.ack", Ack("c", [(0, wanted)]))
+            verdict = rows.judge("queue.ack", Ack("c", [(0, [(n, n + 1) for n in wanted])]))
             assert verdict is (Verdict.ACCEPTED if fits else Verdict.REFUSED)
             acknowledged |= set(wanted) if fits else set()
         elif word == "deliver":
             floor = max(floor, values[0])
-            assert rows.judge("queue.deliver", Deliver("c", [(0, values[0], values[1])])) is Verdict.ACCEPTED
+            assert (
+                rows.judge("queue.deliver", Deliver("c", [(0, values[0], runs(sorted(values[1])))])) is Verdict.ACCEPTED
+            )
             while floor in acknowledged:
                 floor += 1
             for sequence in values[1]:
@@ -840,14 +843,14 @@ def test_places_against_a_set(history: list[Any]) -> None:
 
 def test_a_window_is_kept_exactly() -> None:
     rows = Rows()
-    assert rows.judge("queue.ack", Ack("c", [(0, [WINDOW + 1])])) is Verdict.REFUSED
-    assert rows.judge("queue.ack", Ack("c", [(0, list(range(2, WINDOW + 1)))])) is Verdict.ACCEPTED
+    assert rows.judge("queue.ack", Ack("c", [(0, [(WINDOW + 1, WINDOW + 2)])])) is Verdict.REFUSED
+    assert rows.judge("queue.ack", Ack("c", [(0, [(2, WINDOW + 1)])])) is Verdict.ACCEPTED
     place = rows.place(0)
     assert place is not None
     assert place.floor == 1
-    assert rows.judge("queue.ack", Ack("c", [(0, [1])])) is Verdict.ACCEPTED
+    assert rows.judge("queue.ack", Ack("c", [(0, [(1, 2)])])) is Verdict.ACCEPTED
     assert rows.place(0) == Place("leased", WINDOW + 1)
-    assert rows.judge("queue.ack", Ack("c", [(0, [5]), (1, [1])])) is Verdict.REFUSED
+    assert rows.judge("queue.ack", Ack("c", [(0, [(5, 6)]), (1, [(1, 2)])])) is Verdict.REFUSED
     assert rows.place(1) is None, "a refused group leaves nothing"
 
 

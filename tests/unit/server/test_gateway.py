@@ -251,12 +251,12 @@ def test_malformed_conditions_are_refused(store: Store, gateway: Gateway) -> Non
         encode_condition(Condition(None, (("nothing", bytes(8)),))),
         encode_condition(Condition(None, ((ACK, b""),))),
         encode_condition(Condition(None, ((ACK, table.to_bytes(8, "big") + b"\xc1"),))),
-        encode_condition(Condition(None, ((ACK, argument(table, Ack("c", [(5, [1])], [[1]]))),))),
-        encode_condition(Condition(None, ((ACK, argument(table - 1, Ack("c", [(0, [1])], [[1]]))),))),
-        encode_condition(Condition(None, ((ACK, argument(77, Ack("c", [(0, [1])], [[1]]))),))),
+        encode_condition(Condition(None, ((ACK, argument(table, Ack("c", [(5, [(1, 2)])], [[1]]))),))),
+        encode_condition(Condition(None, ((ACK, argument(table - 1, Ack("c", [(0, [(1, 2)])], [[1]]))),))),
+        encode_condition(Condition(None, ((ACK, argument(77, Ack("c", [(0, [(1, 2)])], [[1]]))),))),
         encode_condition(Condition(None, ((SEEK, argument(table, Seek("", [(0, 1)], "leased"))),))),
         encode_condition(Condition(None, ((SEEK, argument(table, Seek("c", [(0, -1)], "leased"))),))),
-        encode_condition(Condition(None, ((DELIVER, argument(table, Deliver("c", [(0, 1, [1])]))),))),
+        encode_condition(Condition(None, ((DELIVER, argument(table, Deliver("c", [(0, 1, [(1, 2)])]))),))),
     ]
     for condition in bad:
         with pytest.raises((Invalid, NotFound)):
@@ -320,7 +320,7 @@ def test_rights_are_by_table(store: Store, gateway: Gateway) -> None:
     write(gateway, wire.SentSection(users, rows(a=b"1")), rights=writer)
     listed = wire.unpack(ask(gateway, wire.ListTables(), reader), list[TableInfo])
     assert [info.name for info in listed] == ["users"]
-    ack = encode_condition(Condition(None, ((ACK, argument(events >> 16, Ack("c", [(0, [1])], [[1]]))),)))
+    ack = encode_condition(Condition(None, ((ACK, argument(events >> 16, Ack("c", [(0, [(1, 2)])], [[1]]))),)))
     refused: list[tuple[Any, Rights]] = [
         (wire.Lookup("", events, [b"a"]), reader),
         (wire.FindTable("events"), reader),
