@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +328,7 @@ class Store(Tables):
             raise CorruptionError(
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
-        for lsn, body in self._consensus.records(self._consensus.first):
+        for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
             record = decode(body, where=f"{self.path}/journal", lsn=lsn)
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
@@ -405,24 +406,23 @@ class Store(Tables):
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
         self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
-        growing = {tree: tree.growing_bytes() for tree in trees}
-        if sum(growing.values()) > self.settings.memory_bytes_max // 8:
-            largest = max(trees, key=lambda tree: growing[tree])
-            largest.freeze()
-            self._flush_soon(largest)
+        held = sum(tree.memory_bytes() for tree in trees)
+        if held > self.settings.memory_bytes_max // 8:
+            growing = {tree: tree.growing_bytes() for tree in trees}
+            if sum(growing.values()) > self.settings.memory_bytes_max // 8:
+                largest = max(trees, key=lambda tree: growing[tree])
+                largest.freeze()
+                self._flush_soon(largest)
+        if not self._started:
+            return
         for tree in trees:
-            if self._started:
-                tree.wait_while_stopped(APPLY_WAIT_S)
-        deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S
-        while self._started and self._held_bytes() > self.settings.rows_bytes_max:
-            if self._clock.monotonic_s() >= deadline_s:
-                break  # this batch is in; the next one waits as long
+            tree.wait_while_stopped(APPLY_WAIT_S)
+        deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S  # this batch is in by then; the next one waits as long
+        while held > self.settings.rows_bytes_max and self._clock.monotonic_s() < deadline_s:
             largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
             self._flush_soon(largest)
             largest.wait_for_change(0.05)
-
-    def _held_bytes(self) -> int:
-        return sum(tree.memory_bytes() for tree, _ in self._maintenance.trees())
+            held = sum(tree.memory_bytes() for tree in trees)
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:
@@ -525,6 +525,20 @@ class Store(Tables):
         with self._parts:
             self._port.close()
             self._coordinator.shutdown()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
+        folder, size = f"{self.path}/journal", 0
+        try:
+            for name in self._fs.listdir(folder):
+                file = self._fs.open(f"{folder}/{name}")
+                size += file.size()
+                file.close()
+            if size > LEAVE_BYTES:
+                self._checkpoint.leave()
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
 
     def _cut_off(self) -> None:
         self._port.cut_off()

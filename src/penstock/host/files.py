@@ -130,16 +130,17 @@ def zero_fill(file: File, start: int, end: int) -> None:
 def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
     """Claim space for `size` bytes at `end` in a file that has it up to `claimed`; up to where it has it then.
 
-    `DiskFull` if there is none, with nothing written. Room is claimed ahead, in steps. For small appends it is filled
-    with zeros, so that their fdatasync writes no new file size; a large one would pay twice for that.
+    `DiskFull` if there is none, with nothing written. Small appends are given zero-filled room ahead, in steps, so that
+    their fdatasync writes no new file size. A large one would pay twice for that, so it gets its exact range.
     """
     needed = end + size
     if needed <= claimed:
         return claimed
-    target = -(-needed // step) * step
+    ahead = size * 8 < step
+    target = -(-needed // step) * step if ahead else needed
     try:
         file.allocate(claimed, target - claimed)
-        if size * 8 < step:
+        if ahead:
             zero_fill(file, claimed, target)
     except OSError as error:
         if is_disk_full(error):

@@ -34,7 +34,7 @@ KIND_SEGMENT = 1
 KIND_SEAL = 2
 KIND_DATA = 16
 
-_LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20  # a body of this size is written by itself
 _PADDING = tuple(bytes(n) for n in range(8))
 
 
@@ -83,7 +83,7 @@ def encode_pieces(
         length = len(body)
         rest, padding = _REST.pack(length, kind, flags, 0, incarnation, index, synced), _PADDING[-length & 7]
         parts += (_CHECKSUM.pack(checksum(salt, rest, body, padding)), rest)
-        if length >= _LARGE_BYTES:
+        if length >= LARGE_BYTES:
             pieces += (b"".join(parts), body)
             parts = [padding]
         else:

@@ -22,10 +22,12 @@ from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.dispatcher import Dispatcher, Partition
-from penstock.partition.ledger import LEDGER, Verdict
+from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Verdict
 from penstock.partition.machine import Entry
 
 logger = logging.getLogger(__name__)
+
+JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row: how much of the journal nobody needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,27 @@ class Checkpoint:
             if dropped:
                 self._forget_verdicts(first)
             return CheckpointReport(spilled, dropped, needed)
+
+    def leave(self) -> None:
+        """Before a long journal is closed: store what is cheap to store, and remember from where it will be needed."""
+        with self._lock:
+            tracker, ledger = self._dispatcher.tracker, self._dispatcher.ledger.tree
+            for partition in self._dispatcher.partitions():
+                if partition.machine.stores_cheaply and not partition.failures:
+                    self._store(partition)
+            self._acknowledge()
+            if tracker.waiting_below((tracker.oldest(LEDGER) or 0) + 1) == [LEDGER]:  # it alone holds this record back
+                self._store_ledger()
+                tracker.acknowledge(LEDGER, ledger.stored)
+            below = tracker.needed_from(ledger.lsn) - 1
+            txn = self._manifest.begin_write()
+            txn.put_wal_state(JOURNAL_KEY, WalStateRecord(below, below, below, below))
+            txn.commit()
+
+    def needed_from(self) -> int:
+        """The first LSN that an opening has to read: all below it was stored when the store was closed."""
+        kept = self._manifest.get_wal_state(JOURNAL_KEY)
+        return max(self._consensus.first, 0 if kept is None else kept.stored_lsn + 1)
 
     def _acknowledge(self) -> None:
         """Tell the tracker what partitions have stored by themselves."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -174,21 +173,22 @@ def _messages(delivery: Delivery) -> Iterator[Found]:
 
 
 def _acknowledging(consumer: str, messages: list[Found]) -> Ack:
-    """Messages that follow each other under one lease are one range."""
-    found: dict[int, list[Range]] = {}
+    """Messages that follow each other under one lease, which is of one shard, are one range."""
+    begins: list[Found] = []
+    ends: list[int] = []
+    lease = end = 0
+    for message in messages:
+        if message.sequence != end or message.lease != lease:
+            ends.append(end)
+            begins.append(message)
+            lease, end = message.lease, message.sequence
+        end += 1
+    ranges: dict[int, list[Range]] = {}
     leases: dict[int, list[int]] = {}
-    end = held_by = at = None
-    for shard, lease, sequence in sorted(map(_WHERE, messages)):
-        if shard == at and lease == held_by and sequence == end:
-            found[shard][-1] = found[shard][-1][0], sequence + 1
-        else:
-            found.setdefault(shard, []).append((sequence, sequence + 1))
-            leases.setdefault(shard, []).append(lease)
-        at, held_by, end = shard, lease, sequence + 1
-    return Ack(consumer, list(found.items()), list(leases.values()))
-
-
-_WHERE = attrgetter("shard", "lease", "sequence")
+    for begin, high in zip(begins, [*ends[1:], end], strict=True):
+        ranges.setdefault(begin.shard, []).append((begin.sequence, high))
+        leases.setdefault(begin.shard, []).append(begin.lease)
+    return Ack(consumer, list(ranges.items()), list(leases.values()))
 
 
 def _listed(messages: Any) -> list[Found]:

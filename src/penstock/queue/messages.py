@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have none
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
 TIME_US_END = 1 << 62  # no message is so far from 1970
+_FEW = 16  # messages
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -158,14 +160,24 @@ def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> byt
         raise Invalid(f"payloads must be bytes: {error}") from None
     if len(data) > VALUE_BYTES_MAX:  # then one of them may be too long
         return Messages.of(payloads).encode(lsn=lsn, time_us=time_us)
-    offsets = np.zeros(len(payloads) + 1, "<i4")
-    np.cumsum(np.fromiter(map(len, payloads), np.int32, len(payloads)), out=offsets[1:])
-    if offsets[-1] != len(data):
+    offsets, end = _offsets(payloads)
+    if end != len(data):
         raise Invalid("payloads must be bytes: one of them holds wider items")
     parts = [PREFIX.pack(lsn, time_us, len(payloads), 0, 0)]
-    _add(parts, offsets.tobytes())
+    _add(parts, offsets)
     _add(parts, data)
     return b"".join(parts)
+
+
+def _offsets(items: Sequence[bytes]) -> tuple[bytes, int]:
+    """The offsets of a column as bytes, and the last of them."""
+    count = len(items)
+    if count <= _FEW:  # numpy would take longer to begin than to end
+        ends = list(accumulate(map(len, items), initial=0))
+        return struct.pack(f"<{count + 1}i", *ends), ends[-1]
+    offsets = np.zeros(count + 1, "<i4")
+    np.cumsum(np.fromiter(map(len, items), np.int32, count), out=offsets[1:])
+    return offsets.tobytes(), int(offsets[-1])
 
 
 def stamped(body: bytes | memoryview, *, lsn: int, time_us: int) -> bytes:

@@ -8,6 +8,7 @@ for each client, and so are their bytes.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,6 +39,7 @@ REQUESTS_EACH_MAX = 256
 REQUEST_BYTES_MAX = 4 * wire.MESSAGE_BYTES_MAX  # of all requests at work
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
 SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
+SCANS_BEGIN_MAX = 4
 SCAN_LEASE_S = 60.0
 QUERY = "query-"  # how the names of snapshots of queries begin
 QUERY_KEEPS_S = 5.0  # of a query nobody knows when it ended: so long after the last use an owner may yield
@@ -74,6 +76,7 @@ class Gateway:
         )
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{place.absolute(store.path)}/run/queries", clock)
+        self._beginning = threading.BoundedSemaphore(SCANS_BEGIN_MAX)  # the memory of a scan is known once it began
         self._lock = threads.condition("server.gateway")
         self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
         self._working_bytes = 0  # guarded by _lock
@@ -273,7 +276,7 @@ class Gateway:
     def _begin(self, asked: wire.Scan, rights: Rights) -> None:
         self._scans.close(asked.scan)  # asked for again, because the answer was lost
         self._scans.check_room(rights.client)
-        with ExitStack() as stack:
+        with self._beginning, ExitStack() as stack:
             reading = stack.enter_context(self._reading(asked.snapshot))
             partition = self._shard(reading, asked.partition, READ, rights)
             if asked.arrow:
@@ -283,8 +286,8 @@ class Gateway:
             scan = PagedScan(batches, stack.pop_all())
         try:
             others = self._scans.total(lambda scan: scan.held_bytes)
-            if others and others + scan.held_bytes > self._store.settings.memory_bytes_max:
-                raise Backpressure(f"scans hold {others} bytes (of memory_bytes_max): retry when some have ended")
+            if others and others + scan.held_bytes > self._store.settings.memory_bytes_max // 4:
+                raise Backpressure(f"scans hold {others} bytes (a quarter of memory_bytes_max): retry later")
             keeps_s = QUERY_KEEPS_S if asked.snapshot.startswith(QUERY) else None
             self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S, keeps_s=keeps_s)
         except BaseException:

@@ -6,7 +6,6 @@ Invariant: clients are told to go before the store is closed, and the sockets ar
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,13 +16,15 @@ from penstock.client.forking import abandon
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.server.bell import Bell
-from penstock.server.rights import Rights
 from penstock.store import Store
 
 if TYPE_CHECKING:
+    import ssl
+
     from penstock.server.flight import FlightGateway
     from penstock.server.gateway import Gateway
     from penstock.server.guard import Guard
+    from penstock.server.rights import Rights
 
 TEND_S = 1.0
 SHUTDOWN_S = 10.0

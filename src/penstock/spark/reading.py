@@ -1,20 +1,26 @@
-"""Batch reads: the owner pins a snapshot and cuts it into pieces; tasks read files where they see them, or ask.
+"""Batch reads: the planner cuts a table into ranges; the tasks of a query read them in one snapshot, which they share.
 
 Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue), `splits` (about how
-many tasks), `snapshot` (the id of a snapshot that somebody holds, for several reads at one LSN).
+many tasks), `snapshot` (the id of a snapshot that somebody holds, for several reads at one LSN), `pushdown`.
+
+Spark plans a DataFrame once and keeps the plan for all queries on it, and the filters that one of them pushed down.
+So the ranges of a plan hold at any time, the snapshot is taken by the first task of each query, and filters narrow
+what is read only where that was asked for, of a DataFrame that is used once.
 
 Thread: `partitions` in Spark's planner, `read` in its tasks.
-Invariants: (1) all tasks read one LSN. (2) a filter that is given back to Spark may be used here only to read less.
+Invariants: (1) all tasks of a query read one LSN. (2) a filter is left to Spark as well: here it only saves work.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
-import msgspec
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualTo,
@@ -28,25 +34,29 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid
-from penstock.kinds import Piece, partitions_of
+from penstock.host import threads
+from penstock.journal.record import PartitionId
+from penstock.kinds import Kind, partitions_of
+from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.place import Place
 
 SPLITS = 8
-SNAPSHOT_LEASE_S = 600.0  # since the last task that used it
+LEASE_S = 300.0  # of a query's snapshot, since a task used it
+RENEW_S = 2.0  # a task that reads files by itself tells the owner so often that it does
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 OPERATIONS = {EqualTo: "=", GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<=", In: "in"}
 _warned: list[bool] = []
-_piece = msgspec.msgpack.Decoder(Piece)
 
 
-class PiecePartition(InputPartition):
-    """A piece for one task, as bytes: Spark pickles what we give it."""
+class RangePartition(InputPartition):
+    """A range of keys of one shard, for one task."""
 
-    def __init__(self, piece: bytes, shard: int, snapshot: str) -> None:
+    def __init__(self, shard: int, start: bytes, end: bytes | None) -> None:
         super().__init__(None)
-        self.piece, self.shard, self.snapshot = piece, shard, snapshot
+        self.shard, self.start, self.end = shard, start, end
 
 
 class _Pushed:
@@ -84,38 +94,72 @@ class TableReader(DataSourceReader):
         kind, _ = self._place.kind()
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
+        self._plan = uuid.uuid4().hex
         self._wanted: list[tuple[str, str, Any]] = []
-        self.pushFilters = _Pushed(self._wanted)  # type: ignore[method-assign]
-        warn_if_off()
+        if choice(options, "pushdown", ("false", "true")) == "true":
+            self.pushFilters = _Pushed(self._wanted)  # type: ignore[method-assign]
+            warn_if_off()
 
     def partitions(self) -> list[InputPartition]:
         kind, info = self._place.kind()
         store = self._place.store()
-        snapshot = store.snapshot(id=self._snapshot or None, lease_s=SNAPSHOT_LEASE_S)
         found: list[InputPartition] = []
         shards = partitions_of(info)
-        for shard, partition in enumerate(shards):
-            start, end = kind.narrowed(self._wanted, info, shard, store._port)
-            start, end = max(start, self._start), _least(end, self._end)
-            for piece in snapshot._port.pieces(partition, max(1, self._splits // len(shards))):
-                clipped = replace(piece, start=max(start, piece.start), end=_least(end, piece.end))
-                if clipped.end is None or clipped.start < clipped.end:
-                    found.append(PiecePartition(msgspec.msgpack.encode(clipped), shard, snapshot.id))
+        with store.snapshot(self._snapshot or None) as snapshot:
+            for shard, partition in enumerate(shards):
+                low, high = kind.narrowed(self._wanted, info, shard, store.port)
+                low, high = max(low, self._start), _least(high, self._end)
+                if high is None or low < high:
+                    pieces = snapshot._port.pieces(partition, max(1, self._splits // len(shards)), low, high)
+                    inner = [piece.start for piece in pieces[1:]]
+                    found += map(RangePartition, repeat(shard), [low, *inner], [*inner, high])
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, PiecePartition):
-            return iter(())  # Spark makes one for a table without pieces
-        kind, info = self._place.kind()
-        piece = _piece.decode(partition.piece)
-        batches, root = None, self._place.root
-        if piece.detail and root is not None:
-            batches = kind.read_piece(piece, root, self._place.store().identity)
-        if batches is None:
-            snapshot = self._place.store().snapshot(id=partition.snapshot, lease_s=SNAPSHOT_LEASE_S)
-            batches = snapshot._port.scan_arrow(piece.partition, piece.start, piece.end)
-        shown = (kind.shown(batch, info.options, partition.shard) for batch in batches)
+        if not isinstance(partition, RangePartition):
+            return iter(())  # Spark makes one for a table without ranges
+        snapshot = self._moment()
+        info = snapshot.info(self._place.table)
+        kind = kind_named(info.kind, info.name)
+        batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
+        shown = (kind.shown(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot))
         return for_spark(shown, self._schema, self._wanted)
+
+    def _moment(self) -> RemoteSnapshot:
+        """The snapshot that all tasks of this query read."""
+        store = self._place.store()
+        if self._snapshot:
+            return store.snapshot(self._snapshot)
+        return store.query_snapshot(self._query(), lease_s=LEASE_S)
+
+    def _query(self) -> str:
+        """The name of the query that this task works for; outside SQL, of its stage."""
+        context = TaskContext.get()
+        if context is None:
+            return f"{self._plan}-{threads.process_id()}"
+        number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
+        return f"{self._plan}-stage-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
+
+    def _batches(
+        self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: RangePartition
+    ) -> Iterator[Any]:
+        """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
+        root, identity = self._place.root, self._place.store().identity
+        if root is not None:
+            for piece in snapshot._port.pieces(number, 1, wanted.start, wanted.end):
+                batches = kind.read_piece(piece, root, identity) if piece.detail else None
+                yield from snapshot.read(piece) if batches is None else batches
+        else:
+            yield from snapshot._port.scan_arrow(number, wanted.start, wanted.end)
+
+    def _renewed(self, batches: Iterator[Any], snapshot: RemoteSnapshot) -> Iterator[Any]:
+        """The batches; the snapshot is kept while they are read."""
+        told_s = time.monotonic()
+        for batch in batches:
+            yield batch
+            if time.monotonic() > told_s + RENEW_S:
+                self._place.store().snapshot(snapshot.id)  # to ask for it is to use it
+                told_s = time.monotonic()
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:
@@ -139,3 +183,11 @@ def whole_number(options: dict[str, str], name: str, default: int) -> int:
     if not text.isdigit() or int(text) < 1:
         raise Invalid(f"option {name} is {text!r}: give a whole number above 0")
     return int(text)
+
+
+def choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """An option that is one of some words; the first of them if it is not given."""
+    found = options.get(name, allowed[0])
+    if found not in allowed:
+        raise Invalid(f"option {name} is {found!r}: use one of {', '.join(allowed)}")
+    return found

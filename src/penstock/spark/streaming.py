@@ -24,11 +24,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import Invalid, KindMismatch, NotFound
+from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import partitions_of
 from penstock.spark.arrow import for_spark
 from penstock.spark.place import Place
-from penstock.spark.reading import whole_number
+from penstock.spark.reading import choice, whole_number
 
 Offset = dict[str, int]  # by shard, in text: JSON has no other keys
 SPLIT_ROWS = 250_000  # a shard with more messages in a batch is read by several tasks
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = options.get("start", "earliest")
         self._rows_max = whole_number(options, "maxrows", 0) if "maxrows" in options else None
         self._bytes_max = whole_number(options, "maxbytes", 0) if "maxbytes" in options else None
-        self._skips = _choice(options, "onloss", ("fail", "skip")) == "skip"
+        self._skips = choice(options, "onloss", ("fail", "skip")) == "skip"
         self._last: Offset | None = None  # where an availableNow run ends
         self._source()  # one clear line now, if the table cannot be streamed
 
@@ -141,13 +141,6 @@ def _by_text(places: dict[int, int]) -> Offset:
 
 def _by_shard(offset: Offset) -> dict[int, int]:
     return {int(shard): place for shard, place in offset.items()}
-
-
-def _choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    found = options.get(name, allowed[0])
-    if found not in allowed:
-        raise Invalid(f"option {name} is {found!r}: use one of {', '.join(allowed)}")
-    return found
 
 
 def start_option(places: dict[int, int]) -> str:

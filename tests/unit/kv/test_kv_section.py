@@ -82,6 +82,21 @@ def test_records_do_what_their_writes_do(records: list[list[Write]], later_us: i
         assert dict(tree.scan()) == model.live("t", clock.time_us())
 
 
+def test_sections_of_puts_are_one_edit_of_puts() -> None:
+    first, second = Rows.of({b"a": b"1", b"b": b"1"}), Rows.of({b"b": b"22"})
+    edit = to_edit([first, second], 5, NOW_US)
+    assert (edit.puts, edit.rows) == ({b"a": b"1", b"b": b"22"}, {})
+    assert to_edit([first], 5, NOW_US).puts is first  # taken over, not copied
+
+
+def test_a_large_section_is_measured_when_it_is_encoded() -> None:
+    rows = Rows.of({b"%03d" % n: bytes(n) for n in range(100)})
+    encode(rows)
+    known, measured = to_edit([rows], 1, 0), to_edit([Rows.of(rows)], 1, 0)  # type: ignore[arg-type]
+    assert known.put_sizes == measured.sizes() == (300 + sum(range(100)), 3, 99)
+    assert measured.put_sizes is None
+
+
 @given(st.binary(max_size=120))
 def test_any_bytes_give_a_section_or_an_error(data: bytes) -> None:
     with suppress(CorruptionError):

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptionError, Invalid
-from penstock.log.record import BODY_BYTES_MAX, HEADER, Index, Record, check_bodies, decode, encode, encoded_size
+from penstock.log.record import (
+    BODY_BYTES_MAX,
+    HEADER,
+    LARGE_BYTES,
+    Index,
+    Record,
+    check_bodies,
+    decode,
+    encode,
+    encode_pieces,
+    encoded_size,
+)
 
 
 @given(
@@ -31,6 +42,15 @@ def test_what_is_encoded_is_decoded(
         assert decode(data, at, salt=salt) == expected
         at += encoded_size(len(body))
     assert at == len(data)
+
+
+def test_a_large_body_is_a_piece_of_its_own_and_not_a_copy() -> None:
+    large = bytes(LARGE_BYTES + 3)
+    bodies = [b"a", large, b"bb", b"", large]
+    pieces = encode_pieces(bodies, salt=5, incarnation=1, first=1, synced=0)
+    assert [piece is large for piece in pieces] == [False, True, False, True, False]
+    assert b"".join(pieces) == encode(bodies, salt=5, incarnation=1, first=1, synced=0)
+    assert decode(b"".join(pieces), encoded_size(1), salt=5).body == large
 
 
 @given(data=st.binary(max_size=200), at=st.integers(-5, 220), salt=st.integers(0, 2**32 - 1))

@@ -120,16 +120,51 @@ def test_adopted_files_are_the_newest_run(place: Place) -> None:
         place.maintenance.adopt(place.tree, ids, lsn=5, time_us=0)
 
 
-def test_adopted_files_must_be_ours_and_disjoint(place: Place) -> None:
+def test_adopted_files_may_overlap(place: Place) -> None:
     ids = [int(place.manifest.reserve_chunk_id()) for _ in range(2)]
     for chunk_id in ids:
-        write(place.disk, f"/store/tables/1/{chunk_id:020d}.sst", puts({b"a": b"1", b"b": b"2"}), chunk_id=chunk_id)
-    with pytest.raises(Invalid, match="disjoint"):
-        place.maintenance.adopt(place.tree, ids, lsn=10, time_us=0)
+        rows = puts({b"a": b"%d" % chunk_id, b"b": b"2"})
+        write(place.disk, f"/store/tables/1/{chunk_id:020d}.sst", rows, chunk_id=chunk_id)
+    place.maintenance.adopt(place.tree, ids, lsn=10, time_us=0)
+    assert place.tree.statistics().level0_runs == 2
+    expected = {b"a": b"%d" % ids[1], b"b": b"2"}  # the higher number counts
+    assert dict(place.tree.scan()) == expected
+    place.reopen()
+    assert dict(place.tree.scan()) == expected
+
+
+def test_adopted_files_must_be_ours(place: Place) -> None:
     write(place.disk, "/store/tables/1/00000000000000000500.sst", puts({b"a": b"1"}), chunk_id=501)
     with pytest.raises(Invalid, match="another id"):
         place.maintenance.adopt(place.tree, [500], lsn=10, time_us=0)
     assert place.tree.lsn == 0
+
+
+def test_a_flush_takes_the_oldest_memtables_that_make_one(place: Place) -> None:
+    """A flush of all that waits would take as much memory again."""
+    size = place.tree.settings.memtable_bytes
+    for number, part in enumerate((0.4, 0.4, 0.4, 1.5, 0.1)):
+        put(place, b"%d" % number, value=bytes(int(size * part)))
+        place.tree.freeze()
+    taken: list[int] = []
+    while place.tree.has_unflushed():
+        place.maintenance.request_flush(place.tree)
+        assert place.maintenance.run(JobKind.FLUSH) == 1
+        taken.append(place.tree.stored)
+    assert taken == [2, 3, 4, 5]  # the first two together
+    assert len(dict(place.tree.scan())) == 5
+
+
+def test_what_waits_after_a_flush_is_asked_for(place: Place) -> None:
+    woken: list[str] = []
+    tree = Tree([], lambda meta: pytest.fail("no file is opened"), clock=FakeClock(), wake=woken.append)
+    for lsn in (1, 2):
+        tree.apply(Edit(lsn=lsn, time_us=0, rows={b"k": (PUT, bytes(tree.settings.memtable_bytes), lsn, NEVER)}))
+    woken.clear()
+    work = tree.begin_flush()
+    assert work is not None
+    tree.end_flush(work[1], [], 0)
+    assert woken == ["flush"]
 
 
 def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -839,6 +840,26 @@ def test_places_against_a_set(history: list[Any]) -> None:
         assert {floor + int(i) for i in flags.nonzero()[0]} == {s for s in acknowledged if s >= floor}
         for sequence in range(floor, 45):
             assert found[sequence - floor] == counts.get(sequence, 0)
+
+
+@given(st.lists(st.integers(1, 30), unique=True))
+def test_runs(sequences: list[int]) -> None:
+    found = runs(sorted(sequences))
+    assert [n for low, high in found for n in range(low, high)] == sorted(sequences)
+    assert all(high < low for (_, high), (low, _) in pairwise(found))
+
+
+def test_messages_in_any_order_are_acknowledged(store: Store, clock: FakeClock) -> None:
+    queue = store.queue("events", shards=2)
+    queue.put_many([b"%d" % n for n in range(20)], keys=[b"%d" % n for n in range(20)], durable=True)
+    consumer = queue.consumer("c", visibility_timeout_s=5)
+    found = [*consumer.get(3), *consumer.get(9), *consumer.get(8)]
+    chosen = [found[place] for place in (19, 3, 4, 5, 0, 11, 10, 7)]
+    consumer.ack(chosen)
+    left = {(message.shard, message.sequence) for message in found if message not in chosen}
+    clock.advance(5)
+    assert {(message.shard, message.sequence) for message in consumer.get()} == left
+    assert consumer.lag == 12
 
 
 def test_a_window_is_kept_exactly() -> None:

@@ -21,11 +21,12 @@ from penstock.errors import (
     PartitionPaused,
     TokenTooOld,
 )
+from penstock.journal.consensus import Alone
 from penstock.journal.record import PartitionId
 from penstock.partition.pending import PendingDelta
 from penstock.partition.reference import sealed
 from penstock.queue import section
-from penstock.queue.messages import Messages
+from penstock.queue.messages import Messages, encode_payloads
 from penstock.queue.options import Retention
 from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
@@ -710,6 +711,45 @@ def test_a_checkpoint_lets_the_journal_go_and_numbers_stay(disk: SimulatedDisk, 
     assert contents(open_queues(disk, clock).queue("events")) == expected
 
 
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_a_journal_is_not_read_again_after_a_clean_end(
+    disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, with_keys: bool
+) -> None:
+    """Unless somebody has not stored what is in it, as a kv table has not."""
+    monkeypatch.setattr("penstock.store.LEAVE_BYTES", 0)
+    store = open_queues(disk, clock)
+    queue = store.queue("events")
+    store.kv("idle")
+    for number in range(20):
+        queue.put(b"%d" % number * 30, durable=True)
+    if with_keys:
+        store.kv("keys").put(b"a", b"b", durable=True)
+    queue.consumer("c").ack(queue.consumer("c").get(5))
+    expected = contents(queue)
+    for _ in range(2):
+        store.close()
+        read: list[int] = []
+        records = Alone.records
+
+        def noted(self: Alone, first: int, read: list[int] = read, records: Any = records) -> Any:
+            for lsn, body in records(self, first):
+                read.append(lsn)
+                yield lsn, body
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Alone, "records", noted)
+            store = open_queues(disk, clock)
+        assert len(read) < (3 if with_keys else 1)
+        assert contents(store.queue("events")) == expected
+        assert store.queue("events").consumer("c").lag == 15
+        if with_keys:
+            assert store.kv("keys")[b"a"] == b"b"
+    assert store.queue("events").append(b"more").sequence == 21
+    store = open_queues(disk.image().restore("strict"), clock)
+    assert payloads(store.queue("events"))[-1] == b"more"
+    store.close()
+
+
 def test_files_that_lost_messages_are_refused(disk: SimulatedDisk, clock: FakeClock) -> None:
     """A queue's folder that is gone is damage, and no queue that begins anew at 1."""
     store = open_queues(disk, clock)
@@ -850,3 +890,18 @@ def test_locks_are_taken_in_one_order(tmp_path: Any) -> None:
         store.drop("dead")
         assert dead.name == "dead"
         store.close()
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=40))
+def test_a_list_of_payloads_is_encoded_as_its_columns_are(payloads: list[bytes]) -> None:
+    assert encode_payloads(payloads, lsn=7, time_us=-3) == Messages.of(payloads).encode(lsn=7, time_us=-3)
+
+
+def test_payloads_that_are_no_bytes() -> None:
+    for wrong in ([b"a", "b"], [None], [memoryview(b"abcd").cast("I")], [5]):
+        with pytest.raises(Invalid):
+            encode_payloads(wrong, lsn=0, time_us=0)  # type: ignore[arg-type]
+    with pytest.raises(Invalid):
+        encode_payloads([bytes((64 << 20) + 1)], lsn=0, time_us=0)
+    with pytest.raises(Invalid):
+        encode_payloads([bytes(33 << 20)] * 2, lsn=0, time_us=0)
