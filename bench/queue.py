@@ -392,7 +392,13 @@ def build_files(path: str) -> None:
     entries: list[FileEntry] = []
     for number in range(1, FILES + 2):
         opening = Opening(
-            file_sequence=number, first=number, last_lsn=number - 1, last_time_us=0, time_us=0, salt=1, identity=bytes(16)
+            file_sequence=number,
+            first=number,
+            last_lsn=number - 1,
+            last_time_us=0,
+            time_us=0,
+            salt=1,
+            identity=bytes(16),
         )
         writer = DataWriter.create(fs, path, opening, (), allocate_bytes=4_096, every=4_096)
         if number <= FILES:

@@ -9,7 +9,19 @@
     persistent  the queue: append, sync, read, trim, recover
     dump        a look into a queue's folder, for people
 
-docs/format/qmft.md gives the bytes.
+In a store it is a kind of table:
+
+    section     writes on their way, as they stand in the journal
+    machine     a shard: a persistent queue that is fed by sections; its snapshots
+    staged      messages in files that were built elsewhere
+    positions   how far consumers are: rows of the ledger, and conditions over them
+    leases      who has which message, in the owner's memory
+    delivery    messages for consumers: leases, waiting, dead letters
+    service     what else the owner does: numbers, places, retention
+    retention, options, received
+    table, consumer, kind   the API
+
+docs/format/qmft.md gives the bytes of files, docs/format/journal.md those of sections and rows.
 """
 
 from penstock.queue.chain import QueueRepair, QueueSettings

@@ -13,6 +13,7 @@ may have lapsed, or when the queue is closed. (4) a `get` that fails leases noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,10 @@ class Deliveries:
         for shard in self._leases.shards_in_turn(call.consumer, len(self._machines)):
             within = self._machines[shard].first, self._machines[shard].next
             place = self._place(call.consumer, shard)
+            if place.mode != "leased":
+                for taken in claims:
+                    self._leases.undo(call.consumer, taken)
+                raise self._other_use(call.consumer, "leased")
             claim = self._leases.claim(
                 call.consumer, shard, place, within=within, count=count, now_s=now_s, until_s=until_s
             )
@@ -172,8 +177,6 @@ class Deliveries:
     def _place(self, consumer: str, shard: int) -> Place:
         """Where a consumer is; what was trimmed is behind it."""
         place = read_place(self._host.remembered, self._info.table, shard, consumer) or Place("leased")
-        if place.mode != "leased":
-            raise self._other_use(consumer, "leased")
         return place.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -247,7 +250,8 @@ class Deliveries:
                     puts: section.Puts = group.sections.setdefault(partition, section.Puts())
                     puts.add_many(part)
         # If it is refused, somebody moved the consumer meanwhile: then they are not this one's any more.
-        self._host.port.settle(group, sum(len(payload) for delivery in spent for payload in delivery.payloads))
+        with suppress(LeaseLost):
+            self._host.port.settle(group, sum(len(payload) for delivery in spent for payload in delivery.payloads))
         return others
 
     def _count(self, consumer: str, claims: list[Claim], found: list[Delivery]) -> None:
@@ -320,10 +324,7 @@ class Deliveries:
     def engaged(self) -> bool:
         """Whether messages are out."""
         with self._changed:
-            return self._leases.some_out(self._seen, self._host.clock.monotonic_s())
-
-    def _seen(self, consumer: str, shard: int) -> Place | None:
-        return read_place(self._host.remembered, self._info.table, shard, consumer)
+            return self._leases.some_out(self._place, self._host.clock.monotonic_s())
 
     def _gone(self) -> PenstockError:
         info = self._host.port.table(self._info.name)

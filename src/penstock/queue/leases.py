@@ -136,10 +136,10 @@ class Leases:
                 given += 1
         return given
 
-    def some_out(self, place_of: Callable[[str, int], Place | None], now_s: float) -> bool:
-        """Whether a message is under a lease and not acknowledged."""
+    def some_out(self, place_of: Callable[[str, int], Place], now_s: float) -> bool:
+        """Whether a message is under a lease and not acknowledged. Requires: places as `claim` gets them."""
         for (consumer, shard), window in self._windows.items():
-            place = place_of(consumer, shard) or Place("leased")
+            place = place_of(consumer, shard)
             window.move(place)
             if ((window.until_s > now_s) & (window.lease > 0) & ~place.flags()).any():
                 return True

@@ -256,7 +256,8 @@ class QueueState:
 
     def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
-            for batch in self._queue().read(low):
+            # By bytes alone: a record of very many messages is decoded once, and not once for each part of it.
+            for batch in self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES):
                 part = batch.slice(low, high)
                 low = part.next
                 if len(part):

@@ -109,7 +109,7 @@ class Messages:
         size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
         if self.keys is not None:
             size += _checked_bytes(self.keys, KEY_BYTES_MAX, "key")
-        if size > BATCH_BYTES_MAX:
+        if size > BATCH_BYTES_MAX and len(self) > 1:
             raise Invalid(
                 f"a batch of messages has {size} bytes: at most {BATCH_BYTES_MAX} are allowed, give it in parts"
             )
@@ -133,8 +133,7 @@ class Messages:
         return total
 
     def encode(self, *, lsn: int, time_us: int) -> bytes:
-        """The body of the record that holds this batch; `Invalid` if there may be none."""
-        self.check()
+        """The body of the record that holds this batch. Requires: it is within the limits that `check` knows."""
         flags = 0
         parts = [b""]  # the prefix, when the flags are known
         if self.times is not None and (self.times != time_us).any():
@@ -153,13 +152,13 @@ class Messages:
 
 
 def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> bytes:
-    """`Messages.of(payloads).encode(...)`, without columns in between: most batches are lists of payloads."""
+    """`Messages.of(payloads)`, checked and encoded, without columns in between: most batches are lists of payloads."""
     try:
         data = b"".join(payloads)
     except TypeError as error:
         raise Invalid(f"payloads must be bytes: {error}") from None
-    if len(data) > VALUE_BYTES_MAX:  # then one of them may be too long
-        return Messages.of(payloads).encode(lsn=lsn, time_us=time_us)
+    if len(data) > min(VALUE_BYTES_MAX, BATCH_BYTES_MAX):
+        Messages.of(payloads).check()  # says which limit it is
     offsets, end = _offsets(payloads)
     if end != len(data):
         raise Invalid("payloads must be bytes: one of them holds wider items")

@@ -223,6 +223,7 @@ class PersistentQueue:
         """
         number = self.last_lsn + 1 if lsn is None else lsn
         time = self._record_time(time_us)
+        messages.check()
         if not len(messages):
             return self._files.place.next_sequence
         return self.append_bodies([messages.encode(lsn=number, time_us=time)], lsn=number, time_us=time)

@@ -22,6 +22,7 @@ from penstock.partition.pending import PendingDelta
 from penstock.queue.messages import PREFIX, Messages, encode_payloads
 
 MESSAGES, TRIM = 0, 1
+RUN_BYTES = 8 << 20  # of single messages that are one batch
 NO_TIME = -(1 << 63)  # stands for the time of a record that is not known yet; no message has it
 _HEADER = struct.Struct("<BxxxI")  # form, number of batches
 _U64 = struct.Struct("<Q")
@@ -112,16 +113,20 @@ Section: TypeAlias = Puts | Encoded | Trim
 
 def encoded(messages: Messages) -> bytes:
     """A batch as it goes into a section; `Invalid` if it may not."""
+    messages.check()
     return messages.encode(lsn=0, time_us=NO_TIME)
 
 
 def _runs(messages: list[Message]) -> list[list[Message]]:
-    """Cut where messages with a time of their own meet such without."""
+    """Cut where messages with a time of their own meet such without, and where a batch would get large."""
     runs: list[list[Message]] = []
     timed: bool | None = None
+    size = 0
     for message in messages:
-        if timed is not (message[2] is not None):
+        size += len(message[0]) + len(message[1] or b"")
+        if timed is not (message[2] is not None) or size > RUN_BYTES:
             timed = message[2] is not None
+            size = len(message[0])
             runs.append([])
         runs[-1].append(message)
     return runs
@@ -150,7 +155,7 @@ def _encode_run(messages: list[Message]) -> bytes:
     payloads, keys, times = zip(*messages, strict=True)
     if times[0] is None and not any(key is not None for key in keys):
         return encode_payloads(payloads, lsn=0, time_us=NO_TIME)
-    return encoded(Messages.of(payloads, keys, None if times[0] is None else times))
+    return Messages.of(payloads, keys, None if times[0] is None else times).encode(lsn=0, time_us=NO_TIME)
 
 
 # -- inserts, under the coordinator's lock

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import flight
 
 from penstock.client import wire
@@ -88,6 +89,8 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
             raise
         except BaseException as error:
             raise self._sent(error) from None
+        finally:
+            pa.default_memory_pool().release_unused()  # of this thread, which Arrow keeps apart from all others
 
     def _sent(self, error: BaseException) -> flight.FlightError:
         """An error as it travels."""

@@ -20,9 +20,9 @@ BATCH_BYTES = 32 << 20  # about, of one batch for Spark
 
 
 def spark_schema(schema: Any) -> StructType:
-    """A table's schema for Spark, which has no unsigned integers."""
+    """A table's schema for Spark, which has no unsigned integers, and lets INSERT leave out what may be null."""
     fields = [field.with_type(pa.int64()) if field.type == pa.uint64() else field for field in schema]
-    return from_arrow_schema(pa.schema(fields))
+    return from_arrow_schema(pa.schema([field.with_nullable(True) for field in fields]))
 
 
 def check_columns(wanted: StructType, table: StructType, name: str) -> None:

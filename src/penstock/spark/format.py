@@ -7,6 +7,10 @@ Thread: Spark's; an instance is made and pickled by Spark at will, so it holds n
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -18,6 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.errors import Invalid
 from penstock.spark.arrow import check_columns, spark_schema
 from penstock.spark.place import Place
 
@@ -58,4 +63,22 @@ class PenstockSource(DataSource):
 
 def register(spark: Any) -> None:
     """Make the format known to a session; one that finds `pyspark_penstock` does it by itself."""
+    python = getattr(getattr(spark, "sparkContext", None), "pythonExec", sys.executable)
+    if not _has_penstock(python):
+        raise Invalid(
+            f"Spark runs {python}, which has no penstock: use penstock.spark.session(), or set "
+            f"PYSPARK_PYTHON={sys.executable} before the session starts"
+        )
     spark.dataSource.register(PenstockSource)
+
+
+@lru_cache
+def _has_penstock(python: str) -> bool:
+    """Whether the Python that Spark starts can be used."""
+    if shutil.which(python) == sys.executable:
+        return True
+    try:
+        found = subprocess.run([python, "-c", "import penstock"], capture_output=True, timeout=60, check=False)
+    except OSError:
+        return False
+    return found.returncode == 0

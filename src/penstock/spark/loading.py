@@ -60,6 +60,9 @@ def replaced_range(place: Place, options: dict[str, str], overwrite: bool) -> tu
         if "start" in options or "end" in options:
             raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")
         return None
-    kind, _ = place.kind()
+    kind, info = place.kind()
     start = kind.key_of(options["start"]) if "start" in options else b""
-    return start, kind.key_of(options["end"]) if "end" in options else None
+    found = start, kind.key_of(options["end"]) if "end" in options else None
+    with working(place) as (workplace, _):
+        kind.bundle([], info, workplace, found)  # a kind that cannot replace says so before any work
+    return found

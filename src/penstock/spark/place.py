@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from penstock.partition.reference import files_of
 from penstock.registry import kind_named
 
 LEASE_S = 3_600.0  # of places for staged files
+_FILE = re.compile("^file:/+")  # as Spark writes a path in some statements
 _lock = threads.lock("spark.place")
 _stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
 
@@ -43,9 +45,12 @@ class Place:
     @classmethod
     def of(cls, options: Mapping[str, str], *, table: bool = True) -> Place:
         """What the options of a reader or writer name; one clear line if they do not."""
-        path = options.get("path", "")
+        path = _FILE.sub("/", options.get("path", ""))
         if not path:
-            raise Invalid("say which store: .load('/absolute/path') or .option('path', '/absolute/path')")
+            raise Invalid(
+                "say which store: .load('/absolute/path') or .option('path', '/absolute/path'); a table of Spark's "
+                "catalog keeps no options, so make it a TEMPORARY VIEW"
+            )
         if not path.startswith(SCHEME) and not os.path.isabs(path):
             raise Invalid(f"the path {path!r} is relative, and Spark's processes run elsewhere: give an absolute one")
         name = options.get("table", "")

@@ -1,7 +1,6 @@
 """Batch and streaming writes through the format.
 
-Options: `table`; for mode("overwrite") of a kv table `start` and `end`, the range that is replaced; for a stream
-`query`, a name by which its batches are told from those of others (Spark's own query id if it is left out).
+Options: `table`; for mode("overwrite") of a kv table `start` and `end`, the range that is replaced.
 
 Thread: `write` in Spark's tasks, `commit` in a process of Spark's.
 Invariants: (1) a batch write is one group: atomic, seen together. (2) a micro-batch is written once: its token is the
@@ -64,22 +63,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise Invalid("a stream appends: outputMode('complete') would replace the table with each batch")
         self._place = Place.of(options)
         self._schema = schema
-        self._query = options.get("query", "")
         check_schema(self._place, schema)
 
     def write(self, iterator: Iterator[Any]) -> Told:
         context = TaskContext.get()
-        query = self._query or (context.getLocalProperty("sql.streaming.queryId") if context else None)
-        return Told(make_loads(self._place, self._schema, iterator), query or "")
+        query = context.getLocalProperty("sql.streaming.queryId") if context else None
+        if not query:
+            raise Invalid("Spark did not say which query this is, so that its batches cannot be told from others")
+        return Told(make_loads(self._place, self._schema, iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         told = [message for message in messages if isinstance(message, Told)]
         if not told:
             return
-        query = next((message.query for message in told if message.query), "")
-        if not query:
-            raise Invalid("Spark did not say which query this is: give it a name by .option('query', 'name')")
-        with self._place.store().batch(token=(f"spark-stream-{query}", batchId)) as batch:
+        with self._place.store().batch(token=(f"spark-stream-{told[0].query}", batchId)) as batch:
             add_loads(batch, self._place, [message.loads for message in told])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -20,6 +20,7 @@ from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import (
     Closed,
+    GateShut,
     Invalid,
     KindMismatch,
     LeaseLost,
@@ -227,7 +228,7 @@ def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: Remo
 
     users = store.kv("users")
     users.put_many({b"%06d" % n: b"x" * 50 for n in range(50_000)}, durable=True)
-    owner.compact("users")
+    compact(owner, "users")
     users.put(b"000000", b"new", durable=True)
     with store.snapshot() as snapshot:
         found = []
@@ -241,6 +242,15 @@ def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: Remo
         assert (found[0][0].as_py(), found[0][1].as_py()) == (b"000000", b"new")
 
 
+def compact(store: Store, name: str) -> None:
+    """As soon as no background job works on the table."""
+    while True:
+        try:
+            return store.compact(name)
+        except GateShut:
+            place.pause(0.05)
+
+
 # -- large results, in pages
 
 
@@ -250,7 +260,7 @@ def test_a_large_scan_takes_little_memory_on_both_sides(tmp_path: Path) -> None:
         for part in range(32):
             table.put_many({b"%02d%05d" % (part, n): random.randbytes(300) for n in range(20_000)})
             events.put_many([random.randbytes(150)] * 20_000)
-        store.compact("big")
+        compact(store, "big")
         store.checkpoint()  # nothing is left to be done by the next owner but to answer
     code = """
         import resource
@@ -288,7 +298,7 @@ def test_a_large_scan_takes_little_memory_on_both_sides(tmp_path: Path) -> None:
             process.stdout.close()
     assert rows == [640_000] * 3
     assert client_kib < 48 << 10, "of 200 MB"
-    assert owner_kib < 150 << 10, "most of it kept by Arrow for the next batch"
+    assert owner_kib < 100 << 10
 
 
 def test_scans_that_are_not_ended_are_let_go(owner: Store, store: RemoteStore) -> None:

@@ -881,3 +881,30 @@ def test_contents_are_left_alone_by_consumers(queue: QueueTable) -> None:
     consumer = queue.consumer("c")
     consumer.ack(consumer.get())
     assert contents(queue) == before
+
+
+def test_a_look_at_what_is_out_changes_nothing(store: Store, queue: QueueTable) -> None:
+    """Also where a trim is ahead of what the ledger knows of the consumer."""
+    fill(queue, 20)
+    queue.trim(11, durable=True)
+    consumer = queue.consumer("c")
+    assert not store._port.engaged()
+    found = consumer.get(3)
+    assert store._port.engaged()
+    assert numbers(consumer.get(3)) == [14, 15, 16], "the first three are still out"
+    consumer.ack(found)
+    assert store._port.engaged()
+    consumer.seek("latest")
+    assert not store._port.engaged()
+
+
+def test_a_stream_that_comes_between_takes_nothing(store: Store) -> None:
+    """A consumer that turns out to be a stream's in its second shard: what was claimed in the first is given back."""
+    queue = store.queue("events", shards=2)
+    store.kv("results")
+    queue.put_many([b"%d" % n for n in range(20)], keys=[b"%d" % n for n in range(20)], durable=True)
+    move(store, "c", [(1, 1, 2)], b"a")
+    for _ in range(2):
+        with pytest.raises(KindMismatch):
+            queue.consumer("c").get(100)
+    assert not store._port.engaged()

@@ -121,7 +121,7 @@ def test_every_column_comes_back() -> None:
         lambda: Messages.from_arrow(pa.array([b"a", None])),
         lambda: Messages.from_arrow(pa.table({"payloads": [b"a"]})),
         lambda: Messages.from_arrow(pa.table({"payload": [b"a"], "time": pa.array([None], pa.int64())})),
-        lambda: Messages.of([b"a"], [b"k" * 65_537]).encode(lsn=1, time_us=1),
+        lambda: Messages.of([b"a"], [b"k" * 65_537]).check(),
     ],
 )
 def test_bad_messages_are_refused(bad: object) -> None:

@@ -210,6 +210,33 @@ def test_many_small_records_and_many_files_are_one_queue(store: Store) -> None:
     assert [message.sequence for message in queue.read(from_sequence=31, limit=7)] == list(range(31, 38))
 
 
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_much_may_wait_for_one_flush(store: Store, key: bytes | None) -> None:
+    """More than one batch may hold: it is cut, and nothing fails where nothing may."""
+    queue = store.queue("events")
+    for number in range(70):
+        queue.put(bytes([number]) * (1 << 20), key=key)
+    queue.put(bytes(5 << 20), key=key)
+    store.flush()
+    assert [(message.sequence, message.payload[0]) for message in queue.read(limit=70)] == [
+        (number + 1, number) for number in range(70)
+    ]
+    assert queue.append(b"after").sequence == 72
+
+
+def test_the_largest_message(store: Store) -> None:
+    queue = store.queue("events")
+    payload, key = bytes(64 << 20), bytes(64 << 10)
+    queue.put(payload, key=key, durable=True)
+    queue.put_many([payload], keys=[key], durable=True)
+    queue.put_many([payload], durable=True)
+    assert [(len(message.payload), len(message.key or b"")) for message in queue.read()] == [
+        (64 << 20, 64 << 10),
+        (64 << 20, 64 << 10),
+        (64 << 20, 0),
+    ]
+
+
 def test_seek_by_time(store: Store, clock: FakeClock) -> None:
     queue = store.queue("events")
     for number in range(30):
@@ -905,3 +932,22 @@ def test_payloads_that_are_no_bytes() -> None:
         encode_payloads([bytes((64 << 20) + 1)], lsn=0, time_us=0)
     with pytest.raises(Invalid):
         encode_payloads([bytes(33 << 20)] * 2, lsn=0, time_us=0)
+
+
+def test_the_bytes_of_sections() -> None:
+    """Written out by hand from docs/format/journal.md."""
+    puts = section.Puts()
+    puts.add((b"abc", b"k", 5))
+    puts.add((b"de", None, 6))
+    puts.add((b"f", None, None))
+    head = b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00"
+    no_time = b"\x00" * 7 + b"\x80"
+    first = bytes(8) + no_time + b"\x02\x00\x00\x00" + b"\x07\x00" + b"\x00\x00"
+    first += (5).to_bytes(8, "little") + (6).to_bytes(8, "little")
+    first += b"\x01" + bytes(7)  # the first of them has a key
+    first += bytes(4) + b"\x01\x00\x00\x00" * 2 + bytes(4) + b"k" + bytes(7)
+    first += bytes(4) + b"\x03\x00\x00\x00" + b"\x05\x00\x00\x00" + bytes(4) + b"abcde" + bytes(3)
+    second = bytes(8) + no_time + b"\x01\x00\x00\x00" + bytes(4) + bytes(4) + b"\x01\x00\x00\x00" + b"f" + bytes(7)
+    sizes = len(first).to_bytes(8, "little") + len(second).to_bytes(8, "little")
+    assert section.encode(puts) == head + sizes + first + second
+    assert section.encode(section.Trim(258)) == b"\x01" + bytes(7) + b"\x02\x01" + bytes(6)
