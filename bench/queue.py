@@ -73,7 +73,7 @@ class Plain:
 @contextmanager
 def persist_queue() -> Iterator[Any]:
     with folder() as path:
-        queue = persistqueue.FIFOSQLiteQueue(path, auto_commit=False, serializer=Plain)
+        queue: Any = persistqueue.FIFOSQLiteQueue(path, auto_commit=False, serializer=Plain)
         queue._putter.execute("PRAGMA synchronous=FULL")
         try:
             yield queue

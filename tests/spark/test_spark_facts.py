@@ -125,7 +125,7 @@ def test_wrong_columns_are_refused_before_any_work(
     store.kv("t", value="int64")
     store.queue("q")
     mark = tmp_path / "worked"
-    worked = spark.range(1).mapInArrow(lambda batches: (mark.touch(), batches)[1], "id long")
+    worked = spark.range(1).mapInArrow(lambda batches: (mark.write_text("worked"), batches)[1], "id long")
     with pytest.raises(Exception, match=words):
         writer(worked.selectExpr(*columns.split(", ")), table).mode("append").save(folder)
     with pytest.raises(penstock.errors.Invalid, match=words):
