@@ -32,7 +32,7 @@ from penstock.queue.persistent import PersistentQueue
 from penstock.queue.pieces import describe_piece, gathered
 from penstock.queue.staged import staged_batches
 
-SCAN_BYTES = 32 << 20  # of messages that a scan holds at a time
+SCAN_BYTES = 8 << 20  # of messages that a scan holds at a time
 KEY = struct.Struct(">Q")  # a sequence as a key: in order
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
 
