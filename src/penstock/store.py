@@ -23,7 +23,7 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, remove_folder, zero_fill
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, remove_folder, reveal, zero_fill
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode, partition_id
@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+GONE = "-gone"  # behind the name of a folder that is being removed
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
@@ -302,12 +303,20 @@ class Store(Tables):
             if machine is not None:
                 machine.close()
             self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
-            remove_folder(self._fs, f"{self.path}/{descriptor.folder}")
-            remove_folder(self._fs, self._spill_folder(descriptor))
+            self._remove_dropped(f"{self.path}/{descriptor.folder}")
+            self._remove_dropped(self._spill_folder(descriptor))
             table = f"{self.path}/tables/{descriptor.table}"
             if self._fs.exists(table) and not self._fs.listdir(table):
                 self._fs.rmdir(table)
             self._dropped.popleft()
+
+    def _remove_dropped(self, folder: str) -> None:
+        """Under another name first: a replay up to the drop must find the whole folder, or none."""
+        gone = folder + GONE
+        if self._fs.exists(folder):
+            remove_folder(self._fs, gone)  # of an earlier attempt
+            reveal(self._fs, folder, gone)
+        remove_folder(self._fs, gone)
 
     def _close_dropped(self) -> None:
         for _, machine in self._dropped:
@@ -341,7 +350,8 @@ class Store(Tables):
         for name in self._fs.listdir(f"{self.path}/tables"):
             if name.isdigit() and int(name) != LEDGER_TABLE and self._ledger.table_by_id(int(name)) is None:
                 folders = self._fs.listdir(f"{self.path}/tables/{name}")
-                for shard in sorted({int(folder.removesuffix("-log")) for folder in folders} or {0}):
+                shards = {int(folder.removesuffix(GONE).removesuffix("-log")) for folder in folders}
+                for shard in sorted(shards or {0}):
                     number = partition_id(int(name), shard)
                     self._dropped.append((PartitionDescriptor(number, int(name), shard, "", ""), None))
 

@@ -437,3 +437,20 @@ class ShortQueueStore(QueueStoreScenario):
         user.maintain(lambda: tend(user))
         user.work("a", "c", 3, 2)
         user.put("a", 0, 900)
+
+
+class DroppedQueue(QueueStoreScenario):
+    """A queue is dropped whose records are still in the journal, and its files are removed."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        user = QueueUser(disk, history)
+        user.create("a")
+        user.create("b")
+        user.put("b", 0, 40, 900)
+        user.put("b", 0, 900)
+        user.load("b", 0, 20, token=("p", 7))
+        user.work("b", "d", 2, 1)
+        user.drop("b")
+        user.maintain(lambda: tend(user))
+        user.create("b")
+        user.append("b", 0, 5)

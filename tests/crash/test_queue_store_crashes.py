@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from queue_model import machine_of, open_queues, payloads
-from queue_store_scenario import QueueStoreScenario, QueueUser, ShortQueueStore
+from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
 
+from penstock.host.files import remove_folder
 from penstock.partition.ledger import Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.reference import Staging
@@ -17,6 +18,7 @@ from penstock.queue.chain import FileChain
 from penstock.queue.machine import QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import Manifest
+from penstock.store import Store
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
 
 Patch = pytest.MonkeyPatch
@@ -59,6 +61,15 @@ def test_every_torn_crash() -> None:
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
     explore(Sampled(), modes=("kept", "restart"), depth=1)
+
+
+def drops() -> None:
+    explore(DroppedQueue(), modes=("torn", "kept"), depth=1)
+
+
+def test_every_crash_while_a_dropped_queue_is_removed() -> None:
+    """Its records are replayed up to the drop, whatever is left of its files."""
+    drops()
 
 
 class Sampled(ShortQueueStore):
@@ -229,24 +240,29 @@ def files_removed_above_the_floor(patch: Patch) -> None:
     patch.setattr(QueueMachine, "drop_files", greedy)
 
 
+def dropped_files_removed_under_their_name(patch: Patch) -> None:
+    patch.setattr(Store, "_remove_dropped", lambda store, folder: remove_folder(store._fs, folder))
+
+
 @pytest.mark.parametrize(
-    "seed_bug",
+    ("seed_bug", "suite"),
     [
-        stored_before_the_files_are_synced,
-        unlinked_before_the_manifest,
-        acknowledged_without_the_ledger,
-        acknowledged_twice,
-        numbered_again_after_reopening,
-        trims_forgotten_by_a_roll,
-        staged_files_given_up_before_their_messages_are_stored,
-        files_removed_above_the_floor,
+        (stored_before_the_files_are_synced, short_crashes),
+        (unlinked_before_the_manifest, short_crashes),
+        (acknowledged_without_the_ledger, short_crashes),
+        (acknowledged_twice, short_crashes),
+        (numbered_again_after_reopening, short_crashes),
+        (trims_forgotten_by_a_roll, short_crashes),
+        (staged_files_given_up_before_their_messages_are_stored, short_crashes),
+        (files_removed_above_the_floor, short_crashes),
+        (dropped_files_removed_under_their_name, drops),
     ],
 )
-def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None]) -> None:
+def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
         with pytest.raises(Violation) as caught:
-            short_crashes()
+            suite()
         assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
 
 
