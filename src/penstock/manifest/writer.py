@@ -4,6 +4,10 @@ Exactly one thread at a time has the *turn* to commit. A caller who finds it fre
 no hand-off. Whoever ends a window and finds that others came meanwhile gives the turn to the writer thread, which
 goes on until the channel is empty. That thread also expires waiters and tends the engine.
 
+The answers of a window go out while the next one is synced, because waking many threads takes as long as a sync; the
+writer thread wakes two, and each one that is woken wakes another. If everyone can be back sooner than a sync takes,
+they are answered first and waited for: a sync that all share is worth more than two that overlap with something.
+
 A window that is refused is undone and run again batch by batch: a bad batch fails alone. A window whose commit fails
 is not run again: after a failed sync nothing is retried behind the caller's back.
 
@@ -35,6 +39,8 @@ from penstock.manifest.waiters import Waiters, WaitHandle
 
 IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
 CLOSE_S = 30.0
+WAKERS = 2  # more would only queue up for the interpreter
+HELD_BACK_OPERATIONS_MAX = 1_024  # in a window before whose sync answers still go out; a larger one lets them go first
 
 
 class _Request:
@@ -50,8 +56,8 @@ class _Request:
         self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
 
     def answer(self) -> None:
-        if self.answered is not None:
-            self.answered.release()
+        assert self.answered is not None
+        self.answered.release()
 
 
 class ManifestWriter:
@@ -72,6 +78,13 @@ class ManifestWriter:
         self._busy = False  # guarded by _lock: someone has the turn
         self._turn_given = False  # guarded by _lock: it is the writer thread's
         self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
+        self._arrived_s = 0.0  # guarded by _lock: when the last request came into the channel
+        self._unanswered: list[_Request] = []  # with the turn: committed, and not on their way to be woken
+        self._to_wake: deque[_Request] = deque()  # popped by whoever wakes one
+        self._waking = False  # whether those who wake up wake others
+        self._wake_begin_s = 0.0  # with the turn: when the last answers began to go out
+        self._return_s = 0.0  # with the turn: how long each of those who are woken takes to come back
+        self._sync_s = 0.0  # with the turn: how long the last commit took
         self._closing = False  # guarded by _lock
         self._ended = False  # guarded by _lock
         self._waiters = Waiters(settings.waiters_max)  # guarded by _lock
@@ -138,8 +151,8 @@ class ManifestWriter:
                 self._run_window([request])
             finally:
                 self._pass_the_turn()
-        elif not request.answered.acquire(timeout=timeout_s):
-            self._give_up(request, timeout_s)
+        else:
+            self._await_answer(request, request.answered, timeout_s)
         if request.error is not None:
             raise request.error
         assert request.receipt is not None
@@ -152,16 +165,21 @@ class ManifestWriter:
         request.answered = threading.Lock()
         request.answered.acquire()
         self._channel.append(request)
+        self._arrived_s = self._clock.monotonic_s()
         if self._gather and len(self._channel) >= self._gather:
             self._wakeup.notify()
 
-    def _give_up(self, request: _Request, timeout_s: float) -> None:
+    def _await_answer(self, request: _Request, answered: threading.Lock, timeout_s: float) -> None:
+        in_time = answered.acquire(timeout=timeout_s)
+        if self._waking:
+            self._wake(1)
+        if in_time:
+            return
         with self._lock:
             if request in self._channel:
                 self._channel.remove(request)
                 raise Backpressure(f"the manifest did not begin this commit within {timeout_s} s: retry later")
-        assert request.answered is not None
-        if not request.answered.acquire(blocking=False):
+        if not answered.acquire(blocking=False):
             raise OutcomeUnknown(f"this commit of the manifest did not end within {timeout_s} s: look if it is there")
 
     def _check_open_locked(self) -> None:
@@ -216,38 +234,69 @@ class ManifestWriter:
 
     def _drain(self) -> None:
         """Run windows until the channel is empty, then give the turn back."""
-        size = 0
-        while window := self._next_window(size):
+        while window := self._next_window():
             self._run_window(window)
-            size = len(window)
+            self._unanswered = window
+        self._wake(len(self._to_wake))  # also those whom someone who gave up has not woken
+        self._pass_the_turn()
 
-    def _next_window(self, last_size: int) -> list[_Request]:
+    def _next_window(self) -> list[_Request]:
         with self._lock:
-            # Those who were answered just now are about to come back: a short wait lets them share one sync, where
-            # going on at once would commit the first alone and let the rest wait for it.
-            if last_size > 1 and len(self._channel) < last_size and not self._closing:
-                self._gather = last_size
-                self._wakeup.wait(self._settings.commit_latency_budget_s)
-                self._gather = 0
+            everyone = len(self._channel) + len(self._unanswered)
+            overlaps = everyone * self._measure_return_locked() > self._sync_s
+            if self._unanswered and not (overlaps and self._channel):
+                self._answer()
+                self._gather_locked(everyone // 2 if overlaps else everyone)
             size = min(len(self._channel), self._settings.window_batches_max)
             window = [self._channel.popleft() for _ in range(size)]
-            if not window:
-                self._busy = False
-                self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
         return window
+
+    def _measure_return_locked(self) -> float:
+        if self._channel:
+            self._return_s = (self._arrived_s - self._wake_begin_s) / len(self._channel)
+        return self._return_s
+
+    def _gather_locked(self, size: int) -> None:
+        """Wait a little until so many are in the channel: going on at once would commit the first alone."""
+        size = min(size, self._settings.window_batches_max)
+        if size > 1 and len(self._channel) < size and not self._closing:
+            self._gather = size
+            self._wakeup.wait(self._settings.commit_latency_budget_s)
+            self._gather = 0
+            self._measure_return_locked()
+
+    # -- answers
+
+    def _answer(self) -> None:
+        """Begin to wake those whose commit is durable."""
+        self._wake_begin_s = self._clock.monotonic_s()
+        self._to_wake.extend(self._unanswered)
+        self._unanswered = []
+        self._waking = True
+        self._wake(WAKERS)
+
+    def _wake(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                request = self._to_wake.popleft()
+            except IndexError:
+                return
+            request.answer()
 
     # -- a window
 
     def _run_window(self, window: list[_Request]) -> None:
+        if sum(len(request.operations or ()) for request in window) > HELD_BACK_OPERATIONS_MAX:
+            self._answer()
         try:
             self._commit(window)
         except Exception as error:
             for request in window:
                 if request.receipt is None and request.error is None:
                     request.error = error
-        for request in window:
-            request.answer()
+        if self._unanswered:  # there was no sync to overlap with
+            self._answer()
 
     def _commit(self, window: list[_Request]) -> None:
         """Commit a window as one transaction, or else each of its batches as its own."""
@@ -265,6 +314,11 @@ class ManifestWriter:
                     ]
                     edit.finish(self._snapshot_waiters)
                     refused = False
+                    if self._unanswered or self._to_wake:
+                        self._answer()
+                    begin_s = self._clock.monotonic_s()
+                self._sync_s = self._clock.monotonic_s() - begin_s
+                self._waking = False  # while others want the interpreter, a transaction is slow
             except ManifestFull:
                 if not self._engine.grow(for_deletes=_frees(window)):
                     if len(window) == 1:
@@ -308,6 +362,9 @@ class ManifestWriter:
     def _end_locked(self, error: PenstockError) -> None:
         self._ended = True
         self._waiters.end(error)
+        self._to_wake.extend(self._unanswered)
+        self._unanswered = []
+        self._wake(len(self._to_wake))
         while self._channel:
             request = self._channel.popleft()
             request.error = error

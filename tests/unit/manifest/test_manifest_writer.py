@@ -20,6 +20,7 @@ from penstock.manifest.operations import BumpGeneration, CommitReceipt, Manifest
 from penstock.manifest.records import ChunkEntryRecord
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
+from penstock.manifest.writer import HELD_BACK_OPERATIONS_MAX
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.disk import Fault
 from penstock.testing.manifest import MemoryEngine
@@ -54,6 +55,85 @@ class Gated:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
+
+
+class Stepped:
+    """An engine that begins and commits a transaction when it is told to."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.stepping = False
+        self.beginning, self.begin = threading.Semaphore(0), threading.Semaphore(0)
+        self.committing, self.commit = threading.Semaphore(0), threading.Semaphore(0)
+
+    @contextmanager
+    def write(self) -> Iterator[WriteView]:
+        self._step(self.beginning, self.begin)
+        with self.inner.write() as view:
+            yield view
+            self._step(self.committing, self.commit)
+
+    def _step(self, reached: threading.Semaphore, go_on: threading.Semaphore) -> None:
+        if self.stepping:
+            reached.release()
+            assert go_on.acquire(timeout=30)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+
+class Steps:
+    """A manifest over a stepped engine, and threads that commit to it."""
+
+    def __init__(self) -> None:
+        def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> Engine:
+            self.engine = Stepped(MemoryEngine(path, settings, fs, clock))
+            return self.engine  # type: ignore[return-value]
+
+        self.manifest = Manifest.open("manifest", fs=SimulatedDisk(), clock=SystemClock(), engine=engine)
+        self.writer = self.manifest._writer
+        self.engine.stepping = True
+        self.answers: dict[int, CommitReceipt | Exception] = {}
+        self.threads: dict[int, threading.Thread] = {}
+
+    def submit(self, *numbers: int, operations: int = 1, bad: bool = False, timeout_s: float = 30.0) -> None:
+        """Commit from a thread each, and wait until all of them are in the channel."""
+
+        def work(number: int) -> None:
+            batch = [chunk_op(number * 10_000 + i) for i in range(operations)]
+            if bad:
+                batch = [BumpGeneration(9, 0)]
+            try:
+                self.answers[number] = self.manifest.apply(batch, timeout_s=timeout_s)
+            except Exception as error:
+                self.answers[number] = error
+
+        before = len(self.writer._channel)
+        for number in numbers:
+            self.threads[number] = threading.Thread(target=work, args=(number,))
+            self.threads[number].start()
+        while len(self.writer._channel) < before + len(numbers):
+            self.threads[numbers[-1]].join(0.001)
+
+    def begin(self) -> None:
+        """Let the next transaction begin, and wait until it is about to commit."""
+        assert self.engine.beginning.acquire(timeout=10)
+        self.engine.begin.release()
+        assert self.engine.committing.acquire(timeout=10)
+
+    def wait(self, *numbers: int) -> None:
+        """Wait until these are answered."""
+        for number in numbers:
+            self.threads[number].join(10)
+            assert number in self.answers
+
+    def end(self) -> None:
+        self.engine.stepping = False
+        self.engine.begin.release(100)
+        self.engine.commit.release(100)
+        for thread in self.threads.values():
+            thread.join(10)
+        self.manifest.close()
 
 
 class Bench:
@@ -227,6 +307,81 @@ def test_a_mistake_in_the_writer_thread_reaches_everyone(bench: Bench, monkeypat
         bench.manifest.apply([])
 
 
+# -- answers
+
+
+@pytest.fixture
+def steps() -> Iterator[Steps]:
+    made = Steps()
+    first = threading.Thread(target=made.manifest.apply, args=([],))
+    first.start()
+    made.begin()  # all that is submitted from here on waits in the channel for the writer thread
+    yield made
+    made.end()
+    first.join(10)
+
+
+def test_answers_go_out_while_the_next_window_is_synced(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.writer, "_measure_return_locked", lambda: 1e9)  # nobody comes back soon
+    steps.submit(1, 2, 3, 4, 5)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.submit(6, 7)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.wait(1, 2, 3, 4, 5)  # the window of 6 and 7 is not committed
+    assert all(isinstance(steps.answers[number], CommitReceipt) for number in range(1, 6))
+    assert 6 not in steps.answers
+    steps.engine.commit.release()
+    steps.wait(6, 7)
+
+
+def test_those_who_come_back_soon_are_answered_first(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.writer, "_measure_return_locked", lambda: 0.0)
+    steps.submit(1, 2, 3)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.submit(4)
+    steps.engine.commit.release()
+    steps.wait(1, 2, 3)  # the next window has not begun
+    assert steps.engine.beginning.acquire(timeout=10)
+
+
+def test_a_large_window_holds_no_answers_back(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.writer, "_measure_return_locked", lambda: 1e9)
+    steps.submit(1, 2, 3)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.submit(4, operations=HELD_BACK_OPERATIONS_MAX + 1)
+    steps.engine.commit.release()
+    steps.wait(1, 2, 3)
+
+
+def test_a_window_of_refused_batches_holds_no_answers_back(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.writer, "_measure_return_locked", lambda: 1e9)
+    steps.submit(1, 2, 3)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.submit(4, 5, bad=True)
+    steps.engine.commit.release()
+    steps.engine.begin.release(3)  # together, and each alone
+    steps.wait(1, 2, 3, 4, 5)
+    assert all(isinstance(steps.answers[number], CommitReceipt) for number in (1, 2, 3))
+    assert all(isinstance(steps.answers[number], Invalid) for number in (4, 5))
+
+
+def test_those_who_gave_up_leave_nobody_asleep(steps: Steps) -> None:
+    steps.submit(1, 2, 3, timeout_s=0.5)
+    steps.submit(4, 5, 6, 7)
+    steps.engine.commit.release()
+    steps.begin()
+    steps.wait(1, 2, 3)
+    assert all(isinstance(steps.answers[number], OutcomeUnknown) for number in (1, 2, 3))
+    steps.engine.commit.release()
+    steps.wait(4, 5, 6, 7)
+    assert all(isinstance(steps.answers[number], CommitReceipt) for number in (4, 5, 6, 7))
+
+
 # -- waiting for generations
 
 
@@ -286,6 +441,25 @@ def test_many_threads_commit_and_every_receipt_is_its_own(manifest: Manifest) ->
         thread.join(60)
     assert sorted(seen) == list(range(1, 161))
     assert manifest.generation(ComponentId.MANIFEST) == 160
+
+
+def test_refused_batches_among_others_leave_nobody_asleep(manifest: Manifest) -> None:
+    answers: list[CommitReceipt | Invalid] = []
+
+    def work(worker: int) -> None:
+        for i in range(20):
+            try:
+                answers.append(manifest.apply([BumpGeneration(9, (worker + i) % 3)]))
+            except Invalid as error:
+                answers.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 320
+    assert manifest.generation(9) == sum((worker + i) % 3 for worker in range(16) for i in range(20))
 
 
 def test_a_fault_of_the_disk_fails_its_commit_only() -> None:
