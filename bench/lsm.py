@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from penstock.host.files import OsFileSystem
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
+from penstock.lsm.merge import OUTPUT_BYTES
 from penstock.lsm.rows import NEVER, PUT
 from penstock.lsm.tasks import merge_on
 from penstock.lsm.tree import Tree, TreeSettings
@@ -45,6 +47,9 @@ GETS = min(50_000, ROWS // 2)
 THREADS = 4
 VALUE_BYTES = 100
 MEMORY_MB_MAX = 300
+MEMORY_FOLDER = "/dev/shm"
+ON_DISK = ""
+RAW = "the disk alone, as many bytes"
 SHAPES = ("random keys", "long shared prefix, half duplicates")
 # The benchmark decides when to flush and to compact.
 SETTINGS = TreeSettings(memtable_bytes=1 << 40, limits=LevelLimits(level0_runs=20), level0_slow=30, level0_stop=40)
@@ -390,6 +395,41 @@ def compact_watched(path: str) -> float:
     return 1 / max(1.0, max(most) - before)
 
 
+def size_of(path: str) -> int:
+    """The bytes of the runs below a folder."""
+    return sum(file.stat().st_size for file in Path(path, "ours").rglob("*") if file.suffix in (".sst", ".idx"))
+
+
+def write_raw(path: str, size: int) -> float:
+    """What the disk itself does with so many bytes: files as large as a compaction's, each synced."""
+    block = random.Random(7).randbytes(1 << 20)
+    target = make(path, "raw")
+
+    def work() -> None:
+        for number, start in enumerate(range(0, size, OUTPUT_BYTES)):
+            with open(f"{target}/{number}", "wb", buffering=0) as file:
+                for _ in range(min(OUTPUT_BYTES, size - start) >> 20):
+                    file.write(block)
+                os.fsync(file)
+
+    os.sync()
+    result = rate(size >> 20, work)
+    shutil.rmtree(target)
+    return result
+
+
+@contextmanager
+def in_memory(*paths: str) -> Iterator[list[tuple[str, ...]]]:
+    """Copies of folders on a file system in memory, where there is one with room for them, their copies and outputs."""
+    wanted = 4 * sum(size_of(path) for path in paths)
+    if not os.path.isdir(MEMORY_FOLDER) or shutil.disk_usage(MEMORY_FOLDER).free < wanted:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
+        copies = [shutil.copytree(f"{path}/ours", f"{folder}/{number}/ours") for number, path in enumerate(paths)]
+        yield [(", in memory", *(os.path.dirname(copy) for copy in copies))]
+
+
 def bench_writes() -> bool:
     chance = np.random.default_rng(4)
     keys = keys_of_run(SHAPES[0], MERGE_ROWS, chance)
@@ -410,15 +450,26 @@ def bench_writes() -> bool:
             goals.append(Goal(ours=name, ratio=1.5))
         large, small = f"{path}/0", make(path, "small")
         rows = build_runs(small, SHAPES[0], MERGE_ROWS // 10, rocks=False)
-        speed, memory = "compaction of ten times the data", "one over the memory of a compaction"
-        cases += [
-            Case(name=speed, run=partial(compact_ours, large, 10 * rows), unit="rows/s"),
-            Case(name="the tenth of it", run=partial(compact_ours, small, rows), peer_of=speed, unit="rows/s"),
-            Case(name=memory, run=partial(compact_watched, large), unit="1/MB"),
-            Case(name=f"{MEMORY_MB_MAX} MB", run=lambda: 1 / MEMORY_MB_MAX, peer_of=memory, unit="1/MB"),
-        ]
-        goals += [Goal(ours=speed, ratio=1 / 1.3), Goal(ours=memory, ratio=1.0)]
-        held = run("lsm-writes", cases, goals)
+        memory = "one over the memory of a compaction"
+        with in_memory(large, small) as copies:
+            for where, many, few in ((ON_DISK, large, small), *copies):
+                speed = f"compaction of ten times the data{where}"
+                cases += [
+                    Case(name=speed, run=partial(compact_ours, many, 10 * rows), unit="rows/s"),
+                    Case(
+                        name=f"the tenth of it{where}", run=partial(compact_ours, few, rows), peer_of=speed,
+                        unit="rows/s",
+                    ),
+                ]  # fmt: skip
+                goals.append(Goal(ours=speed, ratio=1 / 1.3))
+            cases += [
+                Case(name=RAW, run=partial(write_raw, path, 10 * size_of(small)), unit="MB/s"),
+                Case(name="the tenth of them", run=partial(write_raw, path, size_of(small)), peer_of=RAW, unit="MB/s"),
+                Case(name=memory, run=partial(compact_watched, large), unit="1/MB"),
+                Case(name=f"{MEMORY_MB_MAX} MB", run=lambda: 1 / MEMORY_MB_MAX, peer_of=memory, unit="1/MB"),
+            ]
+            goals.append(Goal(ours=memory, ratio=1.0))
+            held = run("lsm-writes", cases, goals)
         return bench_latency(large) and held
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 import lmdb
 
@@ -85,15 +86,20 @@ def commits_ours(tables: int) -> float:
             for _ in range(COMMITS_PER_THREAD):
                 ours.commit(1 + worker % tables, worker + 1, next(chunk_ids))
 
-        pool = [threading.Thread(target=work, args=(worker,)) for worker in range(THREADS)]
-        begin = time.perf_counter()
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-        seconds = (time.perf_counter() - begin) / (THREADS * COMMITS_PER_THREAD)
+        seconds = by_threads(work) / COMMITS_PER_THREAD
         ours.close()
         return seconds
+
+
+def by_threads(work: Callable[[int], None]) -> float:
+    """Seconds that 32 threads take, for each of them."""
+    pool = [threading.Thread(target=work, args=(worker,)) for worker in range(THREADS)]
+    begin = time.perf_counter()
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    return (time.perf_counter() - begin) / THREADS
 
 
 def commits_plain(tables: int) -> float:
@@ -105,6 +111,21 @@ def commits_plain(tables: int) -> float:
             worker = number % THREADS
             plain.commit(1 + worker % tables, worker + 1, number + 1)
         seconds = (time.perf_counter() - begin) / COMMITS_PLAIN
+        plain.close()
+        return seconds
+
+
+def commits_plain_by_threads() -> float:
+    """Seconds per plain transaction when 32 threads make them, each waiting for LMDB's one writer."""
+    chunk_ids = itertools.count(1)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Plain(folder)
+
+        def work(worker: int) -> None:
+            for _ in range(COMMITS_PLAIN // THREADS):
+                plain.commit(1, worker + 1, next(chunk_ids))
+
+        seconds = by_threads(work) / (COMMITS_PLAIN // THREADS)
         plain.close()
         return seconds
 
@@ -152,6 +173,11 @@ def main() -> bool:
             [
                 Case(name=GATE, run=lambda: 1 / commits_ours(1)),
                 Case(name="plain transactions, one table", run=lambda: 1 / commits_plain(1), peer_of=GATE),
+                Case(
+                    name="plain transactions, one table, 32 threads",
+                    run=lambda: 1 / commits_plain_by_threads(),
+                    peer_of=GATE,
+                ),
                 Case(name="32 threads, 32 tables", run=lambda: 1 / commits_ours(THREADS)),
                 Case(
                     name="plain transactions, 32 tables",

@@ -2,6 +2,7 @@
 
 All are durable: SQLite and what stands on it in WAL mode with synchronous=FULL, Redis with appendfsync always. "Get"
 takes messages and acknowledges them, durably; ours does so under leases, the peers delete or mark what they took.
+(persist-queue commits each put, whatever `auto_commit` says, and litequeue's `pop` is a transaction of its own.)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import persistqueue
 
 import penstock
 from bench.harness import RESULTS, Case, Goal, folder, rate, run
+from penstock.host.clock import SystemClock
 from penstock.host.files import OsFileSystem
 from penstock.queue import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, Messages, PersistentQueue
 from penstock.queue.files import DataWriter, Opening
@@ -412,17 +414,11 @@ def build_files(path: str) -> None:
 
 def files_ms(path: str) -> float:
     begin = time.perf_counter()
-    queue = PersistentQueue.open(OsFileSystem(), path, random=random.Random(1), clock=penstock_clock())
+    queue = PersistentQueue.open(OsFileSystem(), path, random=random.Random(1), clock=SystemClock())
     elapsed = time.perf_counter() - begin
     assert queue.statistics().files == FILES + 1
     queue.close()
     return elapsed * 1_000
-
-
-def penstock_clock() -> Any:
-    from penstock.host.clock import SystemClock
-
-    return SystemClock()
 
 
 def told(name: str, value: float, goal: float, unit: str, figures: dict[str, Any]) -> None:

@@ -83,6 +83,7 @@ class Workplace:
     identity: bytes  # of the store
     reserve: Callable[[PartitionId, int], list[StagedFile]]  # places for so many files of a shard
     time_us: int  # the store's, when the work began
+    maker: str  # host and process, for the files to tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from queue_kill_child import SETTINGS, SHARDS, commit, produce
 from penstock.store import Store, open_store
 
 SCRIPT = Path(queue_kill_child.__file__)
+LINES_MIN = 40
 
 
 @dataclass
@@ -49,10 +50,11 @@ def kill_rounds(root: str, rounds: int) -> None:
         ) as child:
             assert child.stdout is not None
             begun = child.stdout.readline()
-            time.sleep(chance.uniform(0.2, 1.5))
+            lines = [child.stdout.readline() for _ in range(LINES_MIN)]  # it is at work
+            time.sleep(chance.uniform(0.0, 1.5))
             child.send_signal(signal.SIGKILL)
             assert begun == "open\n"
-            lines = child.stdout.read().split("\n")[:-1]
+            lines += child.stdout.read().split("\n")[:-1]
         for line in lines:
             told.hear(line)
         with open_store(root, settings=SETTINGS) as store:

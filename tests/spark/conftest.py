@@ -15,7 +15,7 @@ from penstock.store import Store
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    session = penstock.spark.session("tests", master="local[2]", spark__sql__shuffle__partitions="2")
+    session = penstock.spark.session("tests", master="local[2,2]", spark__sql__shuffle__partitions="2")
     yield session
     session.stop()
 

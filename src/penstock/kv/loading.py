@@ -164,7 +164,7 @@ class Loader:
         shard.parts, shard.bytes = [], 0
 
     def _write(self, path: str, identity: ChunkIdentity, columns: Columns) -> None:
-        writer = SstableWriter(self._fs, path, identity)
+        writer = SstableWriter(self._fs, path, identity, maker=self._place.maker)
         for start in range(0, len(columns), 65_536):
             writer.append(columns.slice(start, min(len(columns), start + 65_536)))
         writer.finish()
@@ -200,7 +200,7 @@ class Loader:
             chunk_ids=tuple(by_id),
             now_us=0,
         )
-        for summary in merge(plan, fs=self._fs):
+        for summary in merge(plan, fs=self._fs, maker=self._place.maker):
             yield self._sealed(partition, by_id[summary.chunk_id], summary.rows)
 
     def _size(self, path: str) -> int:
@@ -294,7 +294,7 @@ def _as_files(
         identity = ChunkIdentity(store=place.identity, chunk_id=staged.chunk_id)
         path = f"{place.root}/{staged.file_name}"
         make_dirs(fs, parent(path))
-        writer = SstableWriter(fs, path, identity)
+        writer = SstableWriter(fs, path, identity, maker=place.maker)
         writer.delete_ranges(ranges)
         if rows_of is not None:
             writer.append(rows_of)

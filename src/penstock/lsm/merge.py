@@ -87,11 +87,12 @@ def merge(
     keys: KeyRing | None = None,
     sealing: Sealing = PLAIN,
     stop: Callable[[], bool] | None = None,
+    maker: str = "",
 ) -> tuple[Summary, ...]:
     """Write the outputs of a plan and describe them. A failure leaves no file behind; `stop` is asked at each slice."""
     fs = OsFileSystem() if fs is None else fs
     tables: list[Sstable] = []
-    outputs = _Outputs(plan, fs, sealing)
+    outputs = _Outputs(plan, fs, sealing, maker)
     try:
         for source in plan.inputs:
             tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn))
@@ -122,10 +123,11 @@ def merge(
 class _Outputs:
     """The files being written, closed at slice borders, so that no range delete crosses from one to the next."""
 
-    def __init__(self, plan: MergePlan, fs: FileSystem, sealing: Sealing) -> None:
+    def __init__(self, plan: MergePlan, fs: FileSystem, sealing: Sealing, maker: str) -> None:
         self._plan = plan
         self._fs = fs
         self._sealing = sealing
+        self._maker = maker
         self._writer: SstableWriter | None = None
         self._done: list[Summary] = []
 
@@ -144,7 +146,7 @@ class _Outputs:
             chunk_id = self._plan.chunk_ids[number]
             identity = ChunkIdentity(store=self._plan.store, chunk_id=chunk_id)
             path = sstable_path(self._plan.folder, chunk_id)
-            writer = self._writer = SstableWriter(self._fs, path, identity, sealing=self._sealing)
+            writer = self._writer = SstableWriter(self._fs, path, identity, sealing=self._sealing, maker=self._maker)
         writer.delete_ranges(ranges)
         writer.append(columns)
 

@@ -21,7 +21,7 @@ from penstock.lsm.merge import merge_columns, slices
 from penstock.lsm.operators import Operand, fold
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
-from penstock.lsm.sstable import Slice
+from penstock.lsm.sstable import Slice, Sstable
 from penstock.lsm.version import Run, Version
 
 PART_ROWS = 1_024
@@ -159,18 +159,12 @@ class View:
         runs = [[file.table() for file in run.overlapping(start, end)] for run in version.runs]
         runs = [tables for tables in runs if tables]
         ranges, now_us = self._ranges(), self._now_us()
-        rows = [memtable.columns(start, end) for memtable in memtables]
-        for low, high in slices([table for tables in runs for table in tables], start, end):
-            parts = [_cut(columns, low, high) for columns in rows]
-            for tables in runs:
-                for table in tables:
-                    parts += [table.columns(*piece) for piece in table.pieces(*table.rows_between(low, high))]
-            parts = [part for part in parts if len(part)]
-            covering = ranges.clip(low, high) if ranges else NO_RANGES
-            if parts:
-                live = merge_columns(parts, covering, now_us=now_us, bottom=True, lsn_floor=EVERY_LSN)
-                if len(live):
-                    yield live
+        rows = [columns for memtable in memtables if len(columns := memtable.columns(start, end))]
+        for parts in _alone(runs[0], start, end) if len(runs) == 1 and not rows else _together(rows, runs, start, end):
+            covering = ranges.clip(*_span(parts)) if ranges else NO_RANGES
+            live = merge_columns(parts, covering, now_us=now_us, bottom=True, lsn_floor=EVERY_LSN)
+            if len(live):
+                yield live
 
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
         """The live rows of [start, end) as record batches of the sstable's schema."""
@@ -335,6 +329,32 @@ def _resolve_window(
         if live is not None:
             found.append((key, live[1]))
     return found
+
+
+def _alone(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[list[Columns]]:
+    """The rows of one run, batch by batch: its files follow each other."""
+    for table in tables:
+        for piece in table.pieces(*table.rows_between(start, end)):
+            yield [table.columns(*piece)]
+
+
+def _together(
+    rows: list[Columns], runs: list[list[Sstable]], start: bytes, end: bytes | None
+) -> Iterator[list[Columns]]:
+    """Rows of memtables and runs, newest first, slice by slice of the keys."""
+    for low, high in slices([table for tables in runs for table in tables], start, end):
+        parts = [_cut(columns, low, high) for columns in rows]
+        for tables in runs:
+            for table in tables:
+                parts += [table.columns(*piece) for piece in table.pieces(*table.rows_between(low, high))]
+        parts = [part for part in parts if len(part)]
+        if parts:
+            yield parts
+
+
+def _span(parts: list[Columns]) -> tuple[bytes, bytes]:
+    """The range of keys that some rows lie in."""
+    return min(part.key(0) for part in parts), max(part.key(len(part) - 1) for part in parts) + b"\0"
 
 
 def _cut(columns: Columns, start: bytes, end: bytes | None) -> Columns:

@@ -99,13 +99,17 @@ class _Sink:
 class SstableWriter:
     """An sstable being written."""
 
-    def __init__(self, fs: FileSystem, path: str, identity: ChunkIdentity, *, sealing: Sealing = PLAIN) -> None:
+    def __init__(
+        self, fs: FileSystem, path: str, identity: ChunkIdentity, *, sealing: Sealing = PLAIN, maker: str = ""
+    ) -> None:
         self._fs = fs
         self._path = path
         self._identity = identity
         self._sealing = sealing
         self._index_path = index_path(path)
         metadata = {"penstock.store": identity.store.hex(), "penstock.chunk": str(identity.chunk_id)}
+        if maker:
+            metadata["penstock.maker"] = maker
         self._schema = SCHEMA.with_metadata(metadata)
         self._out = create_chunk(fs, path, identity, sealing)
         self._index_out: Any = None

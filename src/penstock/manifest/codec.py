@@ -37,17 +37,22 @@ class RecordCodec(Generic[R]):
         except OverflowError:
             raise Invalid(f"{record!r} holds a number that does not fit 64 bits") from None
 
-    def decode(self, data: bytes, where: str) -> R:
-        """The record in a value; `where` names it in errors."""
+    def decode(self, data: bytes, where: str, key: bytes | None = None) -> R:
+        """The record in a value; `where` and the key name it in errors."""
+        try:
+            if data.startswith(self._prefix):
+                return self._decoder.decode(data[_VERSION.size :])
+        except (msgspec.DecodeError, Invalid, UnicodeDecodeError) as error:
+            raise CorruptionError(_place(where, key), _VERSION.size, f"the record does not decode ({error})") from None
+        where = _place(where, key)
         version = record_version(data, where)
         if version > self.version:
             raise UnsupportedVersion(f"{where} has record version {version}, this Penstock reads {self.version}")
-        if version < self.version:
-            raise CorruptionError(where, 0, f"record version {version} was not migrated to {self.version}")
-        try:
-            return self._decoder.decode(memoryview(data)[_VERSION.size :])
-        except (msgspec.DecodeError, Invalid, UnicodeDecodeError) as error:
-            raise CorruptionError(where, _VERSION.size, f"the record does not decode ({error})") from None
+        raise CorruptionError(where, 0, f"record version {version} was not migrated to {self.version}")
+
+
+def _place(where: str, key: bytes | None) -> str:
+    return where if key is None else f"{where} key {key.hex()}"
 
 
 def record_version(data: bytes, where: str) -> int:

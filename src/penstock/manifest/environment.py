@@ -37,6 +37,7 @@ from penstock.manifest.settings import ManifestSettings
 
 DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
+PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
 
 
@@ -48,7 +49,7 @@ class LmdbReadView:
         self._tables = tables
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        value: bytes | None = self._transaction.get(key, db=self._tables[table])
+        value: bytes | None = self._transaction.get(key, None, self._tables[table])
         return value
 
     def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -62,13 +63,48 @@ class LmdbReadView:
 
 
 class LmdbWriteView(LmdbReadView):
-    """A write transaction."""
+    """A write transaction.
+
+    Rows wait here and go to LMDB in one call per table: every call of LMDB lets go of the interpreter, and a thread
+    that waits for it would be woken each time.
+    """
+
+    def __init__(self, transaction: Any, tables: dict[str, Any]) -> None:
+        super().__init__(transaction, tables)
+        self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in tables}  # put, and not yet LMDB's
+        self.changed_rows = 0
+        self.changed_bytes = 0
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        value: bytes | None = self._rows[table].get(key)
+        return self._transaction.get(key, None, self._tables[table]) if value is None else value
+
+    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        self._hand_over(table)
+        return super().scan(table, start, stop)
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        self._transaction.put(key, value, db=self._tables[table])
+        self._rows[table][key] = value
 
     def delete(self, table: str, key: bytes) -> bool:
-        return bool(self._transaction.delete(key, db=self._tables[table]))
+        waited = self._rows[table].pop(key, None) is not None
+        self.changed_rows += 1
+        return bool(self._transaction.delete(key, db=self._tables[table])) or waited
+
+    def finish(self) -> None:
+        """Give LMDB everything that waits."""
+        for table in self._rows:
+            self._hand_over(table)
+
+    def _hand_over(self, table: str) -> None:
+        rows = self._rows[table]
+        if not rows:
+            return
+        self.changed_rows += len(rows)
+        self.changed_bytes += sum(map(len, rows.values()))
+        with self._transaction.cursor(self._tables[table]) as cursor:
+            cursor.putmulti(sorted(rows.items()))
+        rows.clear()
 
 
 class LmdbEngine:
@@ -85,6 +121,8 @@ class LmdbEngine:
         self._moving = False  # guarded by _lock: the map is being moved, new readers wait
         self._reading = threading.local()
         self._map_bytes = settings.map_bytes
+        self._taken_bytes = 0  # what commits have taken at most since LMDB was asked; by the writing thread only
+        self._room_bytes = 0.0  # how much they may take before it is asked again
         self._panicked = False
         self._env: Any = None  # changed under _lock
         self._owner = fs.lock(path + ".owner")
@@ -132,7 +170,9 @@ class LmdbEngine:
         transaction = None
         try:
             transaction = self._env.begin(write=True)
-            yield LmdbWriteView(transaction, self._tables)
+            view = LmdbWriteView(transaction, self._tables)
+            yield view
+            view.finish()
             transaction.commit()
         except BaseException as error:
             if transaction is not None:
@@ -145,7 +185,7 @@ class LmdbEngine:
                 raise self._translated(error) from error
             raise
         with suppress(lmdb.Error):  # the commit is done: growing early is a courtesy
-            self._keep_headroom()
+            self._keep_headroom(view.changed_rows * PAGES_PER_ROW_MAX * self._page_bytes + view.changed_bytes)
 
     def _has_panicked(self) -> bool:
         """Whether LMDB gave up: it says so only at the next transaction, not at the commit whose last write failed."""
@@ -184,13 +224,22 @@ class LmdbEngine:
     def _used_bytes(self) -> int:
         return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
 
-    def _keep_headroom(self) -> None:
-        """Grow early, so that a commit seldom meets a full map; and come back from the reserve of deletes."""
+    def _keep_headroom(self, taken_bytes: int) -> None:
+        """Grow early, so that a commit seldom meets a full map; and come back from the reserve of deletes.
+
+        LMDB is asked what is used only when what commits may have taken since could matter: that call, too, lets go of
+        the interpreter.
+        """
+        self._taken_bytes += taken_bytes
+        if self._taken_bytes < self._room_bytes:
+            return
         limit, used = self._settings.map_bytes_max, self._used_bytes()
         if self._map_bytes > max(limit, used):
             self._move_map(max(limit, used), HEADROOM_DRAIN_S)
         elif self._map_bytes < limit and used > self._map_bytes * (1.0 - self._settings.headroom_ratio):
             self._move_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
+        room = self._map_bytes * (1.0 - self._settings.headroom_ratio) - used
+        self._taken_bytes, self._room_bytes = 0, limit if self._map_bytes == limit else room
 
     def _move_map(self, size: int, drain_s: float) -> bool:
         if getattr(self._reading, "depth", 0):
@@ -202,6 +251,7 @@ class LmdbEngine:
                     return False  # a long reader: the caller may meet ManifestFull and try again
                 self._env.set_mapsize(size)
                 self._map_bytes = size
+                self._room_bytes = 0
                 return True
             finally:
                 self._moving = False
@@ -291,6 +341,7 @@ class LmdbEngine:
             raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
         self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs
         self._page_bytes = int(self._env.stat()["psize"])
+        self._room_bytes = 0
         self._panicked = False
 
     def _reopen(self) -> None:

@@ -28,7 +28,6 @@ from penstock.manifest.records import (
     Completed,
     DbDescriptorRecord,
     FailedPermanent,
-    FlushGateState,
     GenerationRecord,
     GenerationWaiterSnapshot,
     InFlight,
@@ -44,6 +43,9 @@ from penstock.manifest.records import (
     WalStateRecord,
 )
 from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS, METRICS, PENDING, WAL_STATE
+
+_MANIFEST = int(ComponentId.MANIFEST)
+_NO_PROGRESS = WalStateRecord()
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -190,9 +192,10 @@ class Edit:
             check_job(self._view, job_id)
         for merge in merges:
             self._merge_metric(merge)
-        reached = {bump.component: self._bump(bump.component, bump.increment) for bump in bumps}
         if not bumps:
-            reached = {int(ComponentId.MANIFEST): self._implicit_bump(generation_hint)}
+            generation = self._implicit_bump(generation_hint)
+            return CommitReceipt(generation, {_MANIFEST: generation})
+        reached = {bump.component: self._bump(bump.component, bump.increment) for bump in bumps}
         return CommitReceipt(max(reached.values()), reached)
 
     def finish(self, waiting: Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]) -> None:
@@ -213,9 +216,8 @@ class Edit:
         return generation
 
     def _implicit_bump(self, hint: int | None) -> int:
-        component = int(ComponentId.MANIFEST)
-        current = self.generations.get(component, self._before.get(component, 0))
-        return self._bump(component, max(1, (hint or 0) - current))
+        current = self.generations.get(_MANIFEST, self._before.get(_MANIFEST, 0))
+        return self._bump(_MANIFEST, max(1, (hint or 0) - current))
 
     def _merge_metric(self, operation: MergeMetric) -> None:
         record, delta = METRICS.get(self._view, operation.key), operation.delta
@@ -238,13 +240,14 @@ class Edit:
         DB.put(self._view, operation.db_id, value)
 
     def _put_wal_state(self, operation: PutWalState) -> None:
-        old = WAL_STATE.get(self._view, operation.key) or WalStateRecord()
+        key = operation.key
+        old = WAL_STATE.get(self._view, key) or _NO_PROGRESS
         value = old.raised(operation.value)
-        if operation.key.shard == 0:
+        if key.shard == 0:
             value = msgspec.structs.replace(value, flush_gate_state=old.flush_gate_state, other_gates=old.other_gates)
-        elif value.other_gates or value.flush_gate_state != FlushGateState():
-            raise Invalid(f"partition {operation.key}: gates are in shard 0 and follow the jobs")
-        WAL_STATE.put(self._view, operation.key, value)
+        elif value.other_gates or value.flush_gate_state != _NO_PROGRESS.flush_gate_state:
+            raise Invalid(f"partition {key}: gates are in shard 0 and follow the jobs")
+        WAL_STATE.put(self._view, key, value)
 
     def _delete_wal_state(self, operation: DeleteWalState) -> None:
         old = WAL_STATE.get(self._view, operation.key)

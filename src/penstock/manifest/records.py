@@ -10,6 +10,7 @@ Invariants: watermarks are ordered (`stored <= applied <= durable <= highest`); 
 from __future__ import annotations
 
 import math
+import operator
 from enum import IntEnum
 from itertools import zip_longest
 from typing import TypeAlias
@@ -145,17 +146,11 @@ class WalStateRecord(Record, frozen=True):
 
     def raised(self, other: WalStateRecord) -> WalStateRecord:
         """`other`, with no number below the one that is here: two writers of a row cannot undo each other."""
-        return msgspec.structs.replace(
-            other,
-            stored_lsn=max(self.stored_lsn, other.stored_lsn),
-            last_applied_lsn=max(self.last_applied_lsn, other.last_applied_lsn),
-            durable_lsn=max(self.durable_lsn, other.durable_lsn),
-            highest_lsn=max(self.highest_lsn, other.highest_lsn),
-            last_sealed_segment=max(self.last_sealed_segment, other.last_sealed_segment),
-            last_checkpoint_generation=max(self.last_checkpoint_generation, other.last_checkpoint_generation),
-            restart_epoch=max(self.restart_epoch, other.restart_epoch),
-            detail=other.detail or self.detail,
-        )
+        here, there = _progress(self), _progress(other)
+        if all(map(operator.ge, there, here)) and (other.detail or not self.detail):
+            return other
+        highest = dict(zip(_PROGRESS, map(max, here, there), strict=True))
+        return msgspec.structs.replace(other, **highest, detail=other.detail or self.detail)
 
     def gate(self, kind: int) -> FlushGateState:
         """The gate of a kind of job."""
@@ -173,6 +168,10 @@ class WalStateRecord(Record, frozen=True):
             return msgspec.structs.replace(self, flush_gate_state=gate)
         others = {**dict(self.other_gates), kind: gate}
         return msgspec.structs.replace(self, other_gates=tuple(sorted(others.items(), key=lambda item: item[0])))
+
+
+_PROGRESS = WalStateRecord.__struct_fields__[:7]  # the numbers that never go back
+_progress = operator.attrgetter(*_PROGRESS)
 
 
 # -- chunk_catalog
@@ -365,9 +364,14 @@ class MetricRecord(Record, frozen=True):
             self.count + delta.count,
             min(self.min, delta.min),
             max(self.max, delta.max),
-            tuple(map(sum, zip_longest(self.bucket_counts, delta.bucket_counts, fillvalue=0))),
+            self._merged_buckets(delta.bucket_counts),
             max(at_epoch_ms, self.updated_at_epoch_ms),
         )
+
+    def _merged_buckets(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        if not counts:
+            return self.bucket_counts
+        return tuple(map(sum, zip_longest(self.bucket_counts, counts, fillvalue=0)))
 
 
 # -- generation_watermarks

@@ -16,7 +16,7 @@ class ManifestSettings:
     headroom_ratio: float = 0.2  # the map grows when less than this is left
     channel_batches_max: int = 1024  # waiting commits; more raise Backpressure
     window_batches_max: int = 256  # commits that share one transaction
-    commit_latency_budget_s: float = 0.001  # how long a window waits for the others that are on their way
+    commit_latency_budget_s: float = 0.003  # how long a window waits at most for others while they come back
     waiters_max: int = 4096
     readers_max: int = 1022
     reader_check_interval_s: float = 30.0

@@ -44,6 +44,7 @@ class Table(Generic[K, R]):
         self, name: str, record: type[R], pack: Callable[[K], bytes], unpack: Callable[[bytes], K], version: int = 1
     ) -> None:
         self.name = name
+        self._where = f"manifest table {name}"
         self.codec = RecordCodec(record, version)
         self._pack = pack
         self._unpack = unpack
@@ -52,7 +53,7 @@ class Table(Generic[K, R]):
         """A record, or None."""
         packed = self._pack(key)
         value = view.get(self.name, packed)
-        return None if value is None else self._decode(packed, value)
+        return None if value is None else self.codec.decode(value, self._where, packed)
 
     def put(self, view: WriteView, key: K, record: R) -> None:
         """Write a record in place of any other."""
@@ -67,10 +68,7 @@ class Table(Generic[K, R]):
         first = b"" if start is None else self._pack(start)
         last = None if stop is None else self._pack(stop)
         for key, value in view.scan(self.name, first, last):
-            yield self._unpack(key), self._decode(key, value)
-
-    def _decode(self, key: bytes, value: bytes) -> R:
-        return self.codec.decode(value, f"manifest table {self.name} key {key.hex()}")
+            yield self._unpack(key), self.codec.decode(value, self._where, key)
 
 
 DB: Table[int, DbDescriptorRecord] = Table("db", DbDescriptorRecord, pack_id, unpack_id)

@@ -4,6 +4,10 @@ Exactly one thread at a time has the *turn* to commit. A caller who finds it fre
 no hand-off. Whoever ends a window and finds that others came meanwhile gives the turn to the writer thread, which
 goes on until the channel is empty. That thread also expires waiters and tends the engine.
 
+Those who wait for a window wake each other, one by one: threads that are all awake at once fight for the interpreter,
+and each fight puts one to sleep again. Then the writer thread waits a little until they are back: a sync that all share
+is worth more than one that begins early.
+
 A window that is refused is undone and run again batch by batch: a bad batch fails alone. A window whose commit fails
 is not run again: after a failed sync nothing is retried behind the caller's back.
 
@@ -35,6 +39,7 @@ from penstock.manifest.waiters import Waiters, WaitHandle
 
 IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
 CLOSE_S = 30.0
+GATHER_STEPS = 4  # of the latency budget: how much of it is waited at first without anybody coming
 
 
 class _Request:
@@ -48,10 +53,6 @@ class _Request:
         self.receipt: CommitReceipt | None = None
         self.error: Exception | None = None
         self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
-
-    def answer(self) -> None:
-        if self.answered is not None:
-            self.answered.release()
 
 
 class ManifestWriter:
@@ -72,6 +73,8 @@ class ManifestWriter:
         self._busy = False  # guarded by _lock: someone has the turn
         self._turn_given = False  # guarded by _lock: it is the writer thread's
         self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
+        self._step_s = settings.commit_latency_budget_s / GATHER_STEPS  # with the turn: until a look who is back
+        self._answered: deque[_Request] = deque()  # whose threads are to be woken, by whoever takes one off
         self._closing = False  # guarded by _lock
         self._ended = False  # guarded by _lock
         self._waiters = Waiters(settings.waiters_max)  # guarded by _lock
@@ -138,8 +141,11 @@ class ManifestWriter:
                 self._run_window([request])
             finally:
                 self._pass_the_turn()
-        elif not request.answered.acquire(timeout=timeout_s):
-            self._give_up(request, timeout_s)
+        else:
+            in_time = request.answered.acquire(timeout=timeout_s)
+            self._wake_one()
+            if not in_time:
+                self._give_up(request, timeout_s)
         if request.error is not None:
             raise request.error
         assert request.receipt is not None
@@ -223,12 +229,8 @@ class ManifestWriter:
 
     def _next_window(self, last_size: int) -> list[_Request]:
         with self._lock:
-            # Those who were answered just now are about to come back: a short wait lets them share one sync, where
-            # going on at once would commit the first alone and let the rest wait for it.
-            if last_size > 1 and len(self._channel) < last_size and not self._closing:
-                self._gather = last_size
-                self._wakeup.wait(self._settings.commit_latency_budget_s)
-                self._gather = 0
+            if last_size > 1:
+                self._gather_locked(last_size)
             size = min(len(self._channel), self._settings.window_batches_max)
             window = [self._channel.popleft() for _ in range(size)]
             if not window:
@@ -236,6 +238,33 @@ class ManifestWriter:
                 self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
         return window
+
+    def _gather_locked(self, size: int) -> None:
+        """Wait for those who were answered just now and are about to come back, for as long as some do.
+
+        A look costs a wake-up, so that the next wait is as long as this one took.
+        """
+        self._gather = min(size, self._settings.window_batches_max)
+        begin_s, came = self._clock.monotonic_s(), -1
+        while came < len(self._channel) < self._gather and not self._closing:
+            came = len(self._channel)
+            self._wakeup.wait(self._step_s)
+        self._gather = 0
+        budget_s, took_s = self._settings.commit_latency_budget_s, self._clock.monotonic_s() - begin_s
+        self._step_s = min(max(budget_s / GATHER_STEPS, 1.5 * took_s), budget_s)
+        if len(self._channel) < size:  # whoever should have woken the next may have given up
+            while self._wake_one():
+                pass
+
+    def _wake_one(self) -> bool:
+        """Give one its answer, who wakes the next; False if there is none."""
+        try:
+            request = self._answered.popleft()
+        except IndexError:
+            return False
+        assert request.answered is not None
+        request.answered.release()
+        return True
 
     # -- a window
 
@@ -246,8 +275,8 @@ class ManifestWriter:
             for request in window:
                 if request.receipt is None and request.error is None:
                     request.error = error
-        for request in window:
-            request.answer()
+        self._answered.extend(request for request in window if request.answered is not None)
+        self._wake_one()
 
     def _commit(self, window: list[_Request]) -> None:
         """Commit a window as one transaction, or else each of its batches as its own."""
@@ -311,7 +340,9 @@ class ManifestWriter:
         while self._channel:
             request = self._channel.popleft()
             request.error = error
-            request.answer()
+            self._answered.append(request)
+        while self._wake_one():
+            pass
         self._wakeup.notify_all()
 
 

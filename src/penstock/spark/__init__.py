@@ -70,9 +70,10 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     try:
+        importlib.import_module("pyspark.sql")
         return getattr(importlib.import_module(f"penstock.spark.{home}"), name)
     except ModuleNotFoundError as error:
-        if error.name in ("pyspark", "pandas", "py4j"):
+        if (error.name or "").partition(".")[0] in ("pyspark", "pandas", "py4j"):
             raise ModuleNotFoundError(
                 "penstock.spark needs Spark: pip install 'penstock[spark]'", name=error.name
             ) from None

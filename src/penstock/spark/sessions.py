@@ -15,6 +15,7 @@ from penstock.errors import Invalid
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 JAVA_MIN = 17
+LOOPBACK = "127.0.0.1"
 
 
 def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
@@ -27,16 +28,18 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take any python3 on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name).master(master or f"local[{os.cpu_count() or 2}]")
+    master = master or f"local[{os.cpu_count() or 2}]"
+    builder = SparkSession.builder.appName(name).master(master)
     settings = {
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.python.unix.domain.socket.enabled": "true",  # rows reach the JVM with less work than over TCP
         PUSHDOWN: "true",
         "spark.log.level": "ERROR",
-        **({} if master else {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}),
+        **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if master.startswith("local") else {}),
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
     for key, value in settings.items():

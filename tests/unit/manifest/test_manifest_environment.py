@@ -132,6 +132,51 @@ def test_a_full_manifest_fails_only_the_batches_that_add(path: str) -> None:
         assert chunk_ids(manifest)[0] != victim
 
 
+def test_the_map_grows_before_its_headroom_is_gone(path: str) -> None:
+    settings = ManifestSettings(map_bytes=MIB, map_bytes_max=64 * MIB)
+    with Manifest.open(path, settings) as manifest:
+        engine = engine_of(manifest)
+        for number in range(1, 300):
+            manifest.apply([chunk_op(number, number * 50)])
+            assert engine._used_bytes() <= engine._map_bytes * (1 - settings.headroom_ratio)
+        assert engine._map_bytes >= 4 * MIB
+
+
+def test_lmdb_is_seldom_asked_how_full_it_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[LmdbEngine] = []
+    used_bytes = LmdbEngine._used_bytes
+
+    def count(engine: LmdbEngine) -> int:
+        asked.append(engine)
+        return used_bytes(engine)
+
+    monkeypatch.setattr(LmdbEngine, "_used_bytes", count)
+    with Manifest.open(path) as manifest:
+        for number in range(1, 200):
+            manifest.apply([chunk_op(number)])
+    assert 1 <= len(asked) <= 5
+
+
+def test_a_transaction_reads_what_it_has_not_given_to_lmdb(path: str) -> None:
+    with Manifest.open(path) as manifest:
+        engine = engine_of(manifest)
+        with engine.write() as view:
+            view.put("db", b"a", b"old")
+            view.put("db", b"b", b"old")
+        with engine.write() as view:
+            view.put("db", b"b", b"new")
+            view.put("db", b"c", b"new")
+            assert [view.get("db", key) for key in (b"a", b"b", b"c", b"d")] == [b"old", b"new", b"new", None]
+            assert list(view.scan("db")) == [(b"a", b"old"), (b"b", b"new"), (b"c", b"new")]
+            view.put("db", b"b", b"newer")
+            assert view.delete("db", b"b")
+            assert view.get("db", b"b") is None
+            assert view.delete("db", b"a")
+            view.put("db", b"a", b"again")
+        with engine.read() as read:
+            assert list(read.scan("db")) == [(b"a", b"again"), (b"c", b"new")]
+
+
 def test_a_map_that_grew_is_opened_as_large(path: str) -> None:
     with Manifest.open(path, ManifestSettings(map_bytes=MIB)) as manifest:
         manifest.apply([chunk_op(i, 8_000) for i in range(1, 400)])

@@ -305,7 +305,7 @@ def test_opening_walks_no_table(disk: SimulatedDisk, monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> Any:
         raise PenstockError("a chunk was read")
 
-    monkeypatch.setattr(tables.CHUNKS, "_decode", refuse)
+    monkeypatch.setattr(tables.CHUNKS.codec, "decode", refuse)
     with Manifest.open("manifest", fs=disk, engine=MemoryEngine) as manifest:
         state: RecoveredState = recover(manifest, JobQueue(manifest, random=random.Random(1)))
         with pytest.raises(PenstockError, match="was read"):

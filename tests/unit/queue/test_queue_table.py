@@ -15,6 +15,7 @@ from store_model import START_US
 from penstock.errors import (
     Closed,
     CorruptionError,
+    DiskFull,
     Invalid,
     KindMismatch,
     NotFound,
@@ -26,6 +27,7 @@ from penstock.journal.record import PartitionId
 from penstock.partition.pending import PendingDelta
 from penstock.partition.reference import sealed
 from penstock.queue import section
+from penstock.queue.files import DataWriter
 from penstock.queue.messages import Messages, encode_payloads
 from penstock.queue.options import Retention
 from penstock.queue.qmft import data_files
@@ -820,6 +822,25 @@ def test_a_failed_sync_of_queue_files_holds_no_journal_back(
     again = open_queues(disk.image().restore("strict"))
     assert payloads(again.queue("events")) == [*(b"%d" % n * 20 for n in range(30)), b"after"]
     again.close()
+
+
+def test_a_shard_that_had_no_room_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is durable waits in the journal; nothing was written by halves."""
+    queue = store.queue("events")
+    queue.put(b"a", durable=True)
+
+    def full(*_: object) -> None:
+        raise DiskFull("simulated")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DataWriter, "claim", full)
+        queue.put(b"b", durable=True)
+        queue.put_many([b"c", b"d"], durable=True)
+        with pytest.raises(PartitionPaused):
+            queue.read()
+    store.resume("events")
+    assert contents(queue) == [{1: b"a", 2: b"b", 3: b"c", 4: b"d"}]
+    assert queue.append(b"e").sequence == 5
 
 
 def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:

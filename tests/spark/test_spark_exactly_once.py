@@ -1,0 +1,399 @@
+"""Every message counts once: drivers killed and paused, tasks tried again, checkpoints lost, answers lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_driver import route_to
+
+import penstock
+import penstock.spark
+from penstock.batch import StoreBatch
+from penstock.client import wire
+from penstock.client.connection import Connection, GoneError
+from penstock.errors import Backpressure, PositionConflict
+from penstock.queue.section import shard_of
+from penstock.spark.streaming import start_option
+from penstock.store import Store
+
+KEYS = [b"k%d" % number for number in range(17)]
+BY_SHARD = [[key for key in KEYS if shard_of(key, 2) == shard] for shard in (0, 1)]
+BOTH = pytest.mark.parametrize("tables", ["one", "several"])
+
+
+class Input:
+    """Messages that were put, and what must have become of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.events = store.queue("events", shards=2)
+        store.queue("copied", shards=2)
+        store.kv("totals", value="int64")
+        store.kv("latest")
+        self.put: list[tuple[bytes, bytes]] = []  # key, payload
+
+    def feed(self, count: int, keys: list[bytes] = KEYS, size: int = 0) -> None:
+        first = len(self.put)
+        rows = [(keys[place % len(keys)], b"%d" % (first + place) + b"." * size) for place in range(count)]
+        self.events.put_many([payload for _, payload in rows], keys=[key for key, _ in rows], durable=True)
+        self.put += rows
+
+    def check(self, tables: str) -> None:
+        copied = self.store.queue("copied").to_arrow()
+        assert Counter(copied["payload"].to_pylist()) == Counter(payload for _, payload in self.put)
+        assert dict(zip(copied["payload"].to_pylist(), copied["key"].to_pylist(), strict=True)) == {
+            payload: key for key, payload in self.put
+        }
+        if tables == "several":
+            assert dict(self.store.kv("totals").scan()) == Counter(key for key, _ in self.put)
+            assert dict(self.store.kv("latest").scan()) == dict(self.put)
+        assert self.events.consumer("c").lag == 0
+
+
+@pytest.fixture
+def given(store: Store) -> Input:
+    return Input(store)
+
+
+def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.Progress:
+    """Run a stream over all that is there."""
+    given = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
+    query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **given)
+    return penstock.spark.wait(query, 250)
+
+
+# -- checkpoints
+
+
+@BOTH
+def test_checkpoints_lost_and_restored(spark: Any, folder: str, given: Input, tmp_path: Path, tables: str) -> None:
+    checkpoint, old = tmp_path / "checkpoint", tmp_path / "old"
+    given.feed(500)
+    told = run(spark, folder, checkpoint, tables)
+    assert (told.rows_in, told.lag, told.skipped) == (500, 0, 0)
+    given.check(tables)
+    shutil.copytree(checkpoint, old)
+    given.feed(300, BY_SHARD[0])
+    run(spark, folder, checkpoint, tables)
+    shutil.rmtree(checkpoint)
+    given.feed(200)
+    run(spark, folder, checkpoint, tables)
+    given.check(tables)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(old, checkpoint)  # it is behind by 400 messages in shard 0, and by 100 in shard 1
+    given.feed(100, BY_SHARD[1])
+    told = run(spark, folder, checkpoint, tables, max_rows=150)
+    assert told.rows_in == 100
+    given.check(tables)
+    assert run(spark, folder, checkpoint, tables).rows_in == 0
+    given.check(tables)
+
+
+def test_a_checkpoint_that_is_ahead(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    """As after a store was restored from a copy: nothing is passed over in silence."""
+    given.feed(50)
+    run(spark, folder, tmp_path / "checkpoint", "one")
+    given.events.consumer("c").forget()
+    given.feed(50)
+    with pytest.raises(PositionConflict, match="the checkpoint is ahead of consumer c"):
+        run(spark, folder, tmp_path / "checkpoint", "one")
+
+
+def test_without_the_condition_messages_count_twice(
+    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: these tests would see it."""
+    monkeypatch.setattr(StoreBatch, "require", lambda *_: None)
+    given.feed(100)
+    run(spark, folder, tmp_path / "one", "several")
+    run(spark, folder, tmp_path / "two", "several")
+    assert given.store.queue("copied").statistics().messages == 200
+    with pytest.raises(AssertionError):
+        given.check("several")
+
+
+# -- tasks and answers
+
+
+@BOTH
+def test_tasks_that_are_tried_again(spark: Any, folder: str, given: Input, tmp_path: Path, tables: str) -> None:
+    given.feed(4_000, size=1_000)  # so much that tasks write files
+    failed = tmp_path / "failed"
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        yield from batches
+        if context is not None and context.partitionId() == 0 and context.attemptNumber() == 0:
+            failed.touch()
+            raise ValueError("this attempt fails after its rows")
+
+    def route(frame: Any) -> dict[str, Any]:
+        return route_to(tables)(frame.mapInArrow(fail_once, frame.schema))
+
+    run(spark, folder, tmp_path / "checkpoint", tables, batch=route)
+    assert failed.exists()
+    given.check(tables)
+
+
+@contextmanager
+def lost_answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[wire.Write]]:
+    """The connection is cut after the first write was sent and done."""
+    send, lost = Connection.send_once, list[wire.Write]()
+
+    def cut(self: Connection, request: Any, *more: Any, **others: Any) -> bytes:
+        answer = send(self, request, *more, **others)
+        if isinstance(request, wire.Write) and not lost:
+            lost.append(request)
+            raise GoneError("cut by the test", untouched=False)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "send_once", cut)
+        yield lost
+    assert lost
+
+
+@BOTH
+@pytest.mark.parametrize("size", [0, 1_000])
+def test_an_answer_that_is_lost(
+    spark: Any, folder: str, given: Input, monkeypatch: pytest.MonkeyPatch, tables: str, size: int
+) -> None:
+    """The commit is sent again with the same files: it happened once, and says so."""
+    given.feed(4_000, size=size)
+    places = [given.events.offsets(start) for start in ("earliest", "latest")]
+    read = spark.read.format("penstock").option("table", "events").load(folder)
+    with lost_answer(monkeypatch) as lost:
+        done = penstock.spark.commit(
+            folder, route_to(tables)(read), consumer="c", source="events", start=places[0], end=places[1]
+        )
+    assert any(section.files for section in lost[0].groups[0].sections) == (size > 0)
+    assert not done.duplicate
+    assert done.rows["copied"] == 4_000
+    given.check(tables)
+    again = penstock.spark.commit(
+        folder, route_to(tables)(read), consumer="c", source="events", start=places[0], end=places[1]
+    )
+    assert again.duplicate
+    given.check(tables)
+
+
+def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:
+    """By position and by token: once, or not at all."""
+    given.feed(100)
+    read = spark.read.format("penstock").option("table", "events").load(folder)
+    start, end = (given.events.offsets(name) for name in ("earliest", "latest"))
+    half = {shard: (start[shard] + end[shard]) // 2 for shard in start}
+    moves: dict[str, Any] = {"consumer": "c", "source": "events"}
+    rows = {"copied": read.where("false").select("payload")}
+    assert not penstock.spark.commit(folder, rows, **moves, start=start, end=half).duplicate
+    with pytest.raises(PositionConflict, match="is not at the start of this batch"):
+        penstock.spark.commit(folder, route_to("several")(read), **moves, start=start, end=end)
+    assert given.store.queue("copied").statistics().messages == 0
+    made = {"copied": spark.sql("select X'61' payload")}
+    told = [penstock.spark.commit(folder, made, token=("loader", number)).duplicate for number in (1, 2, 1, 2, 3)]
+    assert told == [False, False, True, True, False]
+    assert given.store.queue("copied").statistics().messages == 3
+    with pytest.raises(penstock.errors.Invalid, match="with a consumer, say source="):
+        penstock.spark.commit(folder, made, consumer="c")
+
+
+# -- Spark's own sink
+
+
+def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    """By the query's id and the batch's number: also when Spark does not know that a batch was written."""
+    checkpoint = tmp_path / "checkpoint"
+
+    def copy() -> None:
+        reader = spark.readStream.format("penstock").option("table", "events").option("maxRows", "40")
+        writer = reader.load(folder).select("key", "payload").writeStream.format("penstock").option("table", "copied")
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer.start(folder).awaitTermination()
+
+    given.feed(100)
+    copy()
+    assert given.store.queue("copied").statistics().messages == 100
+    last = max(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink()
+    copy()
+    given.feed(10)
+    copy()
+    found = given.store.queue("copied").to_arrow()["payload"].to_pylist()
+    assert Counter(found) == Counter(payload for _, payload in given.put)
+
+
+# -- records that are broken
+
+
+def test_broken_records_are_set_aside(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    dead = given.store.queue("dead")
+    given.feed(60)
+    broken = [b"", b"\xff\x00broken", b"broken too"]
+    for place, payload in enumerate(broken):
+        given.events.put(payload, key=KEYS[place], durable=True)
+        given.feed(20)
+
+    def parse(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for payload in batch.column("payload").to_pylist():
+                int(payload)
+            yield batch
+
+    def route(frame: Any) -> dict[str, Any]:
+        return route_to("several")(frame.mapInArrow(parse, frame.schema))
+
+    told = run(spark, folder, tmp_path / "checkpoint", "several", batch=route, dead_letter="dead")
+    assert (told.rows_in, told.dead) == (123, 3)
+    letters = [json.loads(message.payload) for message in dead.read()]
+    payloads = [penstock.spark.dead_letter_payload(message.payload) for message in dead.read()]
+    assert sorted(payloads) == sorted(broken)
+    assert all("invalid literal for int()" in letter["reason"] for letter in letters)
+    at = {(letter["shard"], letter["sequence"]) for letter in letters}
+    messages = [message for shard in (0, 1) for message in given.events.read(shard)]
+    assert at == {(message.shard, message.sequence) for message in messages if message.payload in broken}
+    given.check("several")
+
+
+def test_records_that_the_function_sets_aside_itself(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    dead = given.store.queue("dead")
+    given.feed(50)
+
+    def route(frame: Any) -> dict[str, Any]:
+        good = frame.where("sequence % 5 <> 0")
+        bad = frame.where("sequence % 5 = 0").selectExpr("*", "'a multiple of five' reason")
+        return {"copied": good.select("key", "payload"), "dead": bad}
+
+    told = run(spark, folder, tmp_path / "checkpoint", "one", batch=route, dead_letter="dead", max_rows=20)
+    assert told.rows_in == 50
+    assert told.dead == dead.statistics().messages > 0
+    assert told.rows_out == given.store.queue("copied").statistics().messages == 50 - told.dead
+    assert {json.loads(message.payload)["reason"] for message in dead.read()} == {"a multiple of five"}
+
+
+@pytest.mark.parametrize("error", [NameError("a fault of the function"), Backpressure("full: retry later")])
+def test_no_record_is_blamed_for_other_faults(
+    spark: Any, folder: str, given: Input, tmp_path: Path, error: Exception
+) -> None:
+    dead = given.store.queue("dead")
+    given.feed(50)
+
+    def route(frame: Any) -> dict[str, Any]:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        run(spark, folder, tmp_path / "checkpoint", "one", batch=route, dead_letter="dead")
+    assert (dead.statistics().messages, given.events.consumer("c").lag) == (0, 50)
+    run(spark, folder, tmp_path / "checkpoint", "several")
+    given.check("several")
+
+
+# -- drivers
+
+
+class Driver:
+    """A driver in a process group of its own."""
+
+    def __init__(self, folder: str, checkpoint: Path, tables: str, point: str, mark: Path) -> None:
+        script = str(Path(__file__).with_name("stream_driver.py"))
+        self.mark = mark
+        self.process = subprocess.Popen(
+            [sys.executable, script, folder, str(checkpoint), tables, point, str(mark)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def wait_for_mark(self) -> None:
+        deadline_s = time.monotonic() + 240
+        while not self.mark.exists():
+            assert self.process.poll() is None, "the driver ended by itself"
+            assert time.monotonic() < deadline_s, "the driver did not come to its point"
+            time.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> str:
+        """What it said at its end."""
+        told, _ = self.process.communicate(timeout=240)
+        return str(json.loads(told.splitlines()[-1])["error"])
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.mark.unlink(missing_ok=True)
+
+
+def kill_at(folder: str, given: Input, tmp_path: Path, tables: str, point: str) -> None:
+    given.feed(4_000, size=1_000)
+    with Driver(folder, tmp_path / "checkpoint", tables, point, tmp_path / "mark") as driver:
+        driver.wait_for_mark()
+        before = given.store.queue("copied").statistics().messages
+        assert before == (4_000 if point == "committed" else 0)
+        driver.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("point", ["writing", "staged", "committed"])
+def test_a_driver_that_is_killed(spark: Any, folder: str, given: Input, tmp_path: Path, point: str) -> None:
+    kill_at(folder, given, tmp_path, "several", point)
+    given.feed(100)
+    run(spark, folder, tmp_path / "checkpoint", "several")
+    given.check("several")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("point", ["writing", "staged", "committed"])
+@pytest.mark.parametrize("checkpoint", ["kept", "deleted"])
+@BOTH
+def test_a_driver_that_is_killed_in_every_way(
+    spark: Any, folder: str, given: Input, tmp_path: Path, point: str, checkpoint: str, tables: str
+) -> None:
+    kill_at(folder, given, tmp_path, tables, point)
+    if checkpoint == "deleted":
+        shutil.rmtree(tmp_path / "checkpoint")
+    given.feed(100)
+    run(spark, folder, tmp_path / "checkpoint", tables)
+    given.check(tables)
+
+
+def test_a_driver_that_wakes_beside_its_successor(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    given.feed(1_000)
+    with Driver(folder, tmp_path / "checkpoint", "several", "staged", tmp_path / "mark") as driver:
+        driver.wait_for_mark()
+        driver.signal(signal.SIGSTOP)
+        run(spark, folder, tmp_path / "other", "several", max_rows=300)
+        given.check("several")
+        driver.mark.unlink()
+        driver.signal(signal.SIGCONT)
+        given.feed(100)  # which the one that woke up would like to have
+        assert driver.end().startswith("PositionConflict: consumer c is")
+        run(spark, folder, tmp_path / "other", "several")
+    given.check("several")
+
+
+def test_offsets_as_an_option() -> None:
+    assert json.loads(start_option({0: 1, 1: 5})) == {"0": 1, "1": 5}
