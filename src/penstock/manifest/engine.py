@@ -11,7 +11,7 @@ Invariants: when `write()` ends without an exception everything in it is durable
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -50,12 +50,19 @@ class WriteView(ReadView, Protocol):
         """Remove a row; whether it was there."""
 
 
+class Transaction(WriteView, Protocol):
+    """One that the engine commits."""
+
+    def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put rows that are in the order of their keys."""
+
+
 class Engine(Protocol):
     """Transactions over the tables."""
 
     def read(self) -> AbstractContextManager[ReadView]: ...
 
-    def write(self) -> AbstractContextManager[WriteView]:
+    def write(self) -> AbstractContextManager[Transaction]:
         """A transaction: committed durably at the end of the `with`, undone by an exception."""
 
     def grow(self, *, for_deletes: bool) -> bool:

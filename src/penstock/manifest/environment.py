@@ -12,7 +12,7 @@ Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -63,48 +63,25 @@ class LmdbReadView:
 
 
 class LmdbWriteView(LmdbReadView):
-    """A write transaction.
-
-    Rows wait here and go to LMDB in one call per table: every call of LMDB lets go of the interpreter, and a thread
-    that waits for it would be woken each time.
-    """
+    """A write transaction."""
 
     def __init__(self, transaction: Any, tables: dict[str, Any]) -> None:
         super().__init__(transaction, tables)
-        self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in tables}  # put, and not yet LMDB's
         self.changed_rows = 0
         self.changed_bytes = 0
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        value: bytes | None = self._rows[table].get(key)
-        return self._transaction.get(key, None, self._tables[table]) if value is None else value
-
-    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        self._hand_over(table)
-        return super().scan(table, start, stop)
-
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        self._rows[table][key] = value
+        self.put_many(table, [(key, value)])
+
+    def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self.changed_rows += len(rows)
+        self.changed_bytes += sum(len(value) for _, value in rows)
+        with self._transaction.cursor(self._tables[table]) as cursor:
+            cursor.putmulti(rows)
 
     def delete(self, table: str, key: bytes) -> bool:
-        waited = self._rows[table].pop(key, None) is not None
         self.changed_rows += 1
-        return bool(self._transaction.delete(key, db=self._tables[table])) or waited
-
-    def finish(self) -> None:
-        """Give LMDB everything that waits."""
-        for table in self._rows:
-            self._hand_over(table)
-
-    def _hand_over(self, table: str) -> None:
-        rows = self._rows[table]
-        if not rows:
-            return
-        self.changed_rows += len(rows)
-        self.changed_bytes += sum(map(len, rows.values()))
-        with self._transaction.cursor(self._tables[table]) as cursor:
-            cursor.putmulti(sorted(rows.items()))
-        rows.clear()
+        return bool(self._transaction.delete(key, db=self._tables[table]))
 
 
 class LmdbEngine:
@@ -172,7 +149,6 @@ class LmdbEngine:
             transaction = self._env.begin(write=True)
             view = LmdbWriteView(transaction, self._tables)
             yield view
-            view.finish()
             transaction.commit()
         except BaseException as error:
             if transaction is not None:

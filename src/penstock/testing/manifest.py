@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -51,6 +51,10 @@ class MemoryView:
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise Invalid(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
         self._own(table)[key] = value
+
+    def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        for key, value in rows:
+            self.put(table, key, value)
 
     def delete(self, table: str, key: bytes) -> bool:
         return key in self.tables[table] and self._own(table).pop(key) is not None

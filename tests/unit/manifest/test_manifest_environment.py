@@ -157,26 +157,6 @@ def test_lmdb_is_seldom_asked_how_full_it_is(path: str, monkeypatch: pytest.Monk
     assert 1 <= len(asked) <= 5
 
 
-def test_a_transaction_reads_what_it_has_not_given_to_lmdb(path: str) -> None:
-    with Manifest.open(path) as manifest:
-        engine = engine_of(manifest)
-        with engine.write() as view:
-            view.put("db", b"a", b"old")
-            view.put("db", b"b", b"old")
-        with engine.write() as view:
-            view.put("db", b"b", b"new")
-            view.put("db", b"c", b"new")
-            assert [view.get("db", key) for key in (b"a", b"b", b"c", b"d")] == [b"old", b"new", b"new", None]
-            assert list(view.scan("db")) == [(b"a", b"old"), (b"b", b"new"), (b"c", b"new")]
-            view.put("db", b"b", b"newer")
-            assert view.delete("db", b"b")
-            assert view.get("db", b"b") is None
-            assert view.delete("db", b"a")
-            view.put("db", b"a", b"again")
-        with engine.read() as read:
-            assert list(read.scan("db")) == [(b"a", b"again"), (b"c", b"new")]
-
-
 def test_a_map_that_grew_is_opened_as_large(path: str) -> None:
     with Manifest.open(path, ManifestSettings(map_bytes=MIB)) as manifest:
         manifest.apply([chunk_op(i, 8_000) for i in range(1, 400)])

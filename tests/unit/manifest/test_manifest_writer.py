@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ from penstock.manifest.engine import Engine, WriteView
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.keys import ChunkKey, ComponentId
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.operations import BumpGeneration, CommitReceipt, ManifestOp, UpsertChunk
+from penstock.manifest.operations import BumpGeneration, CommitReceipt, DeleteChunk, Edit, ManifestOp, UpsertChunk
 from penstock.manifest.records import ChunkEntryRecord
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
+from penstock.manifest.writer import EARLY_OPERATIONS_MAX
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.disk import Fault
 from penstock.testing.manifest import MemoryEngine
@@ -59,9 +61,13 @@ class Gated:
 class Bench:
     """A manifest over a gated engine."""
 
-    def __init__(self, opener: type[MemoryEngine] | type[LmdbEngine], path: str, fs: FileSystem | None) -> None:
+    def __init__(
+        self, opener: type[MemoryEngine] | type[LmdbEngine], path: str, fs: FileSystem | None, budget_s: float = 0.003
+    ) -> None:
         self.gated: Gated
-        self.settings = ManifestSettings(channel_batches_max=100, window_batches_max=1_000)
+        self.settings = ManifestSettings(
+            channel_batches_max=100, window_batches_max=1_000, commit_latency_budget_s=budget_s
+        )
 
         def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> Engine:
             self.gated = Gated(opener(path, settings, fs, clock))
@@ -97,15 +103,19 @@ class Bench:
         return answers
 
 
-@pytest.fixture(params=["memory", "lmdb"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    if request.param == "memory":
-        made = Bench(MemoryEngine, "manifest", SimulatedDisk())
+def opened(engine: str, tmp_path: Path, budget_s: float) -> Iterator[Bench]:
+    if engine == "memory":
+        made = Bench(MemoryEngine, "manifest", SimulatedDisk(), budget_s)
     else:
-        made = Bench(LmdbEngine, str(tmp_path / "manifest"), None)
+        made = Bench(LmdbEngine, str(tmp_path / "manifest"), None, budget_s)
     yield made
     made.gated.go.set()
     made.manifest.close()
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    yield from opened(request.param, tmp_path, 0.003)
 
 
 def chunk_op(number: int, file_name: str | None = None) -> ManifestOp:
@@ -225,6 +235,178 @@ def test_a_mistake_in_the_writer_thread_reaches_everyone(bench: Bench, monkeypat
         handle.result(5.0)
     with pytest.raises(Closed):
         bench.manifest.apply([])
+
+
+# -- batches that are applied while a window gathers
+
+
+class Gathering:
+    """A manifest whose writer waits for as many batches as it committed last: three."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.manifest, self.writer, self.gated = bench.manifest, bench.manifest._writer, bench.gated
+        self.answers: dict[int, CommitReceipt | Exception] = {}
+        self.threads: list[threading.Thread] = []
+        bench.hold_and_queue([[chunk_op(number)] for number in (1, 2, 3)])
+        self._until(lambda: self.writer._gather == 3)
+
+    def submit(self, number: int, *operations: ManifestOp, timeout_s: float = 30.0) -> None:
+        """Commit in a thread, and wait until that is in the channel or over."""
+
+        def work() -> None:
+            try:
+                self.answers[number] = self.manifest.apply([*operations] or [chunk_op(number)], timeout_s=timeout_s)
+            except Exception as error:
+                self.answers[number] = error
+
+        waiting = len(self.writer._channel)
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
+        self._until(lambda: len(self.writer._channel) > waiting or not self.writer._gather or number in self.answers)
+
+    def end(self) -> set[int]:
+        """Wait for everyone; the chunks that are there."""
+        for thread in self.threads:
+            thread.join(30)
+        return {key.chunk_id for key, _ in self.manifest.scan_chunks(1)} - {1, 2, 3}
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        deadline_s = SystemClock().monotonic_s() + 30
+        while not holds():
+            assert SystemClock().monotonic_s() < deadline_s
+            threading.Event().wait(0.001)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def gathering(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gathering]:
+    for bench in opened(request.param, tmp_path, budget_s=100.0):
+        yield Gathering(bench)
+
+
+def test_those_who_come_back_apply_their_batches(gathering: Gathering, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied_by: list[str] = []
+    apply = Edit.apply
+
+    def told(*arguments: Any) -> Any:
+        applied_by.append(threading.current_thread().name)
+        return apply(*arguments)
+
+    monkeypatch.setattr(Edit, "apply", told)
+    before = gathering.gated.transactions
+    gathering.submit(11, chunk_op(11, "mine"))
+    gathering.submit(12, DeleteChunk(ChunkKey(1, 11)), chunk_op(12, "mine"))  # it sees what is not committed
+    gathering.submit(13)
+    assert gathering.end() == {12, 13}
+    assert applied_by == [thread.name for thread in gathering.threads]
+    assert gathering.gated.transactions == before + 1
+    generations = [answer.generation for answer in gathering.answers.values() if isinstance(answer, CommitReceipt)]
+    assert sorted(generations) == [5, 6, 7]
+
+
+def test_a_bad_batch_that_came_early_fails_alone(gathering: Gathering) -> None:
+    gathering.submit(11)
+    gathering.submit(12, chunk_op(12), chunk_op(120, "f1"))  # the file of another
+    gathering.submit(13)
+    assert gathering.end() == {11, 13}
+    assert isinstance(gathering.answers[12], Invalid)
+
+
+def test_one_who_gives_up_early_is_not_committed(gathering: Gathering) -> None:
+    gathering.submit(11)
+    gathering.submit(12, timeout_s=0.05)
+    gathering.threads[-1].join(30)
+    assert isinstance(gathering.answers[12], Backpressure)
+    for number in (13, 14):
+        gathering.submit(number)
+    assert gathering.end() == {11, 13, 14}
+
+
+def test_a_large_batch_is_left_to_the_writer_thread(gathering: Gathering) -> None:
+    gathering.submit(11, *(chunk_op(number) for number in range(1_000, 1_001 + EARLY_OPERATIONS_MAX)))
+    assert gathering.writer._early is None
+    for number in (12, 13):
+        gathering.submit(number)
+    assert gathering.end() == {12, 13, *range(1_000, 1_001 + EARLY_OPERATIONS_MAX)}
+
+
+def test_a_failed_commit_of_early_batches_is_told_to_all(gathering: Gathering) -> None:
+    gathering.gated.fail_next = CommitFailed("the disk said no")
+    for number in (11, 12, 13):
+        gathering.submit(number)
+    assert gathering.end() == set()
+    assert all(isinstance(gathering.answers[number], CommitFailed) for number in (11, 12, 13))
+    for number in (14, 15, 16):
+        gathering.submit(number)
+    assert gathering.end() == {14, 15, 16}
+    assert gathering.manifest.generation(ComponentId.MANIFEST) == 7
+
+
+def test_closing_commits_what_gathers(gathering: Gathering) -> None:
+    for number in (11, 12):
+        gathering.submit(number)
+    gathering.manifest.close()
+    for thread in gathering.threads:
+        thread.join(30)
+    assert all(isinstance(gathering.answers[number], CommitReceipt) for number in (11, 12))
+
+
+def test_refused_batches_among_others_leave_nobody_asleep(manifest: Manifest) -> None:
+    answers: list[CommitReceipt | Invalid] = []
+
+    def work(worker: int) -> None:
+        for i in range(20):
+            try:
+                answers.append(manifest.apply([BumpGeneration(9, (worker + i) % 3)]))
+            except Invalid as error:
+                answers.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 320
+    assert manifest.generation(9) == sum((worker + i) % 3 for worker in range(16) for i in range(20))
+
+
+def test_those_who_gave_up_leave_nobody_asleep(bench: Bench) -> None:
+    """Their turn to wake the next comes when nobody is there."""
+    answers: list[CommitReceipt | Exception] = []
+
+    def work(number: int, timeout_s: float) -> None:
+        try:
+            answers.append(bench.manifest.apply([chunk_op(number)], timeout_s=timeout_s))
+        except Exception as error:
+            answers.append(error)
+
+    def begin(numbers: range, timeout_s: float) -> list[threading.Thread]:
+        made = [threading.Thread(target=work, args=(number, timeout_s)) for number in numbers]
+        for thread in made:
+            thread.start()
+        return made
+
+    bench.gated.begun.clear()
+    bench.gated.go.clear()
+    first = begin(range(1, 2), 30.0)
+    assert bench.gated.begun.wait(10)
+    early = begin(range(2, 5), 1.0)
+    late = begin(range(5, 9), 30.0)
+    while len(bench.manifest._writer._channel) < 7:
+        late[-1].join(0.001)
+    window = bench.gated.begun
+    window.clear()
+    held = bench.gated.go
+    bench.gated.go = threading.Event()  # the first goes on, and the window of the others is held
+    held.set()
+    assert window.wait(10)
+    for thread in early:
+        thread.join(30)
+    assert all(isinstance(answer, OutcomeUnknown) for answer in answers if not isinstance(answer, CommitReceipt))
+    bench.gated.go.set()
+    for thread in first + late:
+        thread.join(30)
+    assert sum(isinstance(answer, CommitReceipt) for answer in answers) == 5
+    assert len(list(bench.manifest.scan_chunks(1))) == 8
 
 
 # -- waiting for generations

@@ -1,0 +1,51 @@
+"""Changes to a snapshot that are not in the engine yet.
+
+Every call of LMDB lets go of the interpreter, and whoever waits for it is woken each time. So batches are applied here,
+in Python, and their rows go to LMDB together. It also lets a batch be applied before its transaction begins.
+
+Thread: one at a time; the writer's lock or its turn sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.manifest.engine import TABLES, ReadView, Transaction
+
+
+class Draft:
+    """A `WriteView` over a `ReadView`."""
+
+    def __init__(self, base: ReadView) -> None:
+        self._base = base
+        self._rows: dict[str, dict[bytes, bytes | None]] = {table: {} for table in TABLES}  # None: deleted
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        rows = self._rows[table]
+        return rows[key] if key in rows else self._base.get(table, key)
+
+    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        rows: dict[bytes, bytes | None] = dict(self._base.scan(table, start, stop))
+        rows.update((k, v) for k, v in self._rows[table].items() if start <= k and (stop is None or k < stop))
+        for key in sorted(rows):
+            value = rows[key]
+            if value is not None:
+                yield key, value
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        self._rows[table][key] = value
+
+    def delete(self, table: str, key: bytes) -> bool:
+        there = self.get(table, key) is not None
+        self._rows[table][key] = None
+        return there
+
+    def write_to(self, transaction: Transaction) -> None:
+        """Make the changes in a transaction."""
+        for table, rows in self._rows.items():
+            for key, value in rows.items():
+                if value is None:
+                    transaction.delete(table, key)
+            kept = [(key, value) for key, value in rows.items() if value is not None]
+            if kept:
+                transaction.put_many(table, sorted(kept))
