@@ -157,8 +157,8 @@ def _part(plan: MergePlan) -> Part:
 
 
 def merge_part(arguments: dict[str, Any], stop: StopSignal) -> list[int]:
-    """A part as work: merges the files under `root`, and tells the ids of its outputs."""
-    root = arguments.pop("root")
+    """A part as work: merges the files under `root`, by the process `maker`, and tells the ids of its outputs."""
+    root, maker = arguments.pop("root"), arguments.pop("maker", "")
     inputs = tuple(MergeInput(path=source["path"], lsn=source["lsn"]) for source in arguments.pop("inputs"))
     plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})
-    return [summary.chunk_id for summary in merge(plan.under(root), stop=stop.is_set)]
+    return [summary.chunk_id for summary in merge(plan.under(root), stop=stop.is_set, maker=maker)]

@@ -245,6 +245,7 @@ class ManifestWriter:
             size = min(len(self._channel), limit) if early is None else len(early.receipts)
             requests = [self._channel.popleft() for _ in range(size)]
             if not requests:
+                self._wake_all()
                 self._busy = False
                 self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
@@ -276,9 +277,8 @@ class ManifestWriter:
         self._step_s = min(max(budget_s / GATHER_STEPS, 1.5 * took_s), budget_s)
         if self._early is not None:
             self._early.open = False  # its snapshot ends
-        if len(self._channel) < size:  # whoever should have woken the next may have given up
-            while self._wake_one():
-                pass
+        if len(self._channel) < size:
+            self._wake_all()
 
     def _wake_one(self) -> bool:
         """Give one its answer, who wakes the next; False if there is none."""
@@ -289,6 +289,11 @@ class ManifestWriter:
         assert request.answered is not None
         request.answered.release()
         return True
+
+    def _wake_all(self) -> None:
+        """Wake those whose turn to be woken did not come: who should have woken them may have given up."""
+        while self._wake_one():
+            pass
 
     # -- a window
 
@@ -367,8 +372,7 @@ class ManifestWriter:
             request = self._channel.popleft()
             request.error = error
             self._answered.append(request)
-        while self._wake_one():
-            pass
+        self._wake_all()
         self._wakeup.notify_all()
 
 

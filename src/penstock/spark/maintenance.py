@@ -37,7 +37,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer, Part
 from penstock.scheduler.work import pack, perform, unpack
 from penstock.spark.format import register
-from penstock.spark.place import Place
+from penstock.spark.place import Place, maker
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def _perform(place: Place, encoded: bytes, number: int) -> bytes:
 def _performed(function: str, part: Part, root: str) -> bytes:
     arguments = unpack(part.arguments)
     assert isinstance(arguments, dict)
-    return perform(function, pack({**arguments, "root": root}), threading.Event())
+    return perform(function, pack({**arguments, "root": root, "maker": maker()}), threading.Event())
 
 
 def _fetch(port: FlightPort, offer: str, name: str, path: str) -> None:

@@ -22,7 +22,7 @@ from penstock.client.connect import SCHEME, connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
-from penstock.host.files import OsFileSystem
+from penstock.host.files import OsFileSystem, make_dirs, parent
 from penstock.kinds import Kind, Load, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
@@ -102,6 +102,11 @@ def _identity(folder: str) -> bytes | None:
         return None
 
 
+def maker() -> str:
+    """This process, as the files that it builds name it."""
+    return f"{socket.gethostname()}:{threads.process_id()}"
+
+
 @contextmanager
 def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
     """Where a task builds files: in the store's folder if it sees it, otherwise elsewhere, to be handed over.
@@ -114,11 +119,16 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
     def reserve(partition: Any, count: int) -> Any:
         return port.stage(partition, count, LEASE_S)
 
-    maker = f"{socket.gethostname()}:{threads.process_id()}"
     if root is not None:
-        yield Workplace(root, store.identity, reserve, port.time_us(), maker), lambda load: load
+        yield Workplace(root, store.identity, reserve, port.time_us(), maker()), lambda load: load
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
+
+        def reserve_here(partition: Any, count: int) -> Any:
+            places = reserve(partition, count)
+            for place in places:  # the owner has the folders that they are in, and nobody has them here
+                make_dirs(OsFileSystem(), parent(f"{spare}/{place.file_name}"))
+            return places
 
         def hand_over(load: Load) -> Load:
             staged = load.file
@@ -131,4 +141,4 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
                         file.close()
             return load
 
-        yield Workplace(spare, store.identity, reserve, port.time_us(), maker), hand_over
+        yield Workplace(spare, store.identity, reserve_here, port.time_us(), maker()), hand_over
