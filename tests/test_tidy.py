@@ -28,7 +28,7 @@ LAYERS = [
     {"kinds"},
     {"queue", "kv"},
     {"registry"},
-    {"flusher"},
+    {"flusher", "dropped", "reserve"},
     {"local"},
     {"batch"},
     {"tables"},

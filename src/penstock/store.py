@@ -11,22 +11,22 @@ before a fork does not work in the child.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
+from penstock.dropped import SPILL, DroppedShards
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, remove_folder, reveal, zero_fill
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
-from penstock.journal.record import decode, partition_id
+from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Machine, Site
 from penstock.local import LocalPort
@@ -50,6 +50,7 @@ from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
 from penstock.queue.chain import QueueSettings
 from penstock.registry import KINDS, conditions, kind_named
+from penstock.reserve import Reserve
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
@@ -61,7 +62,6 @@ logger = logging.getLogger(__name__)
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
-GONE = "-gone"  # behind the name of a folder that is being removed
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
@@ -142,9 +142,7 @@ class Store(Tables):
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
-        self._dropped: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = (
-            deque()
-        )  # shards whose files are to be removed
+        self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
         make_dirs(fs, self.path)
@@ -203,6 +201,7 @@ class Store(Tables):
             tree_settings=settings.tree,
             wake=self._wake,
         )
+        self._dropped = DroppedShards(self._fs, self.path, self._maintenance)
         self._collector = Collector(
             self._maintenance,
             self._manifest,
@@ -236,7 +235,7 @@ class Store(Tables):
         self._consensus = Alone(self._open_journal())
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
-        self._parts.callback(self._close_dropped)
+        self._parts.callback(self._dropped.close)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
@@ -281,9 +280,8 @@ class Store(Tables):
         try:
             return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
         except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
-            if not self._fs.exists(f"{self.path}/RESERVE"):
+            if not self._reserve.release():
                 raise
-            self._fs.unlink(f"{self.path}/RESERVE")
             return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
@@ -292,42 +290,11 @@ class Store(Tables):
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
-        self._dropped.append((descriptor, machine))
-
-    def _collect_dropped(self) -> None:
-        for _ in range(len(self._dropped)):
-            descriptor, machine = self._dropped[0]
-            if machine is not None and machine.is_read():
-                self._dropped.rotate(-1)  # a snapshot outlives the table
-                continue
-            if machine is not None:
-                machine.close()
-            self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
-            self._remove_dropped(f"{self.path}/{descriptor.folder}")
-            self._remove_dropped(self._spill_folder(descriptor))
-            table = f"{self.path}/tables/{descriptor.table}"
-            if self._fs.exists(table) and not self._fs.listdir(table):
-                self._fs.rmdir(table)
-            self._dropped.popleft()
-
-    def _remove_dropped(self, folder: str) -> None:
-        """Under another name first: a replay up to the drop must find the whole folder, or none."""
-        gone = folder + GONE
-        if self._fs.exists(folder):
-            remove_folder(self._fs, gone)  # of an earlier attempt
-            reveal(self._fs, folder, gone)
-        remove_folder(self._fs, gone)
-
-    def _close_dropped(self) -> None:
-        for _, machine in self._dropped:
-            if machine is not None:
-                machine.close()
-
-    def _spill_folder(self, descriptor: PartitionDescriptor) -> str:
-        return f"{self.path}/{descriptor.folder}-log"
+        self._dropped.add(descriptor, machine)
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
-        return SpillLog(self._fs, self._spill_folder(descriptor), random=self._random, identity=self.identity)
+        folder = f"{self.path}/{descriptor.folder}{SPILL}"
+        return SpillLog(self._fs, folder, random=self._random, identity=self.identity)
 
     def _recover(self) -> None:
         """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""
@@ -342,18 +309,8 @@ class Store(Tables):
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply()
-        self._find_dropped()
+        self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._keep_reserve()
-
-    def _find_dropped(self) -> None:
-        """Shards that were dropped and whose files an earlier process did not get to."""
-        for name in self._fs.listdir(f"{self.path}/tables"):
-            if name.isdigit() and int(name) != LEDGER_TABLE and self._ledger.table_by_id(int(name)) is None:
-                folders = self._fs.listdir(f"{self.path}/tables/{name}")
-                shards = {int(folder.removesuffix(GONE).removesuffix("-log")) for folder in folders}
-                for shard in sorted(shards or {0}):
-                    number = partition_id(int(name), shard)
-                    self._dropped.append((PartitionDescriptor(number, int(name), shard, "", ""), None))
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
@@ -387,7 +344,7 @@ class Store(Tables):
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
         self._keep_reserve()
-        self._collect_dropped()
+        self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
 
     def _services_task(self) -> Outcome:
@@ -445,33 +402,13 @@ class Store(Tables):
 
     def _keep_reserve(self) -> None:
         """Claim the reserve again if it was used; then writes are let in again."""
-        path = f"{self.path}/RESERVE"
-        if self._fs.exists(path):
+        if self._reserve.claim():
             self._port.read_only = None
-            return
-        try:
-            if self._fs.exists(path + ".tmp"):  # of a process that died
-                self._fs.unlink(path + ".tmp")
-            file = self._fs.create(path + ".tmp")
-            try:
-                zero_fill(file, 0, self.settings.reserve_bytes)
-                publish(self._fs, file, path)
-            finally:
-                file.close()
-        except OSError:
-            if self._fs.exists(path + ".tmp"):
-                self._fs.unlink(path + ".tmp")
-            return
-        self._port.read_only = None
 
     def _release_reserve(self) -> bool:
         """The disk is full: give the reserve free for what is on its way and for deletes, and refuse other writes."""
         self._port.read_only = DiskFull(f"the disk of {self.path} is full: only deletes are taken; free some space")
-        path = f"{self.path}/RESERVE"
-        if not self._fs.exists(path):
-            return False
-        self._fs.unlink(path)
-        return True
+        return self._reserve.release()
 
     # -- tables
 

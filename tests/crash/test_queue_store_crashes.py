@@ -10,6 +10,7 @@ import pytest
 from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
 
+from penstock.dropped import DroppedShards
 from penstock.host.files import remove_folder
 from penstock.partition.ledger import Verdict
 from penstock.partition.machine import Entry
@@ -18,7 +19,6 @@ from penstock.queue.chain import FileChain
 from penstock.queue.machine import QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import Manifest
-from penstock.store import Store
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
 
 Patch = pytest.MonkeyPatch
@@ -241,7 +241,7 @@ def files_removed_above_the_floor(patch: Patch) -> None:
 
 
 def dropped_files_removed_under_their_name(patch: Patch) -> None:
-    patch.setattr(Store, "_remove_dropped", lambda store, folder: remove_folder(store._fs, folder))
+    patch.setattr(DroppedShards, "_remove_folder", lambda dropped, folder: remove_folder(dropped._fs, folder))
 
 
 @pytest.mark.parametrize(

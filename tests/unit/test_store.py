@@ -701,10 +701,10 @@ def test_a_snapshot_outlives_a_drop() -> None:
     tables = [store._existing(name).table for name in ("t", "q")]
     store.drop("t")
     store.drop("q")
-    store._collect_dropped()
+    store._dropped.remove()
     assert snapshot.kv("t").to_arrow().num_rows == 100
     assert snapshot.queue("q").to_arrow().num_rows == 10
     snapshot.close()
-    store._collect_dropped()
+    store._dropped.remove()
     assert not any(disk.exists(f"{store.path}/tables/{table}") for table in tables)
     store.close()

@@ -1,0 +1,44 @@
+"""Space kept back on the disk, so that deletes can be written when it is full.
+
+Thread: `claim` from opening and one task of the scheduler, `release` from whoever meets a full disk.
+"""
+
+from __future__ import annotations
+
+from penstock.host.files import FileSystem, publish, zero_fill
+
+
+class Reserve:
+    """A file of zeros beside the journal."""
+
+    def __init__(self, fs: FileSystem, root: str, size_bytes: int) -> None:
+        self._fs = fs
+        self._path = f"{root}/RESERVE"
+        self._size_bytes = size_bytes
+
+    def claim(self) -> bool:
+        """Have the space; False if the disk does not give it."""
+        if self._fs.exists(self._path):
+            return True
+        temporary = f"{self._path}.tmp"
+        try:
+            if self._fs.exists(temporary):  # of a process that died
+                self._fs.unlink(temporary)
+            file = self._fs.create(temporary)
+            try:
+                zero_fill(file, 0, self._size_bytes)
+                publish(self._fs, file, self._path)
+            finally:
+                file.close()
+        except OSError:
+            if self._fs.exists(temporary):
+                self._fs.unlink(temporary)
+            return False
+        return True
+
+    def release(self) -> bool:
+        """Give the space free; False if there was none."""
+        if not self._fs.exists(self._path):
+            return False
+        self._fs.unlink(self._path)
+        return True
