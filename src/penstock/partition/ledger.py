@@ -141,7 +141,7 @@ class Ledger:
     def __init__(self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None) -> None:
         self.tree = tree
         self._conditions = dict(conditions or {})
-        self._tables = {table.name: table for table in self._load()}  # replaced whole
+        self._tables: Mapping[str, TableInfo] = {table.name: table for table in self._load()}  # replaced whole
         self._ids = {table.table: table for table in self._tables.values()}
 
     def _load(self) -> list[TableInfo]:
@@ -188,8 +188,9 @@ class Ledger:
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
         work.put(b"e", _U64.pack(max(record.last_epoch, self.last_epoch())))
         self.tree.apply(work.edit())
-        self._tables = work.tables
-        self._ids = {table.table: table for table in work.tables.values()}
+        if work.tables is not self._tables:
+            self._tables = work.tables
+            self._ids = {table.table: table for table in work.tables.values()}
         return Judgement(verdicts, tuple(work.created), tuple(work.dropped))
 
     def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
@@ -209,7 +210,7 @@ class _Work:
         self._ledger, self._time_us, self._lsn = ledger, time_us, lsn
         self._rows: dict[bytes, bytes | None] = {}
         self._ranges: list[tuple[bytes, bytes]] = []
-        self.tables = dict(ledger._tables)
+        self.tables = ledger._tables  # replaced, not changed
         self.created: list[TableInfo] = []
         self.dropped: list[TableInfo] = []
 
@@ -286,12 +287,13 @@ class _Work:
         info = TableInfo(table, wanted.name, wanted.kind, wanted.shards, wanted.options, self._lsn)
         self.put(b"i", _U64.pack(table))
         self.put(b"n" + wanted.name.encode(), _encode(info))
-        self.tables[wanted.name] = info
+        self.tables = {**self.tables, wanted.name: info}
         self.created.append(info)
 
     def _drop(self, name: str) -> None:
-        info = self.tables.pop(name, None)
+        info = self.tables.get(name)
         if info is not None:
+            self.tables = {other: table for other, table in self.tables.items() if other != name}
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
             kept = kind_rows(info.table)
