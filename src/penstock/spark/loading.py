@@ -44,8 +44,10 @@ def add_loads(
     """Put the loads of all tasks for a table into a batch; how many rows they hold."""
     kind, info = place.kind()
     loads = [load for some in told for load in _decoder.decode(some)]
+    theirs = {load.file for load in loads}  # which the tasks handed over
     with working(place) as (workplace, hand_over):
-        bundled = [hand_over(load) for load in kind.bundle(loads, info, workplace, replace)]
+        bundled = kind.bundle(loads, info, workplace, replace)
+        bundled = [load if load.file in theirs else hand_over(load) for load in bundled]
     for load in bundled:
         if load.file is not None:
             batch.adopt(info.name, [load.file], load.partition & 0xFFFF)

@@ -52,6 +52,8 @@ class Place:
                 "say which store: .load('/absolute/path') or .option('path', '/absolute/path'); a table of Spark's "
                 "catalog keeps no options, so make it a TEMPORARY VIEW"
             )
+        if "://" in path and not path.startswith(SCHEME):
+            raise Invalid(f"no store can be at {path}: give an absolute path, or {SCHEME}host:port of a server")
         if not path.startswith(SCHEME) and not os.path.isabs(path):
             raise Invalid(f"the path {path!r} is relative, and Spark's processes run elsewhere: give an absolute one")
         name = options.get("table", "")
@@ -76,8 +78,8 @@ class Place:
         info = port.table(self.table)
         if info is None:
             names = [found.name for found in port.tables()]
-            near = difflib.get_close_matches(self.table, names, 3) or names[:10]
-            hint = f"did you mean {' or '.join(near)}?" if near else "it has no tables"
+            near, some = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
             raise NotFound(f"there is no table {self.table} in {self.path}: {hint}")
         return info
 
@@ -126,8 +128,8 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
 
         def reserve_here(partition: Any, count: int) -> Any:
             places = reserve(partition, count)
-            for place in places:  # the owner has the folders that they are in, and nobody has them here
-                make_dirs(OsFileSystem(), parent(f"{spare}/{place.file_name}"))
+            for staged in places:  # the owner has the folders that they are in, and nobody has them here
+                make_dirs(OsFileSystem(), parent(f"{spare}/{staged.file_name}"))
             return places
 
         def hand_over(load: Load) -> Load:
