@@ -10,7 +10,7 @@
     format                the format `penstock`; the other modules are its parts
     place, arrow          which store; types
     sessions              the first two of the above
-    exactly_once          the stream; committing: its commit
+    exactly_once          the stream; committing: its commit; offset_log: Spark's checkpoint
     maintenance           the last three of the above
     reading, writing, loading, streaming
 

@@ -50,6 +50,8 @@ def commit(
     """
     places = {name: Place.of({"path": path, "table": name}) for name in tables}
     for name, frame in tables.items():
+        if not isinstance(frame, DataFrame):
+            raise Invalid(f"{type(frame).__name__} was given for {name}: give a DataFrame")
         check_schema(places[name], frame.schema)
     condition = None if consumer is None else _condition(path, source, consumer, start, end)
     told = prepare(places, tables)

@@ -27,6 +27,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock import errors
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
@@ -34,11 +35,12 @@ from penstock.partition.ledger import TableInfo
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
 from penstock.spark.loading import check_schema
+from penstock.spark.offset_log import OffsetLog, Places
 from penstock.spark.place import Place
-from penstock.spark.streaming import start_option
+from penstock.spark.reading import whole_number
+from penstock.spark.streaming import start_option, table_with_offsets
 
 logger = logging.getLogger(__name__)
-Places = dict[int, int]
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
 _RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as a traceback names it
@@ -83,9 +85,10 @@ def stream(
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
     for name, limit in (("maxRows", max_rows), ("maxBytes", max_bytes)):
         if limit is not None:
-            reader = reader.option(name, str(limit))
+            reader = reader.option(name, str(whole_number({name: str(limit)}, name, 1)))
     folder = checkpoint or tempfile.mkdtemp(prefix=f"penstock-{consumer}-")
-    runner.log = _OffsetLog(spark, folder, start)
+    runner.log = OffsetLog(spark, folder, start)
+    runner.log.check(consumer)
     writer = reader.load(path).writeStream.foreachBatch(runner.run).option("checkpointLocation", folder)
     if available_now:
         writer = writer.trigger(availableNow=True)
@@ -139,39 +142,10 @@ def wait(query: Any, timeout_s: float | None = None) -> Progress:
     return progress(query)
 
 
-class _OffsetLog:
-    """What range of messages a micro-batch has: Spark notes its end in the checkpoint before the batch runs."""
-
-    def __init__(self, spark: Any, folder: str, start: Places) -> None:
-        self._context = spark.sparkContext
-        self._folder = folder
-        self._start = start
-
-    def range_of(self, number: int) -> tuple[Places, Places]:
-        """Start and end of a batch."""
-        end = self._read(number)
-        if end is None:
-            raise NotFound(f"{self._folder} does not say which messages batch {number} has: delete it, and start again")
-        return (self._read(number - 1) if number else None) or self._start, end
-
-    def _read(self, number: int) -> Places | None:
-        jvm = self._context._jvm
-        place = jvm.org.apache.hadoop.fs.Path(f"{self._folder}/offsets/{number}")
-        system = place.getFileSystem(self._context._jsc.hadoopConfiguration())
-        if not system.exists(place):
-            return None
-        stream = system.open(place)
-        try:
-            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        return {int(shard): int(at) for shard, at in json.loads(text.splitlines()[-1]).items()}
-
-
 class _Runner:
     """Runs the batches of one stream."""
 
-    log: _OffsetLog
+    log: OffsetLog
 
     def __init__(self, source: Place, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
@@ -186,12 +160,14 @@ class _Runner:
 
     def _table(self) -> tuple[Any, TableInfo, Any]:
         kind, info = self._source.kind()
-        return kind, info, kind.table(self._source.store()._port, info, durable=False)
+        return kind, info, table_with_offsets(self._source)
 
     def begin(self) -> Places:
         """Where the consumer is; a new one begins at the beginning."""
+        if not self._consumer:
+            raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
         if self._dead is not None:
-            self._dead.info()
+            _check_takes_letters(self._dead)
         position = self._position()
         _, _, table = self._table()
         first = table.offsets("earliest")
@@ -259,7 +235,7 @@ class _Runner:
     def _write(self, frame: DataFrame, start: Places, end: Places, *, judged: bool = False) -> None:
         """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
         try:
-            self._commit(dict(self._route(frame)), start, end)
+            self._commit(self._routed(frame), start, end)
         except PositionConflict:
             raise
         except Exception as error:
@@ -267,10 +243,19 @@ class _Runner:
                 raise
             self._halve(frame, start, end, error)
 
+    def _routed(self, frame: DataFrame) -> dict[str, DataFrame]:
+        """What the batch function makes of a frame."""
+        tables = self._route(frame)
+        if not isinstance(tables, Mapping):
+            raise Invalid(
+                f"the batch function gave {type(tables).__name__}: give DataFrames by table, as in {{'totals': df}}"
+            )
+        return dict(tables)
+
     def _works_on_nothing(self, frame: DataFrame, start: Places) -> bool:
         """Whether the batch function takes a frame without records; if not, no record is to blame."""
         try:
-            self._prepared(dict(self._route(within(frame, start, start))))
+            self._prepared(self._routed(within(frame, start, start)))
         except Exception as error:
             logger.warning("the batch function fails without a single record too: %s", _first_line(error))
             return False
@@ -350,6 +335,14 @@ def _first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     blamed = [line for line in lines if "Error" in line or "Exception" in line]
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
+
+
+def _check_takes_letters(place: Place) -> None:
+    """`Invalid` before any work if dead letters cannot be written to a table."""
+    try:
+        check_schema(place, StructType([StructField("payload", StringType())]))
+    except Invalid as error:
+        raise Invalid(f"dead_letter is {place.table}, which takes no messages ({error}): give a queue") from None
 
 
 def _dead_letters(frame: DataFrame, source: str) -> DataFrame:

@@ -21,14 +21,17 @@ LOOPBACK = "127.0.0.1"
 def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
     """A local session, or one on `master`: loopback, no UI unless asked for, few shuffle partitions, quiet logs.
 
-    `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`.
+    `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`. In a program that
+    spark-submit started, what spark-submit was told goes before these settings, the master included.
     """
-    find_java()
+    told = _submitted()
+    if not told:
+        find_java()
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take any python3 on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    master = master or f"local[{os.cpu_count() or 2}]"
+    master = master or told.get("spark.master") or f"local[{os.cpu_count() or 2}]"
     builder = SparkSession.builder.appName(name).master(master)
     settings = {
         "spark.ui.enabled": str(ui).lower(),
@@ -36,12 +39,12 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.python.unix.domain.socket.enabled": "true",  # rows reach the JVM with less work than over TCP
         PUSHDOWN: "true",
         "spark.log.level": "ERROR",
         **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if master.startswith("local") else {}),
-        **{key.replace("__", "."): value for key, value in conf.items()},
     }
+    settings |= {key: told[key] for key in settings.keys() & told.keys()}
+    settings |= {key.replace("__", "."): value for key, value in conf.items()}
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -50,6 +53,16 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     register(spark)
     return spark
+
+
+def _submitted() -> dict[str, str]:
+    """What spark-submit was told; nothing if this program was not started by it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # the settings are in the JVM, which runs already
+    return dict(SparkConf().getAll())
 
 
 def find_java() -> str:

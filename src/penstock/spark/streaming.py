@@ -56,13 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source()  # one clear line now, if the table cannot be streamed
 
     def _source(self) -> Any:
-        kind, info = self._place.kind()
-        table = kind.table(self._place.store()._port, info, durable=False)
-        if not hasattr(table, "offsets"):
-            raise KindMismatch(
-                f"table {info.name} is of the kind {info.kind}, which cannot be streamed: read it instead"
-            )
-        return table
+        return table_with_offsets(self._place)
 
     def initialOffset(self) -> Offset:
         return _by_text(self._source().offsets(self._start))
@@ -133,6 +127,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing is held."""
+
+
+def table_with_offsets(place: Place) -> Any:
+    """The table of a place; `KindMismatch` if it cannot be streamed."""
+    kind, info = place.kind()
+    table = kind.table(place.store()._port, info, durable=False)
+    if not hasattr(table, "offsets"):
+        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, which cannot be streamed: read it instead")
+    return table
 
 
 def _by_text(places: dict[int, int]) -> Offset:

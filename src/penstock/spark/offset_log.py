@@ -1,0 +1,65 @@
+"""What Spark's checkpoint says about the micro-batches of a stream: which messages each has, and which are done.
+
+Thread: the driver's.
+Invariant: Spark notes a batch's end in `offsets/` before it runs, and its number in `commits/` after.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.errors import NotFound, PositionConflict
+
+Places = dict[int, int]
+
+
+class OffsetLog:
+    """The checkpoint in a folder, of a stream whose consumer stands at `start`."""
+
+    def __init__(self, spark: Any, folder: str, start: Places) -> None:
+        self._context = spark.sparkContext
+        self._folder = folder
+        self._start = start
+
+    def check(self, consumer: str) -> None:
+        """`PositionConflict` if Spark would begin after messages that the consumer has not read.
+
+        A batch is done for Spark after the consumer was moved, so such a folder is another consumer's, or queue's.
+        """
+        numbers = [int(name) for name in self._names("commits") if name.isdigit()]
+        done = self._read(max(numbers)) if numbers else None
+        if done is None:
+            return
+        if set(done) != set(self._start) or any(self._start[shard] < done[shard] for shard in done):
+            raise PositionConflict(
+                f"the checkpoint is ahead of consumer {consumer}, or another queue's ({self._folder} is at {done}, the "
+                f"consumer at {self._start}): give each stream its own, or delete it"
+            )
+
+    def range_of(self, number: int) -> tuple[Places, Places]:
+        """Start and end of a batch."""
+        end = self._read(number)
+        if end is None:
+            raise NotFound(f"{self._folder} does not say which messages batch {number} has: delete it, and start again")
+        return (self._read(number - 1) if number else None) or self._start, end
+
+    def _read(self, number: int) -> Places | None:
+        place, system = self._file(f"offsets/{number}")
+        if not system.exists(place):
+            return None
+        stream = system.open(place)
+        try:
+            text = self._context._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return {int(shard): int(at) for shard, at in json.loads(text.splitlines()[-1]).items()}
+
+    def _names(self, folder: str) -> list[str]:
+        place, system = self._file(folder)
+        return [found.getPath().getName() for found in system.listStatus(place)] if system.exists(place) else []
+
+    def _file(self, name: str) -> tuple[Any, Any]:
+        """A file of the checkpoint, and the file system that has it."""
+        place = self._context._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
+        return place, place.getFileSystem(self._context._jsc.hadoopConfiguration())
