@@ -87,6 +87,7 @@ def test_views_and_sql(spark: Any, store: Store, folder: str) -> None:
         ({"table": "users"}, "say which store"),
         ({"path": "{folder}"}, "say which table"),
         ({"path": "{folder}", "table": "uesrs"}, "did you mean users?"),
+        ({"path": "{folder}", "table": "users", "split": "2"}, "there is no option split: did you mean splits?"),
         ({"path": "{folder}/nothing", "table": "users"}, "no store"),
     ],
 )

@@ -6,8 +6,8 @@ Spark's checkpoint may be deleted or restored from long ago.
 
 Thread: the batch function runs in a thread of the driver, one batch after the other.
 Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
-driver that wrote once and finds the consumer elsewhere was overtaken, and stops with `PositionConflict`. (3) with a
-dead-letter queue a record that makes the batch fail is set aside with the reason, and all others are written.
+driver that finds the consumer moved by somebody else, between its batches or while it writes one, was overtaken, and
+stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the reason, and all others are written.
 """
 
 from __future__ import annotations
@@ -295,13 +295,15 @@ class _Runner:
         with self._source.store().batch() as group:
             rows = use(group, places, told)
             group.require(*move_condition(kind, info, self._consumer, _only(start, moved), _only(end, moved)))
+        if group.duplicate:  # the consumer was at `start` when this driver began
+            raise PositionConflict(
+                f"consumer {self._consumer} is past a batch that this driver was writing: another one took over, so "
+                "this one stops"
+            )
         self._at = {**(self._at or start), **_only(end, moved)}
-        if group.duplicate:
-            self._count(skipped=1)
-        else:
-            dead = 0 if self._dead is None else rows.get(self._dead.table, 0)
-            rows_in = sum(end[shard] - start[shard] for shard in end)
-            self._count(batches=1, rows_in=rows_in, rows_out=sum(rows.values()) - dead, dead=dead)
+        dead = 0 if self._dead is None else rows.get(self._dead.table, 0)
+        rows_in = sum(end[shard] - start[shard] for shard in end)
+        self._count(batches=1, rows_in=rows_in, rows_out=sum(rows.values()) - dead, dead=dead)
 
     def _count(self, **more: int) -> None:
         now = self.progress

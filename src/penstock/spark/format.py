@@ -24,7 +24,9 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
 from penstock.spark.arrow import check_columns, spark_schema
-from penstock.spark.place import Place
+from penstock.spark.place import Place, check_options
+
+BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
 
 
 class PenstockSource(DataSource):
@@ -41,17 +43,20 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.reading import TableReader
 
+        check_options(self.options, *BATCH_OPTIONS)
         check_columns(schema, self.schema(), self.options["table"])
         return TableReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.writing import TableWriter
 
+        check_options(self.options, *BATCH_OPTIONS)  # a view that is read and inserted into has one set
         return TableWriter(dict(self.options), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.streaming import StreamReader
 
+        check_options(self.options, "start", "maxRows", "maxBytes", "onLoss")
         check_columns(schema, self.schema(), self.options["table"])
         return StreamReader(dict(self.options), schema)
 

@@ -28,6 +28,7 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
 from penstock.registry import kind_named
 
+OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
 LEASE_S = 3_600.0  # of places for staged files
 _FILE = re.compile("^file:/+")  # as Spark writes a path in some statements
 _lock = threads.lock("spark.place")
@@ -93,6 +94,16 @@ class Place:
         """The store's folder, if this process sees it and it is the right one."""
         store = self.store()
         return store.path if _identity(store.path) == store.identity else None
+
+
+def check_options(options: Mapping[str, str], *more: str) -> None:
+    """`Invalid` for an option that nobody reads: a misspelt one would be passed over in silence."""
+    known = {name.lower(): name for name in (*OPTIONS, *more)}
+    for name in options:
+        if name.lower() not in known:
+            near = [known[found] for found in difflib.get_close_matches(name.lower(), known, 1)]
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
+            raise Invalid(f"there is no option {name}: {hint}")
 
 
 def _identity(folder: str) -> bytes | None:
