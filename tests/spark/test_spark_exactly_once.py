@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ class Input:
 @pytest.fixture
 def given(store: Store) -> Input:
     return Input(store)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[dict[str, Input]]:
+    """A store for one table and another for several, so that one driver can be killed for both."""
+    with penstock.open(tmp_path / "one") as one, penstock.open(tmp_path / "several") as several:
+        yield {"one": Input(one), "several": Input(several)}
 
 
 def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.Progress:
@@ -175,7 +183,7 @@ def test_an_answer_that_is_lost(
     """The commit is sent again with the same files: it happened once, and says so."""
     given.feed(4_000, size=size)
     places = [given.events.offsets(start) for start in ("earliest", "latest")]
-    read = spark.read.format("penstock").option("table", "events").load(folder)
+    read = spark.read.format("penstock").option("table", "events").option("splits", "2").load(folder)
     with lost_answer(monkeypatch) as lost:
         done = penstock.spark.commit(
             folder, route_to(tables)(read), consumer="c", source="events", start=places[0], end=places[1]
@@ -244,11 +252,11 @@ def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp
 
 def test_broken_records_are_set_aside(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
     dead = given.store.queue("dead")
-    given.feed(60)
-    broken = [b"", b"\xff\x00broken", b"broken too"]
+    given.feed(8)
+    broken = [b"", b"\xff\x00broken"]
     for place, payload in enumerate(broken):
         given.events.put(payload, key=KEYS[place], durable=True)
-        given.feed(20)
+        given.feed(5)
 
     def parse(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -260,7 +268,7 @@ def test_broken_records_are_set_aside(spark: Any, folder: str, given: Input, tmp
         return route_to("several")(frame.mapInArrow(parse, frame.schema))
 
     told = run(spark, folder, tmp_path / "checkpoint", "several", batch=route, dead_letter="dead")
-    assert (told.rows_in, told.dead) == (123, 3)
+    assert (told.rows_in, told.dead) == (20, 2)
     letters = [json.loads(message.payload) for message in dead.read()]
     payloads = [penstock.spark.dead_letter_payload(message.payload) for message in dead.read()]
     assert sorted(payloads) == sorted(broken)
@@ -308,22 +316,24 @@ def test_no_record_is_blamed_for_other_faults(
 
 
 class Driver:
-    """A driver in a process group of its own."""
+    """A driver in a process group of its own, with a stream of each store."""
 
-    def __init__(self, folder: str, checkpoint: Path, tables: str, point: str, mark: Path) -> None:
+    def __init__(self, tmp_path: Path, both: dict[str, Input], point: str) -> None:
         script = str(Path(__file__).with_name("stream_driver.py"))
-        self.mark = mark
+        self._marks, self._streams = tmp_path / "marks", len(both)
+        self._marks.mkdir()
+        streams = [[name, given.store.path, str(tmp_path / f"checkpoint-{name}")] for name, given in both.items()]
         self.process = subprocess.Popen(
-            [sys.executable, script, folder, str(checkpoint), tables, point, str(mark)],
+            [sys.executable, script, point, str(self._marks), *chain(*streams)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             text=True,
         )
 
-    def wait_for_mark(self) -> None:
+    def wait_until_still(self) -> None:
         deadline_s = time.monotonic() + 240
-        while not self.mark.exists():
+        while len(list(self._marks.iterdir())) < self._streams:
             assert self.process.poll() is None, "the driver ended by itself"
             assert time.monotonic() < deadline_s, "the driver did not come to its point"
             time.sleep(0.05)
@@ -331,10 +341,13 @@ class Driver:
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
-    def end(self) -> str:
-        """What it said at its end."""
+    def let_go(self) -> None:
+        self._marks.rename(self._marks.with_name("gone"))
+
+    def end(self) -> list[str]:
+        """What each stream said at its end."""
         told, _ = self.process.communicate(timeout=240)
-        return str(json.loads(told.splitlines()[-1])["error"])
+        return list(json.loads(told.splitlines()[-1])["errors"])
 
     def __enter__(self) -> Driver:
         return self
@@ -345,54 +358,63 @@ class Driver:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        self.mark.unlink(missing_ok=True)
 
 
-def kill_at(folder: str, given: Input, tmp_path: Path, tables: str, point: str) -> None:
-    given.feed(4_000, size=1_000)
-    with Driver(folder, tmp_path / "checkpoint", tables, point, tmp_path / "mark") as driver:
-        driver.wait_for_mark()
-        before = given.store.queue("copied").statistics().messages
-        assert before == (4_000 if point == "committed" else 0)
+def kill_at(both: dict[str, Input], tmp_path: Path, point: str) -> None:
+    for given in both.values():
+        given.feed(4_000, size=1_000)  # so much that tasks write files
+    with Driver(tmp_path, both, point) as driver:
+        driver.wait_until_still()
+        for given in both.values():
+            before = given.store.queue("copied").statistics().messages
+            assert before == (4_000 if point == "committed" else 0)
         driver.signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("point", ["writing", "staged", "committed"])
-def test_a_driver_that_is_killed(spark: Any, folder: str, given: Input, tmp_path: Path, point: str) -> None:
-    kill_at(folder, given, tmp_path, "several", point)
-    given.feed(100)
-    run(spark, folder, tmp_path / "checkpoint", "several")
-    given.check("several")
+def go_on(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
+    for name, given in both.items():
+        given.feed(100)
+        run(spark, given.store.path, tmp_path / f"checkpoint-{name}", name)
+        given.check(name)
+
+
+POINTS = pytest.mark.parametrize("point", ["writing", "staged", "committed"])
+
+
+@POINTS
+def test_a_driver_that_is_killed(spark: Any, both: dict[str, Input], tmp_path: Path, point: str) -> None:
+    kill_at(both, tmp_path, point)
+    go_on(spark, both, tmp_path)
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("point", ["writing", "staged", "committed"])
-@pytest.mark.parametrize("checkpoint", ["kept", "deleted"])
-@BOTH
-def test_a_driver_that_is_killed_in_every_way(
-    spark: Any, folder: str, given: Input, tmp_path: Path, point: str, checkpoint: str, tables: str
+@POINTS
+def test_a_driver_that_is_killed_and_its_checkpoint_deleted(
+    spark: Any, both: dict[str, Input], tmp_path: Path, point: str
 ) -> None:
-    kill_at(folder, given, tmp_path, tables, point)
-    if checkpoint == "deleted":
-        shutil.rmtree(tmp_path / "checkpoint")
-    given.feed(100)
-    run(spark, folder, tmp_path / "checkpoint", tables)
-    given.check(tables)
+    kill_at(both, tmp_path, point)
+    for name in both:
+        shutil.rmtree(tmp_path / f"checkpoint-{name}")
+    go_on(spark, both, tmp_path)
 
 
-def test_a_driver_that_wakes_beside_its_successor(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
-    given.feed(1_000)
-    with Driver(folder, tmp_path / "checkpoint", "several", "staged", tmp_path / "mark") as driver:
-        driver.wait_for_mark()
+def test_a_driver_that_wakes_beside_its_successor(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
+    for given in both.values():
+        given.feed(1_000)
+    with Driver(tmp_path, both, "staged") as driver:
+        driver.wait_until_still()
         driver.signal(signal.SIGSTOP)
-        run(spark, folder, tmp_path / "other", "several", max_rows=300)
-        given.check("several")
-        driver.mark.unlink()
+        for name, given in both.items():
+            run(spark, given.store.path, tmp_path / f"other-{name}", name, max_rows=600)
+            given.check(name)
+        driver.let_go()
         driver.signal(signal.SIGCONT)
-        given.feed(100)  # which the one that woke up would like to have
-        assert driver.end().startswith("PositionConflict: consumer c is")
-        run(spark, folder, tmp_path / "other", "several")
-    given.check("several")
+        for given in both.values():
+            given.feed(100)  # which the one that woke up would like to have
+        assert [told.partition(" is")[0] for told in driver.end()] == ["PositionConflict: consumer c"] * 2
+        for name, given in both.items():
+            run(spark, given.store.path, tmp_path / f"other-{name}", name)
+            given.check(name)
 
 
 def test_offsets_as_an_option() -> None:

@@ -176,7 +176,7 @@ class RemoteFlusher:
                     outgoing.extendleft(reversed(list(self._split(sent))))
                     return None
             outgoing.popleft()
-            self._answer(sent, outcome.verdict, error, batch)
+            self._answer(sent, outcome, error, batch)
         return None
 
     def _split(self, refused: _Outgoing) -> Iterator[_Outgoing]:
@@ -185,7 +185,9 @@ class RemoteFlusher:
             sections = [section for section in refused.sent.sections if section.partition == partition]
             yield _Outgoing(None, wire.SentGroup(self._own_condition(), True, sections), own_token=True)
 
-    def _answer(self, sent: _Outgoing, verdict: int, error: PenstockError | None, batch: Batch[PendingDelta]) -> None:
+    def _answer(
+        self, sent: _Outgoing, outcome: wire.Outcome, error: PenstockError | None, batch: Batch[PendingDelta]
+    ) -> None:
         group = sent.group
         if error is not None and group is not None and id(group) in self.awaited:
             self.refused[id(group)] = error
@@ -194,8 +196,8 @@ class RemoteFlusher:
             self.refusals.append(refusal)
             self.news.append(refusal)
         elif group is not None:
-            happened = sent.own_token and verdict == Verdict.DUPLICATE
-            group.verdict = Verdict.ACCEPTED if happened else Verdict(verdict)
+            happened = sent.own_token and outcome.happened
+            group.verdict = Verdict.ACCEPTED if happened else Verdict(outcome.verdict)
 
 
 def _first_message(outgoing: deque[_Outgoing]) -> Iterator[_Outgoing]:

@@ -250,6 +250,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     verdict: int
     fault: Fault | None = None
+    happened: bool = False  # a duplicate, because an earlier sending of this group was accepted
 
 
 class Outcomes(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ range deletes holds rows in full only: what a range deletes is told by LSNs.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from operator import itemgetter
@@ -276,12 +276,31 @@ class Memtable:
             self._base = base
         return base
 
+    def _between(self, keys: list[bytes], start: bytes, end: bytes | None) -> tuple[int, int]:
+        return bisect_left(keys, start), len(keys) if end is None else bisect_left(keys, end)
+
+    def holds(self, start: bytes, end: bytes | None) -> bool:
+        """Whether there is a point row in [start, end)."""
+        low, high = self._between(self.sorted_keys(), start, end)
+        return low < high
+
+    def samples(
+        self, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Keys at intervals, each with the rows and about the bytes from it to the next."""
+        keys = self.sorted_keys()
+        low, high = self._between(keys, start, end)
+        mean = self.bytes // max(1, len(keys)) + 1
+        every = max(1, min(rows_max, bytes_max // mean))
+        for at in range(low, high, every):
+            rows = min(every, high - at)
+            yield keys[at], rows, rows * mean
+
     def columns(self, start: bytes = b"", end: bytes | None = None) -> Columns:
         """The point rows in [start, end), as columns."""
         keys = self.sorted_keys()
-        low = bisect_left(keys, start)
-        high = len(keys) if end is None else bisect_left(keys, end)
-        if low == high:
+        low, high = self._between(keys, start, end)
+        if low >= high:
             return Columns.of([], [], [])
         marks, rows = self._marks, self.rows
         found = in_full(map(rows.__getitem__, keys[low:high]), repeat(0))

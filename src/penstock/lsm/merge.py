@@ -13,7 +13,7 @@ the bottom it still hides rows of files that take no part.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ from penstock.errors import Closed, Invalid
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.lsm.folding import fold_groups
 from penstock.lsm.index import ROWS_MAX, Summary
+from penstock.lsm.memtable import Memtable
 from penstock.lsm.order import Flags, Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, I64, MERGE, PUT, RANGE_DELETE, U8, U64, Columns
@@ -166,14 +167,18 @@ class _Outputs:
                     self._fs.unlink(name)
 
 
-def slices(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
+def slices(
+    tables: list[Sstable], start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
+) -> Iterator[tuple[bytes, bytes | None]]:
     """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
     samples: list[tuple[bytes, int, int]] = []
     every, enough = max(64, SLICE_ROWS // (4 * len(tables) or 1)), SLICE_ROWS
-    if len(tables) == 1:  # nothing to merge: a batch at a time, which is used as it lies
+    if len(tables) == 1 and not memtables:  # nothing to merge: a batch at a time, which is used as it lies
         every, enough = BATCH_ROWS, 1
     for table in tables:
         samples.extend(_samples(table, start, end, every))
+    for memtable in memtables:
+        samples.extend(memtable.samples(start, end, SLICE_ROWS // 4, SLICE_BYTES // 8))
     samples.sort()
     low, rows, size = start, 0, 0
     for key, more_rows, more_bytes in samples:

@@ -155,12 +155,12 @@ class View:
         if end is not None and end <= start:
             return
         version = self._version
-        memtables = [memtable for memtable in version.memtables() if len(memtable.rows)]
+        memtables = [memtable for memtable in version.memtables() if memtable.holds(start, end)]
         runs = [[file.table() for file in run.overlapping(start, end)] for run in version.runs]
         runs = [tables for tables in runs if tables]
         ranges, now_us = self._ranges(), self._now_us()
-        rows = [columns for memtable in memtables if len(columns := memtable.columns(start, end))]
-        for parts in _alone(runs[0], start, end) if len(runs) == 1 and not rows else _together(rows, runs, start, end):
+        alone = len(runs) == 1 and not memtables
+        for parts in _alone(runs[0], start, end) if alone else _together(memtables, runs, start, end):
             covering = ranges.clip(*_span(parts)) if ranges else NO_RANGES
             live = merge_columns(parts, covering, now_us=now_us, bottom=True, lsn_floor=EVERY_LSN)
             if len(live):
@@ -339,11 +339,11 @@ def _alone(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[l
 
 
 def _together(
-    rows: list[Columns], runs: list[list[Sstable]], start: bytes, end: bytes | None
+    memtables: list[Memtable], runs: list[list[Sstable]], start: bytes, end: bytes | None
 ) -> Iterator[list[Columns]]:
-    """Rows of memtables and runs, newest first, slice by slice of the keys."""
-    for low, high in slices([table for tables in runs for table in tables], start, end):
-        parts = [_cut(columns, low, high) for columns in rows]
+    """Rows of memtables and runs, newest first, slice by slice of the keys: a reader holds no more than a slice."""
+    for low, high in slices([table for tables in runs for table in tables], start, end, memtables):
+        parts = [memtable.columns(low, high) for memtable in memtables]
         for tables in runs:
             for table in tables:
                 parts += [table.columns(*piece) for piece in table.pieces(*table.rows_between(low, high))]
@@ -355,8 +355,3 @@ def _together(
 def _span(parts: list[Columns]) -> tuple[bytes, bytes]:
     """The range of keys that some rows lie in."""
     return min(part.key(0) for part in parts), max(part.key(len(part) - 1) for part in parts) + b"\0"
-
-
-def _cut(columns: Columns, start: bytes, end: bytes | None) -> Columns:
-    keys = columns.list_keys()
-    return columns.slice(bisect_left(keys, start), len(keys) if end is None else bisect_left(keys, end))

@@ -27,6 +27,7 @@ from penstock.registry import conditions, kind_named, kind_of_condition
 from penstock.server.rights import WRITE, Rights
 
 ROW_BYTES = 64
+HAPPENED = wire.Outcome(Verdict.DUPLICATE, happened=True)
 
 
 class _Checked:
@@ -61,19 +62,27 @@ class GroupTaker:
                 pending = self._pending(group, again=request.again)
                 if pending is not None:
                     last = self._port.submit(pending, group.size)
-                found.append(wire.Outcome(Verdict.DUPLICATE) if pending is None else pending)
+                found.append(HAPPENED if pending is None else pending)
             except Closed:
                 raise  # of the store: the client goes to the next owner with all of it
             except PenstockError as error:
                 if self._was_used(group):  # an earlier sending of it happened, and ended what it depended on
-                    found.append(wire.Outcome(Verdict.DUPLICATE))
+                    found.append(HAPPENED)
                     continue
                 found.append(wire.Outcome(Verdict.REFUSED, wire.fault_of(error)))
                 if group.plain:
                     break
         if last:
             self._port.wait_applied(last)
-        return wire.Outcomes([one if isinstance(one, wire.Outcome) else _outcome(one) for one in found])
+        return wire.Outcomes([self._outcome(group, one) for group, one in zip(checked, found, strict=False)])
+
+    def _outcome(self, group: _Checked, found: wire.Outcome | PendingGroup) -> wire.Outcome:
+        if isinstance(found, wire.Outcome):
+            return found
+        assert found.verdict is not None  # it was applied
+        if found.verdict is Verdict.DUPLICATE and self._was_used(group):
+            return HAPPENED  # otherwise a condition said so, and then no token was used
+        return wire.Outcome(int(found.verdict))
 
     def _was_used(self, group: _Checked) -> bool:
         return group.asked.token is not None and self._port.was_used(group.asked.token)
@@ -150,8 +159,3 @@ class GroupTaker:
 
     def _table(self, table: int) -> TableInfo | None:
         return self._port.table_by_id(table)
-
-
-def _outcome(group: PendingGroup) -> wire.Outcome:
-    assert group.verdict is not None  # it was applied
-    return wire.Outcome(int(group.verdict))

@@ -7,7 +7,8 @@ Spark's checkpoint may be deleted or restored from long ago.
 Thread: the batch function runs in a thread of the driver, one batch after the other.
 Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
 driver that finds the consumer moved by somebody else, between its batches or while it writes one, was overtaken, and
-stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the reason, and all others are written.
+stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the
+reason, and all others are written.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from lsm_files import puts, write
 from tree_place import Place, Write
 
 from penstock.errors import Backpressure, Closed, CommitFailed, GateShut, Invalid, OutcomeUnknown
+from penstock.lsm import merge
 from penstock.lsm.compaction import LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, sort_keys
 from penstock.lsm.rows import NEVER, PUT
@@ -68,6 +69,31 @@ def test_a_hundred_snapshots_leave_few_memtables(place: Place) -> None:
         held.append(place.tree.snapshot())
     assert len(place.tree._version.frozen) <= 8
     assert [len(list(snapshot.scan())) for snapshot in held] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("flushed", [0, 1, 2])
+def test_a_scan_of_memtables_holds_a_slice_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch, flushed: int
+) -> None:
+    monkeypatch.setattr(merge, "SLICE_ROWS", 400)
+    for number in range(4):  # each over what was there before, and between
+        put(place, *(b"%05d" % key for key in range(number, 6_000, 3 + number)), value=b"%d" % number)
+        place.tree.freeze()
+        if number < flushed:
+            place.maintenance.flush(place.tree)
+    place.write([Write("delete", b"%05d" % key) for key in range(0, 6_000, 7)])
+    for start, end in ((b"", None), (b"01", b"0357"), (b"02000", b"02000"), (b"9", None)):
+        batches = list(place.tree.scan_arrow(start, end))
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert [(row["key"], row["value"]) for row in rows] == list(place.tree.scan(start, end))
+        assert all(batch.num_rows <= 1_000 for batch in batches)
+    large = {b"%02d" % number: bytes(1 << 20) for number in range(30)}
+    monkeypatch.setattr(merge, "SLICE_BYTES", 4 << 20)
+    for key, value in large.items():
+        put(place, b"x" + key, value=value)
+    sizes = [batch.nbytes for batch in place.tree.scan_arrow(b"x")]
+    assert sum(sizes) >= 30 << 20
+    assert max(sizes) <= 8 << 20
 
 
 def test_unlisted_files_go_after_their_grace(place: Place) -> None:

@@ -371,7 +371,7 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
     info = wire.FindTable("users")
     (answer,) = lines[0].do_action(flight.Action(wire.PROTOCOL, wire.pack(info)), options)
     table = wire.unpack(answer.body.to_pybytes(), list[TableInfo])[0].table
-    for each in range(200):
+    for each in range(500):
         line = lines[each % len(lines)]
         with suppress(pa.ArrowException):
             scan = wire.Scan(f"idle{each}", "", table << 16, b"", None, True)
