@@ -173,11 +173,7 @@ def main() -> bool:
             [
                 Case(name=GATE, run=lambda: 1 / commits_ours(1)),
                 Case(name="plain transactions, one table", run=lambda: 1 / commits_plain(1), peer_of=GATE),
-                Case(
-                    name="plain transactions, one table, 32 threads",
-                    run=lambda: 1 / commits_plain_by_threads(),
-                    peer_of=GATE,
-                ),
+                Case(name="plain transactions, one table, 32 threads", run=lambda: 1 / commits_plain_by_threads()),
                 Case(name="32 threads, 32 tables", run=lambda: 1 / commits_ours(THREADS)),
                 Case(
                     name="plain transactions, 32 tables",

@@ -1,9 +1,9 @@
 """Changes to a snapshot that are not in the engine yet.
 
 Every call of LMDB lets go of the interpreter, and whoever waits for it is woken each time. So batches are applied here,
-in Python, and their rows go to LMDB together. It also lets a batch be applied before its transaction begins.
+in Python, and their rows go to LMDB together.
 
-Thread: one at a time; the writer's lock or its turn sees to that.
+Thread: the one that has the writer's turn.
 """
 
 from __future__ import annotations

@@ -156,9 +156,6 @@ ManifestOp: TypeAlias = (
 )
 
 
-Waiting = Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]  # by component and generation
-
-
 class CommitReceipt(msgspec.Struct, frozen=True):
     """What a batch reached: its highest generation, and each component's."""
 
@@ -201,7 +198,7 @@ class Edit:
         reached = {bump.component: self._bump(bump.component, bump.increment) for bump in bumps}
         return CommitReceipt(max(reached.values()), reached)
 
-    def finish(self, waiting: Waiting) -> None:
+    def finish(self, waiting: Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]) -> None:
         """Write the generations once for all batches, with those who still wait for a later one."""
         for component, generation in self.generations.items():
             record = GenerationRecord(generation, self._now_ms, waiting(component, generation))

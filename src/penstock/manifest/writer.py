@@ -6,8 +6,7 @@ goes on until the channel is empty. That thread also expires waiters and tends t
 
 Those who wait for a window wake each other, one by one: threads that are all awake at once fight for the interpreter,
 and each fight puts one to sleep again. Meanwhile the writer thread waits a little until they are back: a sync that all
-share is worth more than one that begins early. Whoever comes back then applies its batch to the draft of the next
-window by itself, while the next one wakes up; the transaction alone is left to the writer thread.
+share is worth more than one that begins early.
 
 A window that is refused is undone and run again batch by batch: a bad batch fails alone. A window whose commit fails
 is not run again: after a failed sync nothing is retried behind the caller's back.
@@ -29,20 +28,32 @@ from typing import cast
 from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.manifest.draft import Draft
 from penstock.manifest.engine import Engine, ReadView
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.keys import ComponentId
-from penstock.manifest.operations import CommitReceipt, ManifestOp
+from penstock.manifest.operations import CommitReceipt, Edit, ManifestOp
 from penstock.manifest.records import GenerationWaiterSnapshot
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
 from penstock.manifest.waiters import Waiters, WaitHandle
-from penstock.manifest.window import Request, Window, frees
 
 IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
 CLOSE_S = 30.0
-EARLY_OPERATIONS_MAX = 64  # in a batch that its own thread applies, under the lock
 GATHER_STEPS = 4  # of the latency budget: how much of it is waited at first without anybody coming
+
+
+class _Request:
+    """An `Apply` (with operations) or a `Sync` (without) in the channel."""
+
+    __slots__ = ("answered", "error", "hint", "operations", "receipt")
+
+    def __init__(self, operations: Sequence[ManifestOp] | None, hint: int | None) -> None:
+        self.operations = operations  # None: a sync
+        self.hint = hint
+        self.receipt: CommitReceipt | None = None
+        self.error: Exception | None = None
+        self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
 
 
 class ManifestWriter:
@@ -59,13 +70,12 @@ class ManifestWriter:
         plain = cast(threading.Lock, self._lock)  # a checked lock of a test looks the same
         self._wakeup = threading.Condition(plain)  # for the writer thread
         self._idle = threading.Condition(plain)  # for close
-        self._channel: deque[Request] = deque()  # guarded by _lock
+        self._channel: deque[_Request] = deque()  # guarded by _lock
         self._busy = False  # guarded by _lock: someone has the turn
         self._turn_given = False  # guarded by _lock: it is the writer thread's
         self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
-        self._early: Window | None = None  # guarded by _lock: the first in the channel, applied already
         self._step_s = settings.commit_latency_budget_s / GATHER_STEPS  # with the turn: until a look who is back
-        self._answered: deque[Request] = deque()  # whose threads are to be woken, by whoever takes one off
+        self._answered: deque[_Request] = deque()  # whose threads are to be woken, by whoever takes one off
         self._closing = False  # guarded by _lock
         self._ended = False  # guarded by _lock
         self._waiters = Waiters(settings.waiters_max)  # guarded by _lock
@@ -80,11 +90,11 @@ class ManifestWriter:
 
     def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
         """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
-        return self._submit(Request(operations, hint), timeout_s)
+        return self._submit(_Request(operations, hint), timeout_s)
 
     def sync(self, *, timeout_s: float) -> int:
         """Wait until all that was submitted before is committed; the generation of the manifest by then."""
-        return self._submit(Request(None, None), timeout_s).generation
+        return self._submit(_Request(None, None), timeout_s).generation
 
     def register(self, component: int, target: int, *, timeout_s: float) -> WaitHandle:
         """Begin to wait for a generation."""
@@ -119,7 +129,7 @@ class ManifestWriter:
         if not drained:
             raise OutcomeUnknown(f"a commit of the manifest did not end within {timeout_s} s of closing")
 
-    def _submit(self, request: Request, timeout_s: float) -> CommitReceipt:
+    def _submit(self, request: _Request, timeout_s: float) -> CommitReceipt:
         self._guard.check()
         with self._lock:
             self._check_open_locked()
@@ -142,34 +152,20 @@ class ManifestWriter:
         assert request.receipt is not None
         return request.receipt
 
-    def _enqueue_locked(self, request: Request) -> None:
+    def _enqueue_locked(self, request: _Request) -> None:
         limit = self._settings.channel_batches_max
         if len(self._channel) >= limit:
             raise Backpressure(f"{limit} commits of the manifest are waiting (limit {limit}): retry later")
         request.answered = threading.Lock()
         request.answered.acquire()
         self._channel.append(request)
-        self._apply_early_locked(request)
         if self._gather and len(self._channel) >= self._gather:
             self._wakeup.notify()
 
-    def _apply_early_locked(self, request: Request) -> None:
-        """Apply a batch to the window that gathers; if that fails, the writer thread applies all of them anew."""
-        if self._early is None or not self._early.open:
-            return
-        try:
-            if len(request.operations or ()) > EARLY_OPERATIONS_MAX:
-                self._early = None
-            else:
-                self._early.apply(request)
-        except Exception:
-            self._early = None
-
-    def _give_up(self, request: Request, timeout_s: float) -> None:
+    def _give_up(self, request: _Request, timeout_s: float) -> None:
         with self._lock:
             if request in self._channel:
                 self._channel.remove(request)
-                self._early = None
                 raise Backpressure(f"the manifest did not begin this commit within {timeout_s} s: retry later")
         assert request.answered is not None
         if not request.answered.acquire(blocking=False):
@@ -227,45 +223,29 @@ class ManifestWriter:
 
     def _drain(self) -> None:
         """Run windows until the channel is empty, then give the turn back."""
-        while True:
-            requests, early = self._next_requests()
-            if not requests:
-                return
-            self._run_window(requests, early)
-            if len(requests) > 1:
-                self._gather_again(len(requests))
+        size = 0
+        while window := self._next_window(size):
+            self._run_window(window)
+            size = len(window)
 
-    def _next_requests(self) -> tuple[list[Request], Window | None]:
-        """What the next transaction commits, and the same as a window if it is applied already."""
-        limit = self._settings.window_batches_max
+    def _next_window(self, last_size: int) -> list[_Request]:
         with self._lock:
-            early, self._early = self._early, None
-            if early is not None and not 0 < len(early.receipts) <= limit:
-                early = None
-            size = min(len(self._channel), limit) if early is None else len(early.receipts)
-            requests = [self._channel.popleft() for _ in range(size)]
-            if not requests:
+            if last_size > 1:
+                self._gather_locked(last_size)
+            size = min(len(self._channel), self._settings.window_batches_max)
+            window = [self._channel.popleft() for _ in range(size)]
+            if not window:
                 self._wake_all()
                 self._busy = False
                 self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
-        return requests, early
+        return window
 
-    def _gather_again(self, size: int) -> None:
-        """Wait for those who were answered just now and are about to come back, and let them apply their batches."""
-        try:
-            with self._engine.read() as view, self._lock:
-                if not self._doubtful:
-                    self._early = Window(view, self._generations, self._clock.time_us() // 1_000)
-                    for request in self._channel:
-                        self._apply_early_locked(request)
-                self._await_others_locked(size)
-        except PenstockError:  # too many readers, say: without a snapshot
-            with self._lock:
-                self._await_others_locked(size)
+    def _gather_locked(self, size: int) -> None:
+        """Wait for those who were answered just now and are about to come back, for as long as some do.
 
-    def _await_others_locked(self, size: int) -> None:
-        """Wait for as long as some come. A look costs a wake-up, so that the next wait is as long as this one took."""
+        A look costs a wake-up, so that the next wait is as long as this one took.
+        """
         self._gather = min(size, self._settings.window_batches_max)
         budget_s, took_s, came = self._settings.commit_latency_budget_s, 0.0, -1
         begin_s = self._clock.monotonic_s()
@@ -275,8 +255,6 @@ class ManifestWriter:
             took_s = self._clock.monotonic_s() - begin_s
         self._gather = 0
         self._step_s = min(max(budget_s / GATHER_STEPS, 1.5 * took_s), budget_s)
-        if self._early is not None:
-            self._early.open = False  # its snapshot ends
         if len(self._channel) < size:
             self._wake_all()
 
@@ -297,48 +275,48 @@ class ManifestWriter:
 
     # -- a window
 
-    def _run_window(self, requests: list[Request], early: Window | None = None) -> None:
+    def _run_window(self, window: list[_Request]) -> None:
         try:
-            self._commit(requests, early)
+            self._commit(window)
         except Exception as error:
-            for request in requests:
+            for request in window:
                 if request.receipt is None and request.error is None:
                     request.error = error
-        self._answered.extend(request for request in requests if request.answered is not None)
+        self._answered.extend(request for request in window if request.answered is not None)
         self._wake_one()
 
-    def _commit(self, requests: list[Request], early: Window | None = None) -> None:
-        """Commit batches in one transaction, or else each in its own."""
+    def _commit(self, window: list[_Request]) -> None:
+        """Commit a window as one transaction, or else each of its batches as its own."""
         while True:
             refused = True
             try:
-                with self._engine.write() as view:
+                with self._engine.write() as transaction:
                     if self._doubtful:
-                        self._move_generations(load_generations(view))
+                        self._move_generations(load_generations(transaction))
                     self._doubtful = True
-                    window = early or self._applied(view, requests)
-                    moved = window.write_to(view, self._snapshot_waiters)
+                    draft = Draft(transaction)
+                    edit = Edit(draft, self._generations, self._clock.time_us() // 1_000)
+                    receipts = [
+                        None if request.operations is None else edit.apply(request.operations, request.hint)
+                        for request in window
+                    ]
+                    edit.finish(self._snapshot_waiters)
+                    draft.write_to(transaction)
                     refused = False
             except ManifestFull:
-                if not self._engine.grow(for_deletes=frees(requests)):
-                    if len(requests) == 1:
+                if not self._engine.grow(for_deletes=_frees(window)):
+                    if len(window) == 1:
                         raise
-                    return self._commit_each(requests)
+                    return self._commit_each(window)
             except Exception:
-                if not refused or len(requests) == 1:
+                if not refused or len(window) == 1:
                     raise
-                return self._commit_each(requests)
+                return self._commit_each(window)
             else:
-                return self._publish(requests, window.receipts, moved)
+                return self._publish(window, receipts, edit.generations)
 
-    def _applied(self, view: ReadView, requests: list[Request]) -> Window:
-        window = Window(view, self._generations, self._clock.time_us() // 1_000)
-        for request in requests:
-            window.apply(request)
-        return window
-
-    def _commit_each(self, requests: list[Request]) -> None:
-        for request in requests:
+    def _commit_each(self, window: list[_Request]) -> None:
+        for request in window:
             try:
                 self._commit([request])
             except Exception as error:
@@ -349,12 +327,12 @@ class ManifestWriter:
             return self._waiters.snapshot(component, generation)
 
     def _publish(
-        self, requests: list[Request], receipts: Sequence[CommitReceipt | None], moved: Mapping[int, int]
+        self, window: list[_Request], receipts: Sequence[CommitReceipt | None], moved: Mapping[int, int]
     ) -> None:
         self._move_generations(moved)
         self._doubtful = False
         manifest = int(ComponentId.MANIFEST)
-        for request, receipt in zip(requests, receipts, strict=True):
+        for request, receipt in zip(window, receipts, strict=True):
             if receipt is None:
                 generation = self._generations.get(manifest, 0)
                 receipt = CommitReceipt(generation, {manifest: generation})
@@ -379,3 +357,7 @@ class ManifestWriter:
 def load_generations(view: ReadView) -> dict[int, int]:
     """Every component's generation as committed."""
     return {component: record.current_generation for component, record in GENERATIONS.scan(view)}
+
+
+def _frees(window: Sequence[_Request]) -> bool:
+    return all(operation.frees for request in window for operation in request.operations or ())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,10 @@ from penstock.manifest.engine import Engine, WriteView
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.keys import ChunkKey, ComponentId
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.operations import BumpGeneration, CommitReceipt, DeleteChunk, Edit, ManifestOp, UpsertChunk
+from penstock.manifest.operations import BumpGeneration, CommitReceipt, ManifestOp, UpsertChunk
 from penstock.manifest.records import ChunkEntryRecord
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
-from penstock.manifest.writer import EARLY_OPERATIONS_MAX
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.disk import Fault
 from penstock.testing.manifest import MemoryEngine
@@ -237,117 +235,7 @@ def test_a_mistake_in_the_writer_thread_reaches_everyone(bench: Bench, monkeypat
         bench.manifest.apply([])
 
 
-# -- batches that are applied while a window gathers
-
-
-class Gathering:
-    """A manifest whose writer waits for as many batches as it committed last: three."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.manifest, self.writer, self.gated = bench.manifest, bench.manifest._writer, bench.gated
-        self.answers: dict[int, CommitReceipt | Exception] = {}
-        self.threads: list[threading.Thread] = []
-        bench.hold_and_queue([[chunk_op(number)] for number in (1, 2, 3)])
-        self._until(lambda: self.writer._gather == 3)
-
-    def submit(self, number: int, *operations: ManifestOp, timeout_s: float = 30.0) -> None:
-        """Commit in a thread, and wait until that is in the channel or over."""
-
-        def work() -> None:
-            try:
-                self.answers[number] = self.manifest.apply([*operations] or [chunk_op(number)], timeout_s=timeout_s)
-            except Exception as error:
-                self.answers[number] = error
-
-        waiting = len(self.writer._channel)
-        self.threads.append(threading.Thread(target=work))
-        self.threads[-1].start()
-        self._until(lambda: len(self.writer._channel) > waiting or not self.writer._gather or number in self.answers)
-
-    def end(self) -> set[int]:
-        """Wait for everyone; the chunks that are there."""
-        for thread in self.threads:
-            thread.join(30)
-        return {key.chunk_id for key, _ in self.manifest.scan_chunks(1)} - {1, 2, 3}
-
-    def _until(self, holds: Callable[[], bool]) -> None:
-        deadline_s = SystemClock().monotonic_s() + 30
-        while not holds():
-            assert SystemClock().monotonic_s() < deadline_s
-            threading.Event().wait(0.001)
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def gathering(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gathering]:
-    for bench in opened(request.param, tmp_path, budget_s=100.0):
-        yield Gathering(bench)
-
-
-def test_those_who_come_back_apply_their_batches(gathering: Gathering, monkeypatch: pytest.MonkeyPatch) -> None:
-    applied_by: list[str] = []
-    apply = Edit.apply
-
-    def told(*arguments: Any) -> Any:
-        applied_by.append(threading.current_thread().name)
-        return apply(*arguments)
-
-    monkeypatch.setattr(Edit, "apply", told)
-    before = gathering.gated.transactions
-    gathering.submit(11, chunk_op(11, "mine"))
-    gathering.submit(12, DeleteChunk(ChunkKey(1, 11)), chunk_op(12, "mine"))  # it sees what is not committed
-    gathering.submit(13)
-    assert gathering.end() == {12, 13}
-    assert applied_by == [thread.name for thread in gathering.threads]
-    assert gathering.gated.transactions == before + 1
-    generations = [answer.generation for answer in gathering.answers.values() if isinstance(answer, CommitReceipt)]
-    assert sorted(generations) == [5, 6, 7]
-
-
-def test_a_bad_batch_that_came_early_fails_alone(gathering: Gathering) -> None:
-    gathering.submit(11)
-    gathering.submit(12, chunk_op(12), chunk_op(120, "f1"))  # the file of another
-    gathering.submit(13)
-    assert gathering.end() == {11, 13}
-    assert isinstance(gathering.answers[12], Invalid)
-
-
-def test_one_who_gives_up_early_is_not_committed(gathering: Gathering) -> None:
-    gathering.submit(11)
-    gathering.submit(12, timeout_s=0.05)
-    gathering.threads[-1].join(30)
-    assert isinstance(gathering.answers[12], Backpressure)
-    for number in (13, 14):
-        gathering.submit(number)
-    assert gathering.end() == {11, 13, 14}
-
-
-def test_a_large_batch_is_left_to_the_writer_thread(gathering: Gathering) -> None:
-    gathering.submit(11, *(chunk_op(number) for number in range(1_000, 1_001 + EARLY_OPERATIONS_MAX)))
-    assert gathering.writer._early is None
-    for number in (12, 13):
-        gathering.submit(number)
-    assert gathering.end() == {12, 13, *range(1_000, 1_001 + EARLY_OPERATIONS_MAX)}
-
-
-def test_a_failed_commit_of_early_batches_is_told_to_all(gathering: Gathering) -> None:
-    gathering.gated.fail_next = CommitFailed("the disk said no")
-    for number in (11, 12, 13):
-        gathering.submit(number)
-    assert gathering.end() == set()
-    assert all(isinstance(gathering.answers[number], CommitFailed) for number in (11, 12, 13))
-    for number in (14, 15, 16):
-        gathering.submit(number)
-    assert gathering.end() == {14, 15, 16}
-    assert gathering.manifest.generation(ComponentId.MANIFEST) == 7
-
-
-def test_closing_commits_what_gathers(gathering: Gathering) -> None:
-    for number in (11, 12):
-        gathering.submit(number)
-    gathering.manifest.close()
-    for thread in gathering.threads:
-        thread.join(30)
-    assert all(isinstance(gathering.answers[number], CommitReceipt) for number in (11, 12))
+# -- waking
 
 
 def test_refused_batches_among_others_leave_nobody_asleep(manifest: Manifest) -> None:
