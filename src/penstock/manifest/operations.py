@@ -1,57 +1,37 @@
-"""The twelve operations of the manifest, and what each does inside a transaction.
+"""The twelve operations of the manifest; what each does inside a transaction is in `edit.py`.
 
-A batch is applied in its order, except that metric merges come after everything else and generation bumps last. A
-batch without a bump of its own bumps the component MANIFEST: every commit can be waited for.
-
-Job operations keep three things in step, in the same transaction: the job's state, its row in the pending index, and
-the gate of its table and kind (`wal_state`, shard 0). Nothing else changes a gate: `PutWalState` keeps the gates that
-are there.
-
-Thread: whoever holds the writer's turn; an `Edit` lives for one transaction.
-Invariants: checked at the end of every batch, see `invariants.py`.
+Thread: any; they never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from penstock.errors import GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
-from penstock.manifest.engine import WriteView
-from penstock.manifest.invariants import check_job
-from penstock.manifest.keys import U64_MAX, ChunkKey, ComponentId, MetricKey, PendingJobKey, WalStateKey
+from penstock.manifest.keys import ChunkKey, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.records import (
     ChunkEntryRecord,
     ChunkFileRecord,
-    Completed,
     DbDescriptorRecord,
-    FailedPermanent,
-    GenerationRecord,
-    GenerationWaiterSnapshot,
-    InFlight,
     JobDurableState,
     JobErrorSnapshot,
-    JobKind,
     JobRecord,
     MetricDelta,
-    MetricRecord,
-    Pending,
-    PendingJobRecord,
-    Tombstoned,
     WalStateRecord,
 )
-from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS, METRICS, PENDING, WAL_STATE
-
-_MANIFEST = int(ComponentId.MANIFEST)
-_NO_PROGRESS = WalStateRecord()
+from penstock.manifest.tables import CHUNK_FILES, CHUNKS
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, dict=True):
     """Base of the twelve."""
 
     frees: ClassVar[bool] = False  # whether it may run when the manifest is full
+
+    def prepare(self) -> None:
+        """Pack what depends on no row: in its caller's thread, because the writer's time is everyone's."""
 
 
 class PutDb(Operation, frozen=True):
@@ -67,6 +47,14 @@ class PutWalState(Operation, frozen=True):
     key: WalStateKey
     value: WalStateRecord
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The key."""
+        return self.key.pack()
+
+    def prepare(self) -> None:
+        _ = self.packed
+
 
 class DeleteWalState(Operation, frozen=True):
     """Forget a partition."""
@@ -80,6 +68,15 @@ class UpsertChunk(Operation, frozen=True):
 
     key: ChunkKey
     value: ChunkEntryRecord
+
+    @cached_property
+    def packed(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """Key and value of the chunk's row, and of its file's."""
+        owner = ChunkFileRecord(self.key.db_id, self.key.chunk_id)
+        return *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
+
+    def prepare(self) -> None:
+        _ = self.packed
 
 
 class DeleteChunk(Operation, frozen=True):
@@ -132,6 +129,14 @@ class MergeMetric(Operation, frozen=True):
     key: MetricKey
     delta: MetricDelta
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The key."""
+        return self.key.pack()
+
+    def prepare(self) -> None:
+        _ = self.packed
+
 
 class BumpGeneration(Operation, frozen=True):
     """Raise a component's generation."""
@@ -161,239 +166,3 @@ class CommitReceipt(msgspec.Struct, frozen=True):
 
     generation: int
     generations: Mapping[int, int]
-
-
-class Edit:
-    """The application of one or more batches in one transaction."""
-
-    def __init__(self, view: WriteView, generations: Mapping[int, int], now_ms: int) -> None:
-        self.generations: dict[int, int] = {}  # those that this transaction moved
-        self._view = view
-        self._before = generations
-        self._now_ms = now_ms
-        self._touched_jobs: set[int] = set()
-
-    def apply(self, operations: Sequence[ManifestOp], generation_hint: int | None = None) -> CommitReceipt:
-        """Apply one batch; an exception means the whole transaction must be undone."""
-        self._touched_jobs.clear()
-        merges: list[MergeMetric] = []
-        bumps: list[BumpGeneration] = []
-        for operation in operations:
-            kind = type(operation)
-            if kind is MergeMetric:
-                merges.append(operation)  # type: ignore[arg-type]
-            elif kind is BumpGeneration:
-                bumps.append(operation)  # type: ignore[arg-type]
-            elif kind in _APPLY:
-                _APPLY[kind](self, operation)
-            else:
-                raise Invalid(f"{operation!r} is no operation of the manifest")
-        for job_id in self._touched_jobs:
-            check_job(self._view, job_id)
-        for merge in merges:
-            self._merge_metric(merge)
-        if not bumps:
-            generation = self._implicit_bump(generation_hint)
-            return CommitReceipt(generation, {_MANIFEST: generation})
-        reached = {bump.component: self._bump(bump.component, bump.increment) for bump in bumps}
-        return CommitReceipt(max(reached.values()), reached)
-
-    def finish(self, waiting: Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]) -> None:
-        """Write the generations once for all batches, with those who still wait for a later one."""
-        for component, generation in self.generations.items():
-            record = GenerationRecord(generation, self._now_ms, waiting(component, generation))
-            GENERATIONS.put(self._view, component, record)
-
-    # -- generations and metrics
-
-    def _bump(self, component: int, increment: int) -> int:
-        if increment < 1:
-            raise Invalid(f"component {component} cannot move by {increment}: generations never go back")
-        generation = self.generations.get(component, self._before.get(component, 0)) + increment
-        if generation > U64_MAX:
-            raise Invalid(f"component {component} cannot move by {increment}: generations are 64-bit numbers")
-        self.generations[component] = generation
-        return generation
-
-    def _implicit_bump(self, hint: int | None) -> int:
-        current = self.generations.get(_MANIFEST, self._before.get(_MANIFEST, 0))
-        return self._bump(_MANIFEST, max(1, (hint or 0) - current))
-
-    def _merge_metric(self, operation: MergeMetric) -> None:
-        record, delta = METRICS.get(self._view, operation.key), operation.delta
-        if record is not None:
-            record = record.merged(delta, self._now_ms)
-        else:
-            record = MetricRecord(delta.sum, delta.count, delta.min, delta.max, delta.bucket_counts, self._now_ms)
-        METRICS.put(self._view, operation.key, record)
-
-    # -- tables, partitions, chunks
-
-    def _put_db(self, operation: PutDb) -> None:
-        value = operation.value
-        if operation.db_id < 1:
-            raise Invalid("table ids start at 1")
-        if not isinstance(value.status, Tombstoned):
-            for db_id, other in DB.scan(self._view):
-                if db_id != operation.db_id and other.name == value.name and not isinstance(other.status, Tombstoned):
-                    raise Invalid(f"table {db_id} has the name {value.name!r} already: choose another")
-        DB.put(self._view, operation.db_id, value)
-
-    def _put_wal_state(self, operation: PutWalState) -> None:
-        key = operation.key
-        old = WAL_STATE.get(self._view, key) or _NO_PROGRESS
-        value = old.raised(operation.value)
-        if key.shard == 0:
-            value = msgspec.structs.replace(value, flush_gate_state=old.flush_gate_state, other_gates=old.other_gates)
-        elif value.other_gates or value.flush_gate_state != _NO_PROGRESS.flush_gate_state:
-            raise Invalid(f"partition {key}: gates are in shard 0 and follow the jobs")
-        WAL_STATE.put(self._view, key, value)
-
-    def _delete_wal_state(self, operation: DeleteWalState) -> None:
-        old = WAL_STATE.get(self._view, operation.key)
-        for kind, gate in old.gates() if old is not None else ():
-            if gate.active_job_id is not None:
-                raise Invalid(f"partition {operation.key}: job {gate.active_job_id} holds its gate of kind {kind}")
-        WAL_STATE.delete(self._view, operation.key)
-
-    def _upsert_chunk(self, operation: UpsertChunk) -> None:
-        key, value = operation.key, operation.value
-        owner = CHUNK_FILES.get(self._view, value.file_name)
-        mine = ChunkFileRecord(key.db_id, key.chunk_id)
-        if owner is None:
-            old = CHUNKS.get(self._view, key)
-            if old is not None:
-                CHUNK_FILES.delete(self._view, old.file_name)
-            CHUNK_FILES.put(self._view, value.file_name, mine)
-        elif owner != mine:
-            raise Invalid(
-                f"file {value.file_name} belongs to chunk {owner.chunk_id} of table {owner.db_id}, "
-                f"it cannot be chunk {key.chunk_id} of table {key.db_id} too"
-            )
-        CHUNKS.put(self._view, key, value)
-
-    def _delete_chunk(self, operation: DeleteChunk) -> None:
-        old = CHUNKS.get(self._view, operation.key)
-        if old is not None:
-            CHUNKS.delete(self._view, operation.key)
-            CHUNK_FILES.delete(self._view, old.file_name)
-
-    # -- jobs
-
-    def _put_job(self, operation: PutJob) -> None:
-        job = operation.value
-        if job.job_id < 1 or JOBS.get(self._view, job.job_id) is not None:
-            raise Invalid(f"job id {job.job_id} is taken or below 1: reserve one with reserve_job_id()")
-        if not isinstance(job.state, Pending) or job.attempts:
-            raise Invalid(f"job {job.job_id} must begin as Pending with no attempts")
-        self._write_job(job)
-        if job.kind == JobKind.REPAIR:
-            self._take_gate(job, held_by=job.repairs_job_id)
-
-    def _update_job_state(self, operation: UpdateJobState) -> None:
-        job, new = self._job(operation.job_id), operation.new_state
-        old = job.state
-        if isinstance(new, InFlight) and isinstance(old, Pending):
-            if new.token != job.attempts + 1:
-                raise LeaseLost(f"job {job.job_id}: token {new.token} is not the next one ({job.attempts + 1})")
-            job = msgspec.structs.replace(job, attempts=new.token)
-            self._leave_pending(job)
-            self._take_gate(job, held_by=None)
-        elif isinstance(old, InFlight) and not isinstance(new, InFlight):
-            if operation.token != old.token:
-                raise LeaseLost(f"job {job.job_id} is leased under token {old.token}, not {operation.token}")
-            self._leave_gate(job, operation)
-        elif isinstance(old, Pending) and isinstance(new, FailedPermanent) and job.kind != JobKind.REPAIR:
-            self._leave_pending(job)  # given up before anyone took it
-        elif operation.token is not None:
-            raise LeaseLost(f"job {job.job_id} is {type(old).__name__}: token {operation.token} is over")
-        else:
-            raise Invalid(f"job {job.job_id} cannot go from {type(old).__name__} to {type(new).__name__}")
-        self._write_job(msgspec.structs.replace(job, state=new, last_error=operation.error or job.last_error))
-
-    def _leave_pending(self, job: JobRecord) -> None:
-        """Give up a job's waiting place, if it has it."""
-        row = PENDING.get(self._view, job.pending_key)
-        if row is not None and row.job_id == job.job_id:
-            PENDING.delete(self._view, job.pending_key)
-
-    def _remove_job(self, operation: RemoveJob) -> None:
-        job = self._job(operation.job_id)
-        if isinstance(job.state, InFlight):
-            raise Invalid(f"job {job.job_id} is in flight: it cannot be removed")
-        gates = WAL_STATE.get(self._view, WalStateKey(job.table, 0)) or WalStateRecord()
-        if gates.gate(job.gate_kind).active_job_id == job.job_id:
-            raise Invalid(f"job {job.job_id} holds a gate until it is repaired: it cannot be removed")
-        if isinstance(job.state, Pending):
-            self._leave_pending(job)
-        JOBS.delete(self._view, job.job_id)
-        self._touched_jobs.discard(job.job_id)
-
-    def _upsert_pending_index(self, operation: UpsertPendingIndex) -> None:
-        row = PENDING.get(self._view, operation.key)
-        if row is not None and row.job_id != operation.job_id:
-            raise UniqueJobAlreadyPending(
-                f"table {operation.key.db_id}: job {row.job_id} of kind {operation.key.kind} is waiting already"
-            )
-        if self._job(operation.job_id).pending_key != operation.key:
-            raise Invalid(f"job {operation.job_id} does not wait under {operation.key}")
-        PENDING.put(self._view, operation.key, PendingJobRecord(operation.job_id))
-        self._touched_jobs.add(operation.job_id)
-
-    def _delete_pending_index(self, operation: DeletePendingIndex) -> None:
-        row = PENDING.get(self._view, operation.key)
-        if row is not None:
-            PENDING.delete(self._view, operation.key)
-            self._touched_jobs.add(row.job_id)
-
-    def _job(self, job_id: int) -> JobRecord:
-        job = JOBS.get(self._view, job_id)
-        if job is None:
-            raise NotFound(f"job {job_id} is not in the manifest")
-        return job
-
-    def _write_job(self, job: JobRecord) -> None:
-        JOBS.put(self._view, job.job_id, job)
-        self._touched_jobs.add(job.job_id)
-
-    # -- gates
-
-    def _take_gate(self, job: JobRecord, *, held_by: int | None) -> None:
-        key = WalStateKey(job.table, 0)
-        state = WAL_STATE.get(self._view, key) or WalStateRecord()
-        gate = state.gate(job.gate_kind)
-        if gate.active_job_id not in (None, job.job_id, held_by):
-            raise GateShut(f"table {job.table}: job {gate.active_job_id} holds the gate of kind {job.gate_kind}")
-        gate = msgspec.structs.replace(gate, active_job_id=job.job_id)
-        WAL_STATE.put(self._view, key, state.with_gate(job.gate_kind, gate))
-
-    def _leave_gate(self, job: JobRecord, operation: UpdateJobState) -> None:
-        key, new = WalStateKey(job.table, 0), operation.new_state
-        state = WAL_STATE.get(self._view, key) or WalStateRecord()
-        gate = state.gate(job.gate_kind)
-        if isinstance(new, Completed):
-            gate = msgspec.structs.replace(
-                gate, active_job_id=None, last_success_at_epoch_ms=new.finished_at_ms, errored_since_epoch_ms=None
-            )
-        else:
-            since = gate.errored_since_epoch_ms
-            # A repair that failed keeps the gate: what it should have put right is still wrong.
-            holder = job.job_id if job.kind == JobKind.REPAIR else None
-            gate = msgspec.structs.replace(
-                gate, active_job_id=holder, errored_since_epoch_ms=self._now_ms if since is None else since
-            )
-        WAL_STATE.put(self._view, key, state.with_gate(job.gate_kind, gate))
-
-
-_APPLY: dict[type[Any], Callable[[Edit, Any], None]] = {
-    PutDb: Edit._put_db,
-    PutWalState: Edit._put_wal_state,
-    DeleteWalState: Edit._delete_wal_state,
-    UpsertChunk: Edit._upsert_chunk,
-    DeleteChunk: Edit._delete_chunk,
-    PutJob: Edit._put_job,
-    UpdateJobState: Edit._update_job_state,
-    RemoveJob: Edit._remove_job,
-    UpsertPendingIndex: Edit._upsert_pending_index,
-    DeletePendingIndex: Edit._delete_pending_index,
-}

@@ -51,13 +51,24 @@ class Table(Generic[K, R]):
 
     def get(self, view: ReadView, key: K) -> R | None:
         """A record, or None."""
-        packed = self._pack(key)
-        value = view.get(self.name, packed)
-        return None if value is None else self.codec.decode(value, self._where, packed)
+        return self.get_packed(view, self._pack(key))
+
+    def get_packed(self, view: ReadView, key: bytes) -> R | None:
+        """A record, or None, by its key as it is stored."""
+        value = view.get(self.name, key)
+        return None if value is None else self.codec.decode(value, self._where, key)
 
     def put(self, view: WriteView, key: K, record: R) -> None:
         """Write a record in place of any other."""
-        view.put(self.name, self._pack(key), self.codec.encode(record))
+        self.put_packed(view, self._pack(key), record)
+
+    def put_packed(self, view: WriteView, key: bytes, record: R) -> None:
+        """Write a record in place of any other, by its key as it is stored."""
+        view.put(self.name, key, self.codec.encode(record))
+
+    def packed(self, key: K, record: R) -> tuple[bytes, bytes]:
+        """A row as it is stored."""
+        return self._pack(key), self.codec.encode(record)
 
     def delete(self, view: WriteView, key: K) -> bool:
         """Remove a record; whether it was there."""

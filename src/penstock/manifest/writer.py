@@ -29,10 +29,11 @@ from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, 
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.manifest.draft import Draft
+from penstock.manifest.edit import Edit
 from penstock.manifest.engine import Engine, ReadView
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.keys import ComponentId
-from penstock.manifest.operations import CommitReceipt, Edit, ManifestOp
+from penstock.manifest.operations import CommitReceipt, ManifestOp, Operation
 from penstock.manifest.records import GenerationWaiterSnapshot
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
@@ -90,6 +91,9 @@ class ManifestWriter:
 
     def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
         """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
+        for operation in operations:
+            if isinstance(operation, Operation):  # what is none is refused when it is applied
+                operation.prepare()
         return self._submit(_Request(operations, hint), timeout_s)
 
     def sync(self, *, timeout_s: float) -> int:
