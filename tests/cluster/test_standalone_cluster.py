@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -123,10 +124,40 @@ def cluster(folder: Path, prefix: list[str]) -> Iterator[tuple[str, set[int]]]:
 def ancestry(process: int) -> set[int]:
     """A process and those above it."""
     found = set()
-    while process and (stat := Path(f"/proc/{process}/stat")).exists():
+    while process:
+        try:
+            stat = Path(f"/proc/{process}/stat").read_text()
+        except OSError:  # it has ended
+            break
         found.add(process)
-        process = int(stat.read_text().rpartition(")")[2].split()[1])
+        process = int(stat.rpartition(")")[2].split()[1])
     return found
+
+
+class Lineage:
+    """Remembers who stood above each process: Spark's may have ended by the time that their files are looked at."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, set[int]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.02):
+            for entry in os.listdir("/proc"):
+                if entry.isdigit() and int(entry) not in self._known:
+                    self._known[int(entry)] = ancestry(int(entry))
+
+    def of(self, process: int) -> set[int]:
+        return self._known.get(process, set())
+
+    def __enter__(self) -> Lineage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
 
 
 # -- stores
@@ -160,7 +191,7 @@ def fill(store: Store) -> None:
     store.queue("copied")
 
 
-def makers(store: Store, name: str) -> dict[str, set[int]]:
+def makers(store: Store, name: str, lineage: Lineage) -> dict[str, set[int]]:
     """The files of a table: for each, the process that built it by its own account, and those above that one."""
     info = store.port.table(name)
     assert info is not None
@@ -169,7 +200,7 @@ def makers(store: Store, name: str) -> dict[str, set[int]]:
         if not row.staged:
             with pa.OSFile(f"{store.path}/{row.file_name}") as file:
                 maker = pa.ipc.open_file(file).schema.metadata.get(b"penstock.maker", b":0")
-            found[row.file_name] = ancestry(int(maker.rpartition(b":")[2]))
+            found[row.file_name] = lineage.of(int(maker.rpartition(b":")[2]))
     return found
 
 
@@ -223,14 +254,15 @@ def drive(folder: Path, prefix: list[str], address: str, cases: list[Case]) -> A
     script, log = Path(__file__).with_name("cluster_driver.py"), folder / "driver.log"
     command = [*prefix, sys.executable, str(script), address, str(folder)]
     command += [f"shared={shared.path}", f"hidden=penstock://127.0.0.1:{port}"]
-    with running(command, log, PENSTOCK_TOKEN="admin-secret", PENSTOCK_AUTHORITY=str(certificate)) as driver:
+    secrets = {"PENSTOCK_TOKEN": "admin-secret", "PENSTOCK_AUTHORITY": str(certificate)}
+    with Lineage() as lineage, running(command, log, **secrets) as driver:
         for case in cases:
             deadline_s = time.monotonic() + DRIVER_S
             while not case.store.offers.slots():
                 check_alive(driver, log, deadline_s)
-            case.loaded, case.written = case.store.kv("loaded").to_arrow(), makers(case.store, "loaded")
+            case.loaded, case.written = case.store.kv("loaded").to_arrow(), makers(case.store, "loaded", lineage)
             case.store.compact("loaded")
-            case.compacted = makers(case.store, "loaded")
+            case.compacted = makers(case.store, "loaded", lineage)
         assert driver.wait(DAEMON_S) == 0, log.read_text()[-8_000:]
     return json.loads(log.read_text().splitlines()[-1])
 
