@@ -63,14 +63,13 @@ EXEMPT: dict[str, set[str]] = {
         "os.unlink",
         "tempfile.mkdtemp",
     },
-    # Spark's driver: its environment and its java, the time a stream is told to wait, folders of its own.
+    # Spark's driver: its environment and its java, a folder of its own.
     "spark/sessions.py": {"os.cpu_count", "os.environ", "shutil.which"},
-    "spark/exactly_once.py": {"tempfile.mkdtemp", "time.monotonic", "time.time"},
+    "spark/exactly_once.py": {"tempfile.mkdtemp"},
     # A task looks whether it sees the store's folder, and builds files elsewhere if it does not.
     "spark/maintenance.py": {"tempfile.TemporaryDirectory"},
     "spark/place.py": {"open", "os.environ", "tempfile.TemporaryDirectory"},
     "spark/format.py": {"shutil.which"},
-    "spark/reading.py": {"time.monotonic"},
     "client/connect.py": {"os.environ"},  # of the owner that it starts
     "server/__main__.py": {"os.O_RDWR", "os.close", "os.devnull", "os.dup2", "os.open"},  # its own output
 }

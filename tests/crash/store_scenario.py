@@ -26,7 +26,7 @@ from store_model import (
     read_snapshot,
 )
 
-from penstock.archive.container import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import PenstockError, TokenTooOld
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import sealed

@@ -7,7 +7,7 @@ import random
 import pytest
 from lsm_files import columns, puts
 
-from penstock.archive.container import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid, NotFound
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile, sealed

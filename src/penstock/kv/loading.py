@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from penstock.archive.container import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
 from penstock.journal.record import PartitionId

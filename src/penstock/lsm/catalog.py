@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.archive.container import Sealing
+from penstock.archive.chunk import Sealing
 from penstock.errors import CorruptionError
 from penstock.lsm.index import Summary
 from penstock.lsm.version import FileMeta

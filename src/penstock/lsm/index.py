@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.archive.container import Chunk, ChunkIdentity, ChunkWriter, crc32c
+from penstock.archive.chunk import Chunk, ChunkIdentity, ChunkWriter, crc32c
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.files import Buffer
 from penstock.lsm.rows import U32

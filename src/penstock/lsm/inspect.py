@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.archive.container import KeyRing, crc32c, open_chunk
+from penstock.archive.chunk import KeyRing, crc32c
+from penstock.archive.container import open_chunk
 from penstock.errors import CorruptionError, Invalid
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.lsm.index import Index, Summary

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from penstock.archive.container import PLAIN, ChunkIdentity, Sealing
+from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.errors import (
     Backpressure,
     CommitFailed,

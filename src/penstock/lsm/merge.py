@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.archive.container import PLAIN, ChunkIdentity, KeyRing, Sealing
+from penstock.archive.chunk import PLAIN, ChunkIdentity, KeyRing, Sealing
 from penstock.errors import Closed, Invalid
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.lsm.folding import fold_groups

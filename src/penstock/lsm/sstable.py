@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.archive.container import Chunk, KeyRing, crc32c, open_chunk
+from penstock.archive.chunk import Chunk, KeyRing, crc32c
+from penstock.archive.container import open_chunk
 from penstock.errors import Closed, CorruptionError
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.archive.container import PLAIN, ChunkIdentity, ChunkWriter, Sealing, create_chunk
+from penstock.archive.chunk import PLAIN, ChunkIdentity, ChunkWriter, Sealing
+from penstock.archive.container import create_chunk
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem
 from penstock.lsm.index import (

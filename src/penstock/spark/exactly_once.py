@@ -20,7 +20,6 @@ import re
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock import errors
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
+from penstock.host.clock import SystemClock
 from penstock.partition.ledger import TableInfo
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
@@ -42,6 +42,7 @@ from penstock.spark.reading import whole_number
 from penstock.spark.streaming import start_option, table_with_offsets
 
 logger = logging.getLogger(__name__)
+clock = SystemClock()
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
 _RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as a traceback names it
@@ -95,7 +96,7 @@ def stream(
         writer = writer.trigger(availableNow=True)
     elif interval_s is not None:
         writer = writer.trigger(processingTime=f"{interval_s} seconds")
-    query = writer.queryName(f"{source}-{consumer}-{int(time.time() * 1000)}").start()
+    query = writer.queryName(f"{source}-{consumer}-{clock.time_us()}").start()
     with _lock:
         _runners[query.runId] = runner  # its id is the checkpoint's, and outlives a run
     return query
@@ -126,9 +127,9 @@ def wait(query: Any, timeout_s: float | None = None) -> Progress:
     stopping = threading.Event()
     heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in heard}
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     try:
-        while query.isActive and not stopping.is_set() and (deadline_s is None or time.monotonic() < deadline_s):
+        while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
             query.awaitTermination(1)
         if stopping.is_set():
             _runner_of(query).stop(query)
@@ -310,7 +311,9 @@ class _Runner:
         now = self.progress
         _, _, table = self._table()
         changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
-        self.progress = replace(now, lag=table.consumer(self._consumer).lag, committed_s=time.time(), **changed)
+        self.progress = replace(
+            now, lag=table.consumer(self._consumer).lag, committed_s=clock.time_us() / 1e6, **changed
+        )
 
 
 def _only(places: Places, shards: list[int]) -> Places:

@@ -14,7 +14,6 @@ Invariants: (1) all tasks of a query read one LSN. (2) a filter is left to Spark
 from __future__ import annotations
 
 import sys
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -37,12 +36,14 @@ from pyspark.sql.types import StructType
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid
 from penstock.host import threads
+from penstock.host.clock import SystemClock
 from penstock.journal.record import PartitionId
 from penstock.kinds import Kind, partitions_of
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.place import Place
 
+clock = SystemClock()
 SPLITS = 8
 LEASE_S = 300.0  # of a query's snapshot, since a task used it
 RENEW_S = 2.0  # a task that reads files by itself tells the owner so often that it does
@@ -154,12 +155,12 @@ class TableReader(DataSourceReader):
 
     def _renewed(self, batches: Iterator[Any], snapshot: RemoteSnapshot) -> Iterator[Any]:
         """The batches; the snapshot is kept while they are read."""
-        told_s = time.monotonic()
+        told_s = clock.monotonic_s()
         for batch in batches:
             yield batch
-            if time.monotonic() > told_s + RENEW_S:
+            if clock.monotonic_s() > told_s + RENEW_S:
                 self._place.store().snapshot(snapshot.id)  # to ask for it is to use it
-                told_s = time.monotonic()
+                told_s = clock.monotonic_s()
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:

@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.archive import container
-from penstock.archive.container import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    ChunkIdentity,
-    Codec,
-    FramedChunk,
-    Sealing,
-    create_chunk,
-    open_chunk,
-    rewrap,
-)  # fmt: skip
+from penstock.archive import framed
+from penstock.archive.chunk import ChunkIdentity, Codec, Sealing, crc32c
+from penstock.archive.container import create_chunk, open_chunk
+from penstock.archive.framed import BLOCK_BYTES, HEADER_BYTES, FramedChunk, rewrap
 from penstock.errors import CorruptionError, Invalid, NotFound, UnsupportedVersion
 from penstock.testing.disk import Fault, SimulatedDisk
 
@@ -99,7 +91,7 @@ def test_a_flipped_bit_is_seen_wherever_it_is(codec: Codec, encrypted: bool) -> 
         disk.flip("/c", bit)
         try:
             chunk = open_chunk(disk, "/c", Keys())
-            if at < len(container.MAGIC):
+            if at < len(framed.MAGIC):
                 assert chunk.view is not None  # no container of ours: its content says so to whoever reads it
             else:
                 assert bytes(chunk.read(0, chunk.size)) == content
@@ -143,7 +135,7 @@ def test_an_encrypted_block_opens_only_at_its_place(with_checksums: bool, monkey
     swapped = data[: one.start] + data[two] + data[one] + data[two.stop :]
     foreign = data[: one.start] + other[one] + data[one.stop :]
     if not with_checksums:
-        monkeypatch.setattr(container, "crc32c", None)
+        monkeypatch.setattr(framed, "crc32c", None)
     for forged in (swapped, foreign):
         replaced(disk, "/a", forged)
         with pytest.raises(CorruptionError):
@@ -163,8 +155,8 @@ def test_a_chunk_does_not_open_under_another_id() -> None:
     data = bytearray(disk.open("/a").pread(1 << 20, 0))
     data[32] ^= 1  # the chunk id in the header
     head = bytes(data[: HEADER_BYTES - 4])
-    assert container.crc32c is not None
-    data[HEADER_BYTES - 4 : HEADER_BYTES] = container.crc32c(head).to_bytes(4, "little")
+    assert crc32c is not None
+    data[HEADER_BYTES - 4 : HEADER_BYTES] = crc32c(head).to_bytes(4, "little")
     replaced(disk, "/a", bytes(data))
     with pytest.raises(CorruptionError, match="unwrap"):
         open_chunk(disk, "/a", Keys())
@@ -173,16 +165,16 @@ def test_a_chunk_does_not_open_under_another_id() -> None:
 def test_a_block_never_becomes_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small frame that declares a huge size must not be believed."""
     disk = SimulatedDisk()
-    bomb = container._arrow_codec(1).compress(bytes(50 << 20))
-    real = container._arrow_codec
+    bomb = framed._arrow_codec(1).compress(bytes(50 << 20))
+    real = framed._arrow_codec
 
     class Bomber:
         def compress(self, data: bytes) -> bytes:
             return bytes(bomb)
 
-    monkeypatch.setattr(container, "_arrow_codec", lambda codec: Bomber())
+    monkeypatch.setattr(framed, "_arrow_codec", lambda codec: Bomber())
     put(disk, "/c", content_of(BLOCK_BYTES), sealing("zstd", False))
-    monkeypatch.setattr(container, "_arrow_codec", real)
+    monkeypatch.setattr(framed, "_arrow_codec", real)
     with pytest.raises(CorruptionError, match="decompress"):
         open_chunk(disk, "/c").read(0, 10)
 
@@ -206,7 +198,7 @@ def test_bytes_that_are_no_container_never_crash_a_reader(data: st.DataObject, c
     disk = SimulatedDisk()
     put(disk, "/c", content_of(70_000), sealing(codec, False))
     raw = bytearray(disk.open("/c").pread(1 << 20, 0))
-    cut = data.draw(st.integers(len(container.MAGIC), len(raw)))
+    cut = data.draw(st.integers(len(framed.MAGIC), len(raw)))
     replaced(disk, "/c", bytes(raw[:cut]))
     if cut < len(raw):
         with pytest.raises(CorruptionError):
@@ -253,7 +245,8 @@ def test_without_cryptography_the_error_says_what_to_install() -> None:
 import sys
 sys.modules["cryptography"] = None
 sys.modules["cryptography.hazmat.primitives.ciphers.aead"] = None
-from penstock.archive.container import ChunkIdentity, Sealing, create_chunk
+from penstock.archive.chunk import ChunkIdentity, Sealing
+from penstock.archive.container import create_chunk
 from penstock.errors import Invalid
 from penstock.testing.disk import SimulatedDisk
 class Keys:

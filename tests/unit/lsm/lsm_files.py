@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.archive.container import PLAIN, ChunkIdentity, Sealing
+from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.host.files import FileSystem
 from penstock.lsm.index import Summary
 from penstock.lsm.ranges import RangeDelete, RangeDeletes

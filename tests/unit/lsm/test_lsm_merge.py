@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsm_files import STORE, ModelRows, puts, write
 
-from penstock.archive.container import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.lsm import merge as merge_module
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, slices, sstable_path

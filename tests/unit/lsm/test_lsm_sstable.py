@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsm_files import STORE, ModelRows, columns, puts, write
 
-from penstock.archive.container import ChunkIdentity, Sealing
+from penstock.archive.chunk import ChunkIdentity, Sealing
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.files import OsFileSystem
 from penstock.lsm import sstable as sstable_module

@@ -1,0 +1,349 @@
+"""Framed containers: 64 KiB blocks, each compressed (zstd, lz4) and then encrypted (AES-256-GCM), and a table of them.
+
+Thread: a writer belongs to one thread; a chunk may be read by any number.
+Invariants: (1) a chunk appears under its name whole, synced, or not at all. (2) no block is opened before its stored
+and declared sizes are known to be within bounds. (3) an encrypted block opens only at its own place in its own chunk:
+store, chunk id, block number and, for the last block, the block count are authenticated with it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
+from penstock.archive.plain import WRITE_BYTES, PlainWriter, TemporaryFile
+from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.host.chance import Random
+from penstock.host.files import Buffer, File, FileSystem
+
+BLOCK_BYTES = 1 << 16
+CACHED_BLOCKS = 64
+
+MAGIC = b"PENCHNK1"
+VERSION = 1
+# magic, version, codec, cipher, block bytes, store, chunk id, content bytes, blocks, table checksum, key version,
+# key nonce, wrapped key, tag of the table; then the checksum of all this.
+_HEADER = struct.Struct("<8sHBBI16sQQIIQ12s48s16s")
+_SUM = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _SUM.size
+_ENTRY = struct.Struct("<II")  # stored bytes (top bit: the codec did not help, the block is raw), checksum of them
+_RAW = 1 << 31
+_TAG_BYTES = 16
+_TABLE_BLOCK = 0xFFFFFFFF  # the block number under which the table is authenticated
+_BLOCKS_MAX = _TABLE_BLOCK - 1
+
+
+class _Cipher:
+    """AES-256-GCM under a chunk's data key. The key is never used for a second chunk, so block numbers are nonces."""
+
+    def __init__(self, data_key: bytes, identity: ChunkIdentity, codec: int) -> None:
+        self._aead = _aes_gcm(data_key)
+        self._bound = struct.pack("<16sQB", identity.store, identity.chunk_id, codec)
+
+    def _place(self, block: int, count: int) -> tuple[bytes, bytes]:
+        return block.to_bytes(12, "big"), self._bound + struct.pack("<II", block, count)
+
+    def seal(self, data: bytes, block: int, count: int, also: bytes = b"") -> bytes:
+        nonce, bound = self._place(block, count)
+        sealed: bytes = self._aead.encrypt(nonce, data, bound + also)
+        return sealed
+
+    def open(self, data: bytes, block: int, count: int, also: bytes = b"") -> bytes | None:
+        """The block's bytes, or None if they are not the ones sealed at this place."""
+        from cryptography.exceptions import InvalidTag
+
+        nonce, bound = self._place(block, count)
+        try:
+            opened: bytes = self._aead.decrypt(nonce, data, bound + also)
+        except InvalidTag:
+            return None
+        return opened
+
+
+def _aes_gcm(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise Invalid(
+            "encrypted chunks need the package cryptography: install it with pip install 'penstock[crypto]'"
+        ) from None
+    return AESGCM(key)
+
+
+def _arrow_codec(codec: int) -> Any:
+    from pyarrow import Codec as ArrowCodec
+
+    return ArrowCodec("zstd", compression_level=1) if codec == 1 else ArrowCodec("lz4_raw")
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    codec: int
+    cipher: int
+    identity: ChunkIdentity
+    size: int
+    blocks: int
+    table_sum: int
+    key_version: int
+    key_nonce: bytes
+    wrapped: bytes
+    table_tag: bytes
+
+    def pack(self) -> bytes:
+        head = _HEADER.pack(
+            MAGIC, VERSION, self.codec, self.cipher, BLOCK_BYTES, self.identity.store, self.identity.chunk_id,
+            self.size, self.blocks, self.table_sum, self.key_version, self.key_nonce, self.wrapped, self.table_tag,
+        )  # fmt: skip
+        return head + _SUM.pack(_checksum(head))
+
+    @staticmethod
+    def read(file: File, file_bytes: int) -> _Header:
+        raw = file.pread(HEADER_BYTES, 0)
+        if len(raw) < HEADER_BYTES:
+            raise CorruptionError(file.path, len(raw), "the file ends inside its header")
+        head = raw[: _HEADER.size]
+        fields = _HEADER.unpack(head)
+        if fields[1] != VERSION:
+            raise UnsupportedVersion(f"{file.path} has container version {fields[1]}: open it with a newer Penstock")
+        if crc32c is not None and crc32c(head) != _SUM.unpack(raw[_HEADER.size :])[0]:
+            raise CorruptionError(file.path, 0, "the header's checksum does not match")
+        _, _, codec, cipher, block_bytes, store, chunk_id, size, blocks, *rest = fields
+        sound = codec < len(CODECS) and cipher < 2 and block_bytes == BLOCK_BYTES
+        if not sound or blocks != -(-size // BLOCK_BYTES) or HEADER_BYTES + blocks * _ENTRY.size > file_bytes:
+            raise CorruptionError(file.path, 0, "the header describes no possible file")
+        return _Header(codec, cipher, ChunkIdentity(store=store, chunk_id=chunk_id), size, blocks, *rest)
+
+
+def _checksum(data: bytes) -> int:
+    if crc32c is None:
+        raise Invalid("writing chunks needs the package google-crc32c: install it with pip install google-crc32c")
+    return crc32c(data)
+
+
+class FramedWriter:
+    """Writes content as compressed and encrypted blocks."""
+
+    def __init__(self, fs: FileSystem, path: str, identity: ChunkIdentity, sealing: Sealing) -> None:
+        self._identity = identity
+        self._codec = CODECS.index(sealing.codec)
+        self._compress = _arrow_codec(self._codec).compress if self._codec else None
+        self._cipher: _Cipher | None = None
+        self._wrapping = (0, bytes(12), bytes(48))
+        if sealing.keys is not None:
+            data_key = sealing.random.randbytes(32)
+            self._cipher = _Cipher(data_key, identity, self._codec)
+            self._wrapping = _wrap(data_key, sealing.keys, identity, sealing.random)
+        self._out = TemporaryFile(fs, path)
+        self._at = HEADER_BYTES
+        self._pending = bytearray()
+        self._entries = bytearray()
+        self._stored: list[bytes] = []
+        self._blocks = 0
+        self._size = 0
+
+    def write(self, data: Buffer) -> None:
+        self._pending += data
+        # The last block stays back: it is sealed with the count, which only `finish` knows.
+        whole = (len(self._pending) - 1) // BLOCK_BYTES
+        for i in range(whole):
+            self._block(bytes(self._pending[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]), last=False)
+        if whole > 0:
+            del self._pending[: whole * BLOCK_BYTES]
+            self._drain()
+
+    def _block(self, data: bytes, *, last: bool) -> None:
+        if self._blocks >= _BLOCKS_MAX:
+            raise Invalid("a chunk holds at most 2**32 - 2 blocks: write a smaller one")
+        self._size += len(data)
+        flag = 0
+        if self._compress is not None:
+            packed = bytes(self._compress(data))
+            if len(packed) < len(data):
+                data = packed
+            else:
+                flag = _RAW
+        if self._cipher is not None:
+            data = self._cipher.seal(data, self._blocks, self._blocks + 1 if last else 0, bytes([flag >> 31]))
+        self._entries += _ENTRY.pack(len(data) | flag, _checksum(data))
+        self._stored.append(data)
+        self._blocks += 1
+
+    def _drain(self) -> None:
+        data = b"".join(self._stored)
+        self._stored = []
+        self._out.file.pwrite(data, self._at)
+        self._at += len(data)
+
+    def finish(self) -> int:
+        if self._pending:
+            self._block(bytes(self._pending), last=True)
+            self._pending.clear()
+        table = bytes(self._entries)
+        tag = bytes(_TAG_BYTES)
+        if self._cipher is not None:
+            tag = self._cipher.seal(b"", _TABLE_BLOCK, self._blocks, table + struct.pack("<Q", self._size))
+        self._stored.append(table)
+        self._drain()
+        header = _Header(
+            self._codec, int(self._cipher is not None), self._identity, self._size, self._blocks, _checksum(table),
+            *self._wrapping, tag,
+        )  # fmt: skip
+        self._out.file.pwrite(header.pack(), 0)
+        self._out.publish()
+        return self._at
+
+    def abort(self) -> None:
+        self._out.abort()
+
+
+class FramedChunk:
+    """Content opened block by block, with a bounded number of open blocks kept."""
+
+    def __init__(self, file: File, file_bytes: int, keys: KeyRing | None) -> None:
+        self._file = file
+        self._header = header = _Header.read(file, file_bytes)
+        table_at = file_bytes - header.blocks * _ENTRY.size
+        table = file.pread(header.blocks * _ENTRY.size, table_at)
+        if crc32c is not None and crc32c(table) != header.table_sum:
+            raise CorruptionError(file.path, table_at, "the block table's checksum does not match")
+        self._entries = list(_ENTRY.iter_unpack(table))
+        self._starts = [HEADER_BYTES]
+        for stored, _ in self._entries:
+            if (stored & ~_RAW) > BLOCK_BYTES + _TAG_BYTES:
+                raise CorruptionError(file.path, table_at, "a block is longer than a block can be")
+            self._starts.append(self._starts[-1] + (stored & ~_RAW))
+        if self._starts[-1] != table_at:
+            raise CorruptionError(file.path, table_at, "the blocks do not fill the file")
+        self._decompress = _arrow_codec(header.codec).decompress if header.codec else None
+        self._cipher = _unwrap(header, file.path, keys) if header.cipher else None
+        if self._cipher is not None:
+            also = table + struct.pack("<Q", header.size)
+            if self._cipher.open(header.table_tag, _TABLE_BLOCK, header.blocks, also) is None:
+                raise CorruptionError(file.path, table_at, "the block table was not sealed by this key")
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[int, bytes] = OrderedDict()  # guarded by _lock
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        return self._header.size
+
+    @property
+    def identity(self) -> ChunkIdentity:
+        return self._header.identity
+
+    @property
+    def view(self) -> memoryview | None:
+        return None
+
+    def read(self, start: int, end: int) -> memoryview:
+        if not 0 <= start <= end <= self.size:
+            raise CorruptionError(self.path, self.size, f"bytes {start} to {end} were asked for and are not there")
+        first, last = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        keep = last - first <= CACHED_BLOCKS // 4  # a long read would only wash the cache out
+        data = b"".join([self._block(i, keep) for i in range(first, last)])
+        return memoryview(data)[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+
+    def _block(self, number: int, keep: bool) -> bytes:
+        with self._lock:
+            block = self._cache.get(number)
+            if block is not None:
+                self._cache.move_to_end(number)
+                return block
+        block = self._open_block(number)
+        if keep:
+            with self._lock:
+                self._cache[number] = block
+                while len(self._cache) > CACHED_BLOCKS:
+                    self._cache.popitem(last=False)
+        return block
+
+    def _open_block(self, number: int) -> bytes:
+        at = self._starts[number]
+        stored, checksum = self._entries[number]
+        raw = stored & _RAW
+        data = self._file.pread(stored & ~_RAW, at)
+        if len(data) != stored & ~_RAW or (crc32c is not None and crc32c(data) != checksum):
+            raise CorruptionError(self.path, at, f"block {number} is not what was written")
+        count = self._header.blocks
+        if self._cipher is not None:
+            opened = self._cipher.open(data, number, count if number + 1 == count else 0, bytes([raw >> 31]))
+            if opened is None:
+                raise CorruptionError(self.path, at, f"block {number} was not sealed at this place by this key")
+            data = opened
+        size = min(BLOCK_BYTES, self.size - number * BLOCK_BYTES)
+        if self._decompress is not None and not raw:
+            try:  # into exactly `size` bytes: what a frame declares about itself is never believed
+                data = bytes(self._decompress(data, decompressed_size=size))
+            except OSError as error:
+                raise CorruptionError(self.path, at, f"block {number} does not decompress ({error})") from None
+        if len(data) != size:
+            raise CorruptionError(self.path, at, f"block {number} holds {len(data)} bytes, not {size}")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _wrap(data_key: bytes, keys: KeyRing, identity: ChunkIdentity, random: Random) -> tuple[int, bytes, bytes]:
+    version = keys.current()
+    nonce = random.randbytes(12)
+    bound = struct.pack("<16sQQ", identity.store, identity.chunk_id, version)
+    return version, nonce, _aes_gcm(keys.key(version)).encrypt(nonce, data_key, bound)
+
+
+def _data_key(header: _Header, path: str, keys: KeyRing | None) -> bytes:
+    if keys is None:
+        raise Invalid(f"{path} is encrypted: open it with the store's keys")
+    from cryptography.exceptions import InvalidTag
+
+    aead = _aes_gcm(keys.key(header.key_version))
+    bound = struct.pack("<16sQQ", header.identity.store, header.identity.chunk_id, header.key_version)
+    try:
+        data_key: bytes = aead.decrypt(header.key_nonce, header.wrapped, bound)
+    except InvalidTag:
+        raise CorruptionError(path, 0, f"master key {header.key_version} does not unwrap its data key") from None
+    return data_key
+
+
+def _unwrap(header: _Header, path: str, keys: KeyRing | None) -> _Cipher:
+    _aes_gcm(bytes(32))  # first: a missing package has its own message
+    return _Cipher(_data_key(header, path, keys), header.identity, header.codec)
+
+
+def rewrap(fs: FileSystem, path: str, keys: KeyRing, random: Random) -> bool:
+    """Wrap an encrypted chunk's data key with the current master key; False if there was nothing to do.
+
+    The chunk is copied with a new header and replaced whole: its blocks are not touched.
+    """
+    file = fs.open(path)
+    try:
+        size = file.size()
+        if file.pread(len(MAGIC), 0) != MAGIC:
+            return False
+        old = _Header.read(file, size)
+        if not old.cipher or old.key_version == keys.current():
+            return False
+        wrapping = _wrap(_data_key(old, path, keys), keys, old.identity, random)
+        new = _Header(
+            old.codec, old.cipher, old.identity, old.size, old.blocks, old.table_sum, *wrapping, old.table_tag
+        )
+        out = PlainWriter(fs, path)
+        try:
+            out.write(new.pack())
+            for at in range(HEADER_BYTES, size, WRITE_BYTES):
+                out.write(file.pread(min(WRITE_BYTES, size - at), at))
+            out.finish()
+        except BaseException:
+            out.abort()
+            raise
+        return True
+    finally:
+        file.close()

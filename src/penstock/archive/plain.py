@@ -1,0 +1,99 @@
+"""Plain containers: a chunk's content as it is, mapped and read without a copy.
+
+Thread: a writer belongs to one thread; a chunk may be read by any number.
+Invariant: a chunk appears under its name whole, synced, or not at all.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import CorruptionError
+from penstock.host.files import Buffer, FileSystem, publish
+
+WRITE_BYTES = 1 << 20
+
+
+class TemporaryFile:
+    """The file beside the target that becomes it."""
+
+    def __init__(self, fs: FileSystem, target: str) -> None:
+        self._fs = fs
+        self._target = target
+        temporary = target + ".tmp"
+        if fs.exists(temporary):  # left by an attempt that died; this attempt owns the name
+            fs.unlink(temporary)
+        self.file = fs.create(temporary)
+
+    def publish(self) -> None:
+        publish(self._fs, self.file, self._target)
+        self.file.close()
+
+    def abort(self) -> None:
+        self.file.close()
+        if self._fs.exists(self.file.path):
+            self._fs.unlink(self.file.path)
+
+
+class PlainWriter:
+    """Writes content as it is."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._out = TemporaryFile(fs, path)
+        self._parts: list[Buffer] = []
+        self._pending = 0
+        self._at = 0
+
+    def write(self, data: Buffer) -> None:
+        if len(data) >= WRITE_BYTES:  # large enough to go by itself, without a copy
+            self._drain()
+            self._parts = [data]
+            self._drain()
+            return
+        self._parts.append(data)
+        self._pending += len(data)
+        if self._pending >= WRITE_BYTES:
+            self._drain()
+
+    def _drain(self) -> None:
+        if not self._parts:
+            return
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._pending = [], 0
+        self._out.file.pwrite(data, self._at)
+        self._at += len(data)
+
+    def finish(self) -> int:
+        self._drain()
+        self._out.publish()
+        return self._at
+
+    def abort(self) -> None:
+        self._out.abort()
+
+
+class PlainChunk:
+    """Mapped content."""
+
+    def __init__(self, path: str, view: memoryview) -> None:
+        self._path = path
+        self._view: memoryview | None = view
+        self._size = len(view)
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def view(self) -> memoryview | None:
+        return self._view
+
+    def read(self, start: int, end: int) -> memoryview:
+        if self._view is None or not 0 <= start <= end <= self._size:
+            raise CorruptionError(self._path, self._size, f"bytes {start} to {end} were asked for and are not there")
+        return self._view[start:end]
+
+    def close(self) -> None:
+        self._view = None  # unmapped when the last slice of it goes
