@@ -56,7 +56,7 @@ def commit(
     condition = None if consumer is None else _condition(path, source, consumer, start, end)
     told = prepare(places, tables)
     with Place.of({"path": path}, table=False).store().batch(token=token) as batch:
-        rows = {name: add_loads(batch, places[name], told[name]) for name in tables}
+        rows = use(batch, places, told)
         if condition is not None:
             batch.require(*condition)
     return Committed(batch.duplicate, rows)

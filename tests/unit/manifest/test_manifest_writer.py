@@ -59,13 +59,9 @@ class Gated:
 class Bench:
     """A manifest over a gated engine."""
 
-    def __init__(
-        self, opener: type[MemoryEngine] | type[LmdbEngine], path: str, fs: FileSystem | None, budget_s: float = 0.003
-    ) -> None:
+    def __init__(self, opener: type[MemoryEngine] | type[LmdbEngine], path: str, fs: FileSystem | None) -> None:
         self.gated: Gated
-        self.settings = ManifestSettings(
-            channel_batches_max=100, window_batches_max=1_000, commit_latency_budget_s=budget_s
-        )
+        self.settings = ManifestSettings(channel_batches_max=100, window_batches_max=1_000)
 
         def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> Engine:
             self.gated = Gated(opener(path, settings, fs, clock))
@@ -101,19 +97,15 @@ class Bench:
         return answers
 
 
-def opened(engine: str, tmp_path: Path, budget_s: float) -> Iterator[Bench]:
-    if engine == "memory":
-        made = Bench(MemoryEngine, "manifest", SimulatedDisk(), budget_s)
+@pytest.fixture(params=["memory", "lmdb"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "memory":
+        made = Bench(MemoryEngine, "manifest", SimulatedDisk())
     else:
-        made = Bench(LmdbEngine, str(tmp_path / "manifest"), None, budget_s)
+        made = Bench(LmdbEngine, str(tmp_path / "manifest"), None)
     yield made
     made.gated.go.set()
     made.manifest.close()
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened(request.param, tmp_path, 0.003)
 
 
 def chunk_op(number: int, file_name: str | None = None) -> ManifestOp:
