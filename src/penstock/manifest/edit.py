@@ -58,6 +58,34 @@ _MANIFEST = int(ComponentId.MANIFEST)
 _NO_PROGRESS = WalStateRecord()
 
 
+class Batch:
+    """Operations in the order in which they are applied, prepared by their caller: the writer's time is everyone's."""
+
+    __slots__ = ("bumps", "hint", "operations", "steps")
+
+    def __init__(self, operations: Sequence[ManifestOp], generation_hint: int | None = None) -> None:
+        steps: list[tuple[Callable[[Edit, Any], None], Any]] = []
+        merges: list[tuple[Callable[[Edit, Any], None], Any]] = []
+        bumps: list[BumpGeneration] = []
+        for operation in operations:
+            kind = type(operation)
+            if kind in _APPLY:
+                step = _APPLY[kind], operation.prepared()
+                (merges if kind is MergeMetric else steps).append(step)
+            elif isinstance(operation, BumpGeneration):
+                bumps.append(operation)
+            else:
+                raise Invalid(f"{operation!r} is no operation of the manifest")
+        self.operations = operations
+        self.steps = steps + merges
+        self.bumps = bumps
+        self.hint = generation_hint
+
+    def frees(self) -> bool:
+        """Whether it may run when the manifest is full."""
+        return all(operation.frees for operation in self.operations)
+
+
 class Edit:
     """The application of one or more batches in one transaction."""
 
@@ -68,29 +96,18 @@ class Edit:
         self._now_ms = now_ms
         self._touched_jobs: set[int] = set()
 
-    def apply(self, operations: Sequence[ManifestOp], generation_hint: int | None = None) -> CommitReceipt:
+    def apply(self, batch: Batch) -> CommitReceipt:
         """Apply one batch; an exception means the whole transaction must be undone."""
-        self._touched_jobs.clear()
-        merges: list[MergeMetric] = []
-        bumps: list[BumpGeneration] = []
-        for operation in operations:
-            kind = type(operation)
-            if kind is MergeMetric:
-                merges.append(operation)  # type: ignore[arg-type]
-            elif kind is BumpGeneration:
-                bumps.append(operation)  # type: ignore[arg-type]
-            elif kind in _APPLY:
-                _APPLY[kind](self, operation)
-            else:
-                raise Invalid(f"{operation!r} is no operation of the manifest")
-        for job_id in self._touched_jobs:
-            check_job(self._view, job_id)
-        for merge in merges:
-            self._merge_metric(merge)
-        if not bumps:
-            generation = self._implicit_bump(generation_hint)
+        for apply, prepared in batch.steps:
+            apply(self, prepared)
+        if self._touched_jobs:
+            for job_id in self._touched_jobs:
+                check_job(self._view, job_id)
+            self._touched_jobs.clear()
+        if not batch.bumps:
+            generation = self._implicit_bump(batch.hint)
             return CommitReceipt(generation, {_MANIFEST: generation})
-        reached = {bump.component: self._bump(bump.component, bump.increment) for bump in bumps}
+        reached = {bump.component: self._bump(bump.component, bump.increment) for bump in batch.bumps}
         return CommitReceipt(max(reached.values()), reached)
 
     def finish(self, waiting: Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]) -> None:
@@ -114,13 +131,14 @@ class Edit:
         current = self.generations.get(_MANIFEST, self._before.get(_MANIFEST, 0))
         return self._bump(_MANIFEST, max(1, (hint or 0) - current))
 
-    def _merge_metric(self, operation: MergeMetric) -> None:
-        record, delta = METRICS.get_packed(self._view, operation.packed), operation.delta
+    def _merge_metric(self, prepared: tuple[MergeMetric, bytes]) -> None:
+        operation, key = prepared
+        record, delta = METRICS.get_packed(self._view, key), operation.delta
         if record is not None:
             record = record.merged(delta, self._now_ms)
         else:
             record = MetricRecord(delta.sum, delta.count, delta.min, delta.max, delta.bucket_counts, self._now_ms)
-        METRICS.put_packed(self._view, operation.packed, record)
+        METRICS.put_packed(self._view, key, record)
 
     # -- tables, partitions, chunks
 
@@ -134,15 +152,15 @@ class Edit:
                     raise Invalid(f"table {db_id} has the name {value.name!r} already: choose another")
         DB.put(self._view, operation.db_id, value)
 
-    def _put_wal_state(self, operation: PutWalState) -> None:
-        key = operation.key
-        old = WAL_STATE.get_packed(self._view, operation.packed) or _NO_PROGRESS
+    def _put_wal_state(self, prepared: tuple[PutWalState, bytes]) -> None:
+        operation, key = prepared
+        old = WAL_STATE.get_packed(self._view, key) or _NO_PROGRESS
         value = old.raised(operation.value)
-        if key.shard == 0:
+        if operation.key.shard == 0:
             value = msgspec.structs.replace(value, flush_gate_state=old.flush_gate_state, other_gates=old.other_gates)
         elif value.other_gates or value.flush_gate_state != _NO_PROGRESS.flush_gate_state:
-            raise Invalid(f"partition {key}: gates are in shard 0 and follow the jobs")
-        WAL_STATE.put_packed(self._view, operation.packed, value)
+            raise Invalid(f"partition {operation.key}: gates are in shard 0 and follow the jobs")
+        WAL_STATE.put_packed(self._view, key, value)
 
     def _delete_wal_state(self, operation: DeleteWalState) -> None:
         old = WAL_STATE.get(self._view, operation.key)
@@ -151,9 +169,9 @@ class Edit:
                 raise Invalid(f"partition {operation.key}: job {gate.active_job_id} holds its gate of kind {kind}")
         WAL_STATE.delete(self._view, operation.key)
 
-    def _upsert_chunk(self, operation: UpsertChunk) -> None:
+    def _upsert_chunk(self, prepared: tuple[UpsertChunk, bytes, bytes, bytes, bytes]) -> None:
+        operation, chunk_key, chunk, file_key, mine = prepared
         view, key, value = self._view, operation.key, operation.value
-        chunk_key, chunk, file_key, mine = operation.packed
         owner = view.get(CHUNK_FILES.name, file_key)
         if owner is None:
             old = CHUNKS.get_packed(view, chunk_key)
@@ -292,4 +310,5 @@ _APPLY: dict[type[Any], Callable[[Edit, Any], None]] = {
     RemoveJob: Edit._remove_job,
     UpsertPendingIndex: Edit._upsert_pending_index,
     DeletePendingIndex: Edit._delete_pending_index,
+    MergeMetric: Edit._merge_metric,
 }

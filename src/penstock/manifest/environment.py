@@ -29,7 +29,7 @@ from penstock.errors import (
     OutcomeUnknown,
 )
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, parent
+from penstock.host.files import FileSystem, claim, parent
 from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
 from penstock.manifest.fork import ForkGuard
@@ -39,6 +39,9 @@ DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it cop
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
 PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
+AHEAD_BYTES = 1 << 20  # how much of the file is written before LMDB comes there
+AHEAD_BYTES_MIN = AHEAD_BYTES // 16  # with less left, the next step is written
+AHEAD_LOOK_COMMITS = 8  # how often it is looked where LMDB is
 
 
 class LmdbReadView:
@@ -100,6 +103,8 @@ class LmdbEngine:
         self._map_bytes = settings.map_bytes
         self._taken_bytes = 0  # what commits have taken at most since LMDB was asked; by the writing thread only
         self._room_bytes = 0.0  # how much they may take before it is asked again
+        self._file_bytes = 0  # the file's length when it was last looked at
+        self._commits = 0  # since LMDB was asked
         self._panicked = False
         self._env: Any = None  # changed under _lock
         self._owner = fs.lock(path + ".owner")
@@ -160,7 +165,7 @@ class LmdbEngine:
             if isinstance(error, lmdb.Error):
                 raise self._translated(error) from error
             raise
-        with suppress(lmdb.Error):  # the commit is done: growing early is a courtesy
+        with suppress(lmdb.Error, DiskFull, OSError):  # the commit is done: growing early is a courtesy
             self._keep_headroom(view.changed_rows * PAGES_PER_ROW_MAX * self._page_bytes + view.changed_bytes)
 
     def _has_panicked(self) -> bool:
@@ -207,7 +212,8 @@ class LmdbEngine:
         the interpreter.
         """
         self._taken_bytes += taken_bytes
-        if self._taken_bytes < self._room_bytes:
+        self._commits += 1
+        if self._taken_bytes < self._room_bytes and self._commits < AHEAD_LOOK_COMMITS:
             return
         limit, used = self._settings.map_bytes_max, self._used_bytes()
         if self._map_bytes > max(limit, used):
@@ -216,6 +222,21 @@ class LmdbEngine:
             self._move_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
         room = self._map_bytes * (1.0 - self._settings.headroom_ratio) - used
         self._taken_bytes, self._room_bytes = 0, limit if self._map_bytes == limit else room
+        self._commits = 0
+        self._write_ahead(used)
+
+    def _write_ahead(self, used: int) -> None:
+        """Make the file longer before LMDB does: syncing a file that grew takes its file system's journal as well.
+
+        Bytes behind the last page mean nothing to LMDB, and the next commit's sync covers them.
+        """
+        if used + AHEAD_BYTES_MIN <= self._file_bytes or used + AHEAD_BYTES_MIN > self._map_bytes:
+            return
+        file = self._fs.open(self._path, write=True)
+        try:
+            self._file_bytes = claim(file, file.size(), used, AHEAD_BYTES_MIN, AHEAD_BYTES)
+        finally:
+            file.close()
 
     def _move_map(self, size: int, drain_s: float) -> bool:
         if getattr(self._reading, "depth", 0):

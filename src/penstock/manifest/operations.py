@@ -6,8 +6,7 @@ Thread: any; they never change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -25,13 +24,14 @@ from penstock.manifest.records import (
 from penstock.manifest.tables import CHUNK_FILES, CHUNKS
 
 
-class Operation(msgspec.Struct, frozen=True, dict=True):
+class Operation(msgspec.Struct, frozen=True):
     """Base of the twelve."""
 
     frees: ClassVar[bool] = False  # whether it may run when the manifest is full
 
-    def prepare(self) -> None:
-        """Pack what depends on no row: in its caller's thread, because the writer's time is everyone's."""
+    def prepared(self) -> Any:
+        """What `Edit` takes: this, or also what can be packed without looking at a row."""
+        return self
 
 
 class PutDb(Operation, frozen=True):
@@ -47,13 +47,9 @@ class PutWalState(Operation, frozen=True):
     key: WalStateKey
     value: WalStateRecord
 
-    @cached_property
-    def packed(self) -> bytes:
-        """The key."""
-        return self.key.pack()
-
-    def prepare(self) -> None:
-        _ = self.packed
+    def prepared(self) -> tuple[PutWalState, bytes]:
+        """With its key."""
+        return self, self.key.pack()
 
 
 class DeleteWalState(Operation, frozen=True):
@@ -69,14 +65,10 @@ class UpsertChunk(Operation, frozen=True):
     key: ChunkKey
     value: ChunkEntryRecord
 
-    @cached_property
-    def packed(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """Key and value of the chunk's row, and of its file's."""
+    def prepared(self) -> tuple[UpsertChunk, bytes, bytes, bytes, bytes]:
+        """With key and value of the chunk's row, and of its file's."""
         owner = ChunkFileRecord(self.key.db_id, self.key.chunk_id)
-        return *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
-
-    def prepare(self) -> None:
-        _ = self.packed
+        return self, *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
 
 
 class DeleteChunk(Operation, frozen=True):
@@ -129,13 +121,9 @@ class MergeMetric(Operation, frozen=True):
     key: MetricKey
     delta: MetricDelta
 
-    @cached_property
-    def packed(self) -> bytes:
-        """The key."""
-        return self.key.pack()
-
-    def prepare(self) -> None:
-        _ = self.packed
+    def prepared(self) -> tuple[MergeMetric, bytes]:
+        """With its key."""
+        return self, self.key.pack()
 
 
 class BumpGeneration(Operation, frozen=True):

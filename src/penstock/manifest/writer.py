@@ -29,11 +29,11 @@ from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, 
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.manifest.draft import Draft
-from penstock.manifest.edit import Edit
+from penstock.manifest.edit import Batch, Edit
 from penstock.manifest.engine import Engine, ReadView
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.keys import ComponentId
-from penstock.manifest.operations import CommitReceipt, ManifestOp, Operation
+from penstock.manifest.operations import CommitReceipt, ManifestOp
 from penstock.manifest.records import GenerationWaiterSnapshot
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
@@ -45,13 +45,12 @@ GATHER_STEPS = 4  # of the latency budget: how much of it is waited at first wit
 
 
 class _Request:
-    """An `Apply` (with operations) or a `Sync` (without) in the channel."""
+    """An `Apply` (with a batch) or a `Sync` (without) in the channel."""
 
-    __slots__ = ("answered", "error", "hint", "operations", "receipt")
+    __slots__ = ("answered", "batch", "error", "receipt")
 
-    def __init__(self, operations: Sequence[ManifestOp] | None, hint: int | None) -> None:
-        self.operations = operations  # None: a sync
-        self.hint = hint
+    def __init__(self, batch: Batch | None) -> None:
+        self.batch = batch  # None: a sync
         self.receipt: CommitReceipt | None = None
         self.error: Exception | None = None
         self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
@@ -75,6 +74,7 @@ class ManifestWriter:
         self._busy = False  # guarded by _lock: someone has the turn
         self._turn_given = False  # guarded by _lock: it is the writer thread's
         self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
+        self._gathered: threading.Lock | None = None  # guarded by _lock: released by whoever brings the last of them
         self._step_s = settings.commit_latency_budget_s / GATHER_STEPS  # with the turn: until a look who is back
         self._answered: deque[_Request] = deque()  # whose threads are to be woken, by whoever takes one off
         self._closing = False  # guarded by _lock
@@ -91,14 +91,11 @@ class ManifestWriter:
 
     def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
         """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
-        for operation in operations:
-            if isinstance(operation, Operation):  # what is none is refused when it is applied
-                operation.prepare()
-        return self._submit(_Request(operations, hint), timeout_s)
+        return self._submit(_Request(Batch(operations, hint)), timeout_s)
 
     def sync(self, *, timeout_s: float) -> int:
         """Wait until all that was submitted before is committed; the generation of the manifest by then."""
-        return self._submit(_Request(None, None), timeout_s).generation
+        return self._submit(_Request(None), timeout_s).generation
 
     def register(self, component: int, target: int, *, timeout_s: float) -> WaitHandle:
         """Begin to wait for a generation."""
@@ -135,12 +132,15 @@ class ManifestWriter:
 
     def _submit(self, request: _Request, timeout_s: float) -> CommitReceipt:
         self._guard.check()
+        gathered = None
         with self._lock:
             self._check_open_locked()
             if self._busy:
-                self._enqueue_locked(request)
+                gathered = self._enqueue_locked(request)
             else:
                 self._busy = True
+        if gathered is not None:
+            gathered.release()  # not under the lock: the writer thread would wake up and wait for it
         if request.answered is None:
             try:
                 self._run_window([request])
@@ -156,15 +156,18 @@ class ManifestWriter:
         assert request.receipt is not None
         return request.receipt
 
-    def _enqueue_locked(self, request: _Request) -> None:
+    def _enqueue_locked(self, request: _Request) -> threading.Lock | None:
+        """Put a request into the channel; what to release if the writer thread waits for this one."""
         limit = self._settings.channel_batches_max
         if len(self._channel) >= limit:
             raise Backpressure(f"{limit} commits of the manifest are waiting (limit {limit}): retry later")
         request.answered = threading.Lock()
         request.answered.acquire()
         self._channel.append(request)
-        if self._gather and len(self._channel) >= self._gather:
-            self._wakeup.notify()
+        if len(self._channel) < self._gather:
+            return None
+        gathered, self._gathered = self._gathered, None
+        return gathered
 
     def _give_up(self, request: _Request, timeout_s: float) -> None:
         with self._lock:
@@ -233,34 +236,43 @@ class ManifestWriter:
             size = len(window)
 
     def _next_window(self, last_size: int) -> list[_Request]:
+        if last_size > 1:
+            self._await_others(last_size)
         with self._lock:
-            if last_size > 1:
-                self._gather_locked(last_size)
             size = min(len(self._channel), self._settings.window_batches_max)
             window = [self._channel.popleft() for _ in range(size)]
-            if not window:
+            if size < last_size:
                 self._wake_all()
+            if not window:
                 self._busy = False
                 self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
         return window
 
-    def _gather_locked(self, size: int) -> None:
+    def _await_others(self, size: int) -> None:
         """Wait for those who were answered just now and are about to come back, for as long as some do.
 
         A look costs a wake-up, so that the next wait is as long as this one took.
         """
-        self._gather = min(size, self._settings.window_batches_max)
-        budget_s, took_s, came = self._settings.commit_latency_budget_s, 0.0, -1
-        begin_s = self._clock.monotonic_s()
-        while came < len(self._channel) < self._gather and took_s < budget_s and not self._closing:
+        size = min(size, self._settings.window_batches_max)
+        gathered = threading.Lock()
+        gathered.acquire()
+        with self._lock:
             came = len(self._channel)
-            self._wakeup.wait(min(self._step_s, budget_s - took_s))
+            if came >= size or self._closing:
+                return
+            self._gather, self._gathered = size, gathered
+        budget_s, took_s = self._settings.commit_latency_budget_s, 0.0
+        begin_s = self._clock.monotonic_s()
+        while not gathered.acquire(timeout=min(self._step_s, budget_s - took_s)):
             took_s = self._clock.monotonic_s() - begin_s
-        self._gather = 0
+            with self._lock:
+                if len(self._channel) == came or took_s >= budget_s or self._closing:
+                    self._gathered = None
+                    break
+                came = len(self._channel)
+        took_s = self._clock.monotonic_s() - begin_s
         self._step_s = min(max(budget_s / GATHER_STEPS, 1.5 * took_s), budget_s)
-        if len(self._channel) < size:
-            self._wake_all()
 
     def _wake_one(self) -> bool:
         """Give one its answer, who wakes the next; False if there is none."""
@@ -300,10 +312,7 @@ class ManifestWriter:
                     self._doubtful = True
                     draft = Draft(transaction)
                     edit = Edit(draft, self._generations, self._clock.time_us() // 1_000)
-                    receipts = [
-                        None if request.operations is None else edit.apply(request.operations, request.hint)
-                        for request in window
-                    ]
+                    receipts = [None if request.batch is None else edit.apply(request.batch) for request in window]
                     edit.finish(self._snapshot_waiters)
                     draft.write_to(transaction)
                     refused = False
@@ -364,4 +373,4 @@ def load_generations(view: ReadView) -> dict[int, int]:
 
 
 def _frees(window: Sequence[_Request]) -> bool:
-    return all(operation.frees for request in window for operation in request.operations or ())
+    return all(request.batch is None or request.batch.frees() for request in window)
