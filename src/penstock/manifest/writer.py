@@ -232,8 +232,8 @@ class ManifestWriter:
         """Run windows until the channel is empty, then give the turn back."""
         size = 0
         while window := self._next_window(size):
-            self._run_window(window)
             size = len(window)
+            self._run_window(window)
 
     def _next_window(self, last_size: int) -> list[_Request]:
         if last_size > 1:
@@ -299,6 +299,7 @@ class ManifestWriter:
                 if request.receipt is None and request.error is None:
                     request.error = error
         self._answered.extend(request for request in window if request.answered is not None)
+        window.clear()  # so that each is freed by the thread that it belongs to
         self._wake_one()
 
     def _commit(self, window: list[_Request]) -> None:
