@@ -27,13 +27,13 @@ class RecordCodec(Generic[R]):
     def __init__(self, record: type[R], version: int = 1) -> None:
         self.version = version
         self._prefix = _VERSION.pack(version)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[R] = msgspec.msgpack.Decoder(record)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(record).decode
 
     def encode(self, record: R) -> bytes:
         """The bytes of a record; `Invalid` if a number does not fit."""
         try:
-            return self._prefix + self._encoder.encode(record)
+            return self._prefix + self._encode(record)
         except OverflowError:
             raise Invalid(f"{record!r} holds a number that does not fit 64 bits") from None
 
@@ -41,7 +41,7 @@ class RecordCodec(Generic[R]):
         """The record in a value; `where` and the key name it in errors."""
         try:
             if data.startswith(self._prefix):
-                return self._decoder.decode(data[_VERSION.size :])
+                return self._decode(data[_VERSION.size :])
         except (msgspec.DecodeError, Invalid, UnicodeDecodeError) as error:
             raise CorruptionError(_place(where, key), _VERSION.size, f"the record does not decode ({error})") from None
         where = _place(where, key)

@@ -104,7 +104,7 @@ class LmdbEngine:
         self._taken_bytes = 0  # what commits have taken at most since LMDB was asked; by the writing thread only
         self._room_bytes = 0.0  # how much they may take before it is asked again
         self._file_bytes = 0  # the file's length when it was last looked at
-        self._commits = 0  # since LMDB was asked
+        self._commits = 0  # since it was looked how far ahead the file is written
         self._panicked = False
         self._env: Any = None  # changed under _lock
         self._owner = fs.lock(path + ".owner")
@@ -222,8 +222,9 @@ class LmdbEngine:
             self._move_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
         room = self._map_bytes * (1.0 - self._settings.headroom_ratio) - used
         self._taken_bytes, self._room_bytes = 0, limit if self._map_bytes == limit else room
-        self._commits = 0
-        self._write_ahead(used)
+        if self._commits >= AHEAD_LOOK_COMMITS:
+            self._commits = 0
+            self._write_ahead(used)
 
     def _write_ahead(self, used: int) -> None:
         """Make the file longer before LMDB does: syncing a file that grew takes its file system's journal as well.
