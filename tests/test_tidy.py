@@ -64,7 +64,7 @@ EXEMPT: dict[str, set[str]] = {
         "tempfile.mkdtemp",
     },
     # Spark's driver: its environment and its java, a folder of its own.
-    "spark/sessions.py": {"os.cpu_count", "os.environ", "shutil.which"},
+    "spark/sessions.py": {"os.environ", "shutil.which"},
     "spark/exactly_once.py": {"tempfile.mkdtemp"},
     # A task looks whether it sees the store's folder, and builds files elsewhere if it does not.
     "spark/maintenance.py": {"tempfile.TemporaryDirectory"},

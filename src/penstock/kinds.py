@@ -72,7 +72,7 @@ class Piece:
     start: bytes
     end: bytes | None
     detail: bytes = b""  # the files, as the kind describes them to its own `read_piece`; empty: ask the owner
-    rows: int = 0  # about
+    size_bytes: int = 0  # to be read for it, about
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def main(master: str, folder: str, *stores: str) -> None:
     for name, path in (store.split("=", 1) for store in stores):
         executors = look(spark, path)
         for table in ("users", "events"):
-            frame = spark.read.format("penstock").option("table", table).load(path)
+            frame = spark.read.format("penstock").option("table", table).option("splits", 4).load(path)
             pq.write_table(frame.toArrow(), f"{folder}/{name}-{table}.parquet")
         for version in (1, 2):
             load(spark, path, version)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan
 
+from penstock.spark import reading
 from penstock.spark.arrow import for_spark
 from penstock.spark.format import PenstockSource
 from penstock.spark.sessions import PUSHDOWN
@@ -263,6 +264,13 @@ def test_fewer_columns_and_ranges(spark: Any, store: Store, folder: str, numbere
         assert max(row["count"] for row in parts) < 2 * len(expected) / splits
 
 
+def test_a_table_is_cut_by_its_bytes_and_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.host.threads.cores", lambda: 4)
+    least, most = reading.TASK_BYTES_MIN, reading.TASK_BYTES_MAX
+    found = [reading.tasks_for(size) for size in (0, 1, least, least + 1, 3 * least, 8 * least, 4 * most, 4 * most + 1)]
+    assert found == [1, 1, 1, 2, 3, 4, 4, 8]
+
+
 def test_several_reads_at_one_snapshot(spark: Any, store: Store, folder: str) -> None:
     import penstock
 
@@ -296,7 +304,7 @@ def test_ranges_of_a_queue(spark: Any, store: Store, folder: str) -> None:
 
 def read(folder: str, table: str, filters: list[Filter]) -> tuple[int, list[Any]]:
     """How many ranges are planned with these filters, and the rows that are read from them."""
-    source = PenstockSource({"path": folder, "table": table, "pushdown": "true"})
+    source = PenstockSource({"path": folder, "table": table, "pushdown": "true", "splits": "8"})
     reader: Any = source.reader(source.schema())
     assert list(reader.pushFilters(filters)) == filters
     ranges = reader.partitions()

@@ -108,7 +108,7 @@ def test_a_store_that_nobody_owned_can_be_opened_after_a_read(spark: Any, folder
     with penstock.open(folder) as store:
         store.kv("t", value="int64").put_many({b"%05d" % number: number for number in range(20_000)})
         store.queue("q", shards=2).put_many([b"x"] * 20_000, keys=[b"%d" % number for number in range(20_000)])
-    table, queue = load(spark, folder, "t"), load(spark, folder, "q")
+    table, queue = load(spark, folder, "t", splits="4"), load(spark, folder, "q", splits="4")
     assert table.count() == queue.count() == 20_000
     assert len(queue.take(1)) == len(table.take(1)) == 1  # one task was cut short, others were never run
     with penstock.open(folder, timeout_s=30.0) as store:

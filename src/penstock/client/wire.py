@@ -355,18 +355,18 @@ class _SentPiece(msgspec.Struct, frozen=True, array_like=True):
     start: bytes
     end: bytes | None
     detail: bytes
-    rows: int
+    size_bytes: int
 
 
 def send_pieces(pieces: list[Piece]) -> list[_SentPiece]:
     """Pieces as they go over the wire."""
-    return [_SentPiece(piece.partition, piece.start, piece.end, piece.detail, piece.rows) for piece in pieces]
+    return [_SentPiece(piece.partition, piece.start, piece.end, piece.detail, piece.size_bytes) for piece in pieces]
 
 
 def received_pieces(data: bytes) -> list[Piece]:
     """Pieces as the owner made them."""
     return [
-        Piece(sent.partition, sent.start, sent.end, sent.detail, sent.rows)  # type: ignore[arg-type]
+        Piece(sent.partition, sent.start, sent.end, sent.detail, sent.size_bytes)  # type: ignore[arg-type]
         for sent in unpack(data, list[_SentPiece])
     ]
 

@@ -120,6 +120,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def cores() -> int:
+    """How many of this process's threads can run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def process_id() -> int:
     """The process this runs in: another one after a fork."""
     return os.getpid()

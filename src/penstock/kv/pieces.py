@@ -81,10 +81,10 @@ class KvState:
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """Cut where parts have about the same number of rows."""
         version = self.snapshot.version
-        inner = [key for key in _borders(version, count) if start < key and (end is None or key < end)]
-        borders = [start, *inner, end]
-        rows = sum(file.meta.rows for file in version.files()) + sum(map(len, version.frozen))
-        each = rows // (len(borders) - 1)
+        borders = [start, *_borders(version, count, start, end), end]
+        files = [file.meta for run in version.runs for file in run.overlapping(start, end)]
+        size = sum(meta.size_bytes for meta in files) + sum(memtable.bytes for memtable in version.frozen)
+        each = size // (len(borders) - 1)
         return [
             Piece(self._partition, low, high, self._detail(version, low, high), each)
             for low, high in pairwise(borders)
@@ -102,8 +102,8 @@ class KvState:
         self.snapshot.close()
 
 
-def _borders(version: Version, count: int) -> list[bytes]:
-    """Up to `count - 1` keys that cut a version into parts of about one size."""
+def _borders(version: Version, count: int, start: bytes, end: bytes | None) -> list[bytes]:
+    """Up to `count - 1` keys that cut a range of a version into parts of about one size."""
     samples: list[tuple[bytes, int]] = []
     if count < 2:
         return []
@@ -120,10 +120,10 @@ def _borders(version: Version, count: int) -> list[bytes]:
         step = max(1, rows // SAMPLES)
         for number, first, last in table.pieces(0, rows):
             samples += [(table.key_at(number, row), step) for row in range(first, last, step)]
-    samples.sort()
+    samples = sorted((key, weight) for key, weight in samples if start <= key and (end is None or key < end))
     total, seen, borders = sum(weight for _, weight in samples), 0, list[bytes]()
     for key, weight in samples:
-        if seen * count >= total * (len(borders) + 1) and key > (borders[-1] if borders else b""):
+        if seen * count >= total * (len(borders) + 1) and key > (borders[-1] if borders else start):
             borders.append(key)
         seen += weight
     return borders[: count - 1]

@@ -273,7 +273,7 @@ class QueueState:
         last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
         borders = [first + (last - first) * place // count for place in range(count)] + [last]
         return [
-            Piece(self._partition, KEY.pack(low), KEY.pack(high), describe_piece(view, folder, low, high), high - low)
+            Piece(self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high))
             for low, high in pairwise(borders)
             if low < high
         ]

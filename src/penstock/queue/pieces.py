@@ -42,8 +42,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Detail)
 
 
-def describe_piece(view: View, folder: str, low: int, high: int) -> bytes:
-    """The files that hold the messages [low, high)."""
+def describe_piece(view: View, folder: str, low: int, high: int) -> tuple[bytes, int]:
+    """The files that hold the messages [low, high), and how many bytes of them are read, about."""
     spans: list[_Span] = []
     place = view.files.place_of(low)
     while place <= len(view.files):
@@ -53,7 +53,7 @@ def describe_piece(view: View, folder: str, low: int, high: int) -> bytes:
         offset = 0 if span.index is None else span.index.before(max(low, span.first))
         spans.append(_Span(span.path, span.size, offset))
         place += 1
-    return _encode(_Detail(folder, spans))
+    return _encode(_Detail(folder, spans)), sum(span.size - span.offset for span in spans)
 
 
 def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -> Iterator[Any] | None:

@@ -44,7 +44,7 @@ from penstock.spark.arrow import for_spark
 from penstock.spark.place import Place
 
 clock = SystemClock()
-SPLITS = 8
+TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, where nobody says how many there are
 LEASE_S = 300.0  # of a query's snapshot, since a task used it
 RENEW_S = 2.0  # a task that reads files by itself tells the owner so often that it does
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -91,7 +91,7 @@ class TableReader(DataSourceReader):
         self._place = Place.of(options)
         self._schema = schema
         self._snapshot = options.get("snapshot", "")
-        self._splits = whole_number(options, "splits", SPLITS)
+        self._splits = whole_number(options, "splits", 0) if "splits" in options else None
         kind, _ = self._place.kind()
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
@@ -104,16 +104,21 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         kind, info = self._place.kind()
         store = self._place.store()
+        ranges: list[tuple[int, PartitionId, bytes, bytes | None]] = []
+        for shard, partition in enumerate(partitions_of(info)):
+            low, high = kind.narrowed(self._wanted, info, shard, store.port)
+            low, high = max(low, self._start), _least(high, self._end)
+            if high is None or low < high:
+                ranges.append((shard, partition, low, high))
         found: list[InputPartition] = []
-        shards = partitions_of(info)
         with store.snapshot(self._snapshot or None) as snapshot:
-            for shard, partition in enumerate(shards):
-                low, high = kind.narrowed(self._wanted, info, shard, store.port)
-                low, high = max(low, self._start), _least(high, self._end)
-                if high is None or low < high:
-                    pieces = snapshot._port.pieces(partition, max(1, self._splits // len(shards)), low, high)
-                    inner = [piece.start for piece in pieces[1:]]
-                    found += map(RangePartition, repeat(shard), [low, *inner], [*inner, high])
+            whole = [snapshot._port.pieces(partition, 1, low, high) for _, partition, low, high in ranges]
+            sizes = [sum(piece.size_bytes for piece in pieces) for pieces in whole]
+            tasks = self._splits or tasks_for(sum(sizes))
+            for (shard, partition, low, high), size in zip(ranges, sizes, strict=True):
+                pieces = snapshot._port.pieces(partition, max(1, round(tasks * size / max(1, sum(sizes)))), low, high)
+                inner = [piece.start for piece in pieces[1:]]
+                found += map(RangePartition, repeat(shard), [low, *inner], [*inner, high])
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -161,6 +166,13 @@ class TableReader(DataSourceReader):
             if clock.monotonic_s() > told_s + RENEW_S:
                 self._place.store().snapshot(snapshot.id)  # to ask for it is to use it
                 told_s = clock.monotonic_s()
+
+
+def tasks_for(size_bytes: int) -> int:
+    """How many tasks read so much: each costs Spark some 50 ms, and cores that wait for the last one cost more."""
+    cores = threads.cores()
+    rounds = -(-size_bytes // (cores * TASK_BYTES_MAX))
+    return max(1, min(rounds * cores, -(-size_bytes // TASK_BYTES_MIN)))
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from penstock.errors import Invalid
+from penstock.host import threads
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 JAVA_MIN = 17
@@ -35,7 +36,7 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take any python3 on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    master = master or told.get("spark.master") or f"local[{os.cpu_count() or 2}]"
+    master = master or told.get("spark.master") or f"local[{threads.cores()}]"
     is_local = master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOCAL["spark.driver.host"])  # Spark would look for one, and warn
@@ -43,7 +44,7 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
     settings = {
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        "spark.sql.shuffle.partitions": str(threads.cores()),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         PUSHDOWN: "true",
