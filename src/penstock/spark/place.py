@@ -9,6 +9,7 @@ Thread: any; `_lock` guards the connections.
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from pyspark import TaskContext
 
 from penstock.client.connect import SCHEME, connect
 from penstock.client.store import RemoteStore
@@ -71,6 +74,7 @@ class Place:
             store = _stores.get(key)
             if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another by now
                 store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
+                _settle()
             return store
 
     def info(self) -> TableInfo:
@@ -104,6 +108,16 @@ def check_options(options: Mapping[str, str], *more: str) -> None:
             near = [known[found] for found in difflib.get_close_matches(name.lower(), known, 1)]
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
             raise Invalid(f"there is no option {name}: {hint}")
+
+
+def _settle() -> None:
+    """Take what was imported out of the collector's sight, in a process that runs tasks.
+
+    Spark collects garbage there after every task, which takes some 40 ms for all that Arrow and Spark consist of.
+    """
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
 
 
 def _identity(folder: str) -> bytes | None:
