@@ -25,6 +25,7 @@ from penstock.batch import StoreBatch
 from penstock.client import wire
 from penstock.client.connection import Connection, GoneError
 from penstock.errors import Backpressure, PositionConflict
+from penstock.partition import ledger
 from penstock.queue.section import shard_of
 from penstock.spark.streaming import start_option
 from penstock.store import Store
@@ -119,17 +120,18 @@ def test_a_checkpoint_that_is_ahead(spark: Any, folder: str, given: Input, tmp_p
         run(spark, folder, tmp_path / "checkpoint", "one")
 
 
+@BOTH
 def test_without_the_condition_messages_count_twice(
-    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: str
 ) -> None:
     """The negative control: these tests would see it."""
     monkeypatch.setattr(StoreBatch, "require", lambda *_: None)
     given.feed(100)
-    run(spark, folder, tmp_path / "one", "several")
-    run(spark, folder, tmp_path / "two", "several")
+    run(spark, folder, tmp_path / "first", tables)
+    run(spark, folder, tmp_path / "second", tables)
     assert given.store.queue("copied").statistics().messages == 200
     with pytest.raises(AssertionError):
-        given.check("several")
+        given.check(tables)
 
 
 # -- tasks and answers
@@ -222,9 +224,8 @@ def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:
 # -- Spark's own sink
 
 
-def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
-    """By the query's id and the batch's number: also when Spark does not know that a batch was written."""
-    checkpoint = tmp_path / "checkpoint"
+def copied_again(spark: Any, folder: str, given: Input, checkpoint: Path) -> Counter[bytes]:
+    """What the sink has written when Spark was made to forget that it wrote the last batch."""
 
     def copy() -> None:
         reader = spark.readStream.format("penstock").option("table", "events").option("maxRows", "40")
@@ -243,8 +244,20 @@ def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp
     copy()
     given.feed(10)
     copy()
-    found = given.store.queue("copied").to_arrow()["payload"].to_pylist()
-    assert Counter(found) == Counter(payload for _, payload in given.put)
+    return Counter(given.store.queue("copied").to_arrow()["payload"].to_pylist())
+
+
+def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+    """By the query's id and the batch's number."""
+    assert copied_again(spark, folder, given, tmp_path / "c") == Counter(payload for _, payload in given.put)
+
+
+def test_without_tokens_the_sink_writes_a_batch_twice(
+    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the test above."""
+    monkeypatch.setattr(ledger._Work, "_use_token", lambda *_: ledger.Verdict.ACCEPTED)
+    assert copied_again(spark, folder, given, tmp_path / "c") > Counter(payload for _, payload in given.put)
 
 
 # -- records that are broken

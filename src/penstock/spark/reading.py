@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -104,22 +104,32 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         kind, info = self._place.kind()
         store = self._place.store()
-        ranges: list[tuple[int, PartitionId, bytes, bytes | None]] = []
-        for shard, partition in enumerate(partitions_of(info)):
+        shards = partitions_of(info)
+        ranges: list[tuple[int, bytes, bytes | None]] = []
+        for shard in range(len(shards)):
             low, high = kind.narrowed(self._wanted, info, shard, store.port)
             low, high = max(low, self._start), _least(high, self._end)
             if high is None or low < high:
-                ranges.append((shard, partition, low, high))
+                ranges.append((shard, low, high))
         found: list[InputPartition] = []
         with store.snapshot(self._snapshot or None) as snapshot:
-            whole = [snapshot._port.pieces(partition, 1, low, high) for _, partition, low, high in ranges]
-            sizes = [sum(piece.size_bytes for piece in pieces) for pieces in whole]
-            tasks = self._splits or tasks_for(sum(sizes))
-            for (shard, partition, low, high), size in zip(ranges, sizes, strict=True):
-                pieces = snapshot._port.pieces(partition, max(1, round(tasks * size / max(1, sum(sizes)))), low, high)
+            counts = self._counts(snapshot, shards, ranges)
+            for (shard, low, high), count in zip(ranges, counts, strict=True):
+                pieces = snapshot._port.pieces(shards[shard], max(1, count), low, high)
                 inner = [piece.start for piece in pieces[1:]]
                 found += map(RangePartition, repeat(shard), [low, *inner], [*inner, high])
         return found
+
+    def _counts(
+        self, snapshot: RemoteSnapshot, shards: Sequence[PartitionId], ranges: list[tuple[int, bytes, bytes | None]]
+    ) -> list[int]:
+        """Into how many parts each range is cut."""
+        if self._splits is not None:
+            return [self._splits // len(shards)] * len(ranges)
+        whole = [snapshot._port.pieces(shards[shard], 1, low, high) for shard, low, high in ranges]
+        sizes = [sum(piece.size_bytes for piece in pieces) for pieces in whole]
+        size = max(1, sum(sizes))
+        return [round(tasks_for(size) * one / size) for one in sizes]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, RangePartition):
