@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from log_scenario import LogScenario, User
+from shared import Patch, fsync_retried, no_directory_fsync
 from test_log_crashes import (
     check_rot,
     explore_failed_syncs,
@@ -24,8 +25,6 @@ from penstock.host.files import Buffer
 from penstock.log import Index, Log, Record
 from penstock.log.segment import HEADER_BYTES, SegmentReader, SegmentWriter, Tail, scan_tail
 from penstock.testing import Faults, History, SimulatedDisk, explore
-
-Patch = pytest.MonkeyPatch
 
 
 def crashes() -> None:
@@ -54,10 +53,6 @@ def failed_syncs() -> None:
     explore_failed_syncs(LogScenario())
 
 
-def no_directory_fsync(patch: Patch) -> None:
-    patch.setattr(SimulatedDisk, "fsync_dir", lambda self, path: None)
-
-
 def rename_without_fsync(patch: Patch) -> None:
     fsync = disk_module.SimulatedFile.fsync
     patch.setattr(disk_module.SimulatedFile, "fsync", lambda f: None if f.path.endswith(".tmp") else fsync(f))
@@ -83,18 +78,6 @@ def tail_not_truncated(patch: Patch) -> None:
         return segment
 
     patch.setattr(Log, "_create", in_place)
-
-
-def fsync_retried(patch: Patch) -> None:
-    fdatasync = disk_module.SimulatedFile.fdatasync
-
-    def again(file: disk_module.SimulatedFile) -> None:
-        try:
-            fdatasync(file)
-        except OSError:
-            fdatasync(file)
-
-    patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
 
 
 def failed_bytes_trusted(patch: Patch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from queue_scenario import FOLDER, START_US, QueueScenario, StoreScenario, User, observe, open_queue
+from shared import Patch, fsync_retried, no_directory_fsync
 
 import penstock.queue.chain as chain_module
 import penstock.testing.disk as disk_module
@@ -17,8 +18,6 @@ from penstock.queue.files import OPENING_BYTES, DataReader, DataWriter, Place
 from penstock.queue.qmft import data_files
 from penstock.queue.tail import Tail, scan_tail
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
-
-Patch = pytest.MonkeyPatch
 
 
 class MidRoll(QueueScenario):
@@ -249,22 +248,6 @@ def one_slot_only(patch: Patch) -> None:
         lambda self, path, data, *, fresh: write(self, path[:-1] + "1", data, fresh=False),
     )
     patch.setattr(ManifestWriter, "_overwrite_pointer", lambda self, slot: None)
-
-
-def no_directory_fsync(patch: Patch) -> None:
-    patch.setattr(SimulatedDisk, "fsync_dir", lambda self, path: None)
-
-
-def fsync_retried(patch: Patch) -> None:
-    fdatasync = disk_module.SimulatedFile.fdatasync
-
-    def again(file: disk_module.SimulatedFile) -> None:
-        try:
-            fdatasync(file)
-        except OSError:
-            fdatasync(file)
-
-    patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
 
 
 def tail_trusted(patch: Patch) -> None:

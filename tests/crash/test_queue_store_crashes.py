@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
+from shared import Patch, Sampled
 
 from penstock.dropped import DroppedShards
 from penstock.host.files import remove_folder
@@ -21,15 +21,7 @@ from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import Manifest
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
 
-Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Failures are injected by the thousand: what is logged about them is of no use here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_every_crash(monkeypatch: Patch) -> None:
@@ -60,7 +52,7 @@ def test_every_torn_crash() -> None:
 
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
-    explore(Sampled(), modes=("kept", "restart"), depth=1)
+    explore(Sampled(ShortQueueStore(), 3), modes=("kept", "restart"), depth=1)
 
 
 def drops() -> None:
@@ -72,36 +64,8 @@ def test_every_crash_while_a_dropped_queue_is_removed() -> None:
     drops()
 
 
-class Sampled(ShortQueueStore):
-    """Every third image."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def resume(self, disk: Any, history: Any) -> None:
-        self._count += 1
-        if self._count % 3 == 0:
-            super().resume(disk, history)
-
-
-class Recovering(ShortQueueStore):
-    """Samples its images: every crash during recovery costs a run."""
-
-    every = 47
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def resume(self, disk: Any, history: Any) -> None:
-        if disk.on_image is not None:  # the first crash: another will follow
-            self._count += 1
-            if self._count % self.every:
-                return
-        super().resume(disk, history)
-
-
 def test_crashes_in_recovery() -> None:
-    report = explore(Recovering(), modes=("strict",), recovery_modes=("strict",))
+    report = explore(Sampled(ShortQueueStore(), 47, recovering=True), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
 
 

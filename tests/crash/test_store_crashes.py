@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from shared import Patch, Sampled, fsync_retried
 from store_scenario import Short, StoreScenario
 
-import penstock.testing.disk as disk_module
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, Lsn, PartitionId
 from penstock.log import Log
@@ -20,15 +19,7 @@ from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 
-Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Failures are injected by the thousand: what is logged about them is of no use here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_every_crash() -> None:
@@ -60,24 +51,8 @@ def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
     explore(Short(), modes=("kept", "restart"), depth=1)
 
 
-class Recovering(Short):
-    """Samples its images: every crash during recovery costs a run."""
-
-    every = 7
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def resume(self, disk: Any, history: Any) -> None:
-        if disk.on_image is not None:  # the first crash: another will follow
-            self._count += 1
-            if self._count % self.every:
-                return
-        super().resume(disk, history)
-
-
 def test_crashes_in_recovery() -> None:
-    report = explore(Recovering(), modes=("strict",), recovery_modes=("strict",))
+    report = explore(Sampled(Short(), 7, recovering=True), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
 
 
@@ -137,19 +112,6 @@ def journal_dropped_without_a_spill(patch: Patch) -> None:
         self.upto = entries[-1].lsn
 
     patch.setattr(SpillLog, "append", pretend)
-
-
-def fsync_retried(patch: Patch) -> None:
-    """The bytes of a failed fsync are trusted because the second one reports success."""
-    fdatasync = disk_module.SimulatedFile.fdatasync
-
-    def again(file: disk_module.SimulatedFile) -> None:
-        try:
-            fdatasync(file)
-        except OSError:
-            fdatasync(file)
-
-    patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
 
 
 def other_partition_forgotten(patch: Patch) -> None:

@@ -1,0 +1,53 @@
+"""What the crash suites share: scenarios that look at some of their images only, and bugs to be seeded anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock.testing.disk as disk_module
+from penstock.testing import History, SimulatedDisk
+from penstock.testing.crashes import Scenario
+
+Patch = pytest.MonkeyPatch
+
+
+class Sampled:
+    """A scenario that is resumed from every so many images.
+
+    With `recovering`, only the images that a crash in recovery begins with are counted: each of them costs a run.
+    """
+
+    def __init__(self, scenario: Scenario, every: int, *, recovering: bool = False) -> None:
+        self._scenario, self._every, self._recovering = scenario, every, recovering
+        self._count = 0
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        self._scenario.run(disk, history)
+
+    def resume(self, disk: SimulatedDisk, history: History) -> None:
+        if not self._recovering or disk.on_image is not None:  # on the first crash another will follow
+            self._count += 1
+            if self._count % self._every:
+                return
+        self._scenario.resume(disk, history)
+
+
+# -- seeded bugs
+
+
+def no_directory_fsync(patch: Patch) -> None:
+    """Names are not made durable."""
+    patch.setattr(SimulatedDisk, "fsync_dir", lambda self, path: None)
+
+
+def fsync_retried(patch: Patch) -> None:
+    """The bytes of a failed fsync are trusted because the second one reports success."""
+    fdatasync = disk_module.SimulatedFile.fdatasync
+
+    def again(file: disk_module.SimulatedFile) -> None:
+        try:
+            fdatasync(file)
+        except OSError:
+            fdatasync(file)
+
+    patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
