@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from store_model import SETTINGS, open_simulated, read_all
 
+import penstock
 from penstock.errors import (
     Closed,
     DiskFull,
@@ -708,3 +709,17 @@ def test_a_snapshot_outlives_a_drop() -> None:
     store._dropped.remove()
     assert not any(disk.exists(f"{store.path}/tables/{table}") for table in tables)
     store.close()
+
+
+def test_a_relative_path_is_of_the_folder_it_was_opened_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with penstock.open("data") as store:
+        table = store.kv("t")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        table.put_many({b"%d" % number: bytes(1_000) for number in range(2_000)}, durable=True)
+        store.checkpoint()
+        assert store.path == str(tmp_path / "data")
+        with penstock.connect(tmp_path / "data") as other:
+            assert other.kv("t").get(b"7") == bytes(1_000)
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -24,7 +24,7 @@ from penstock.errors import Invalid, NotFound, StoreLocked, WaitExpired
 from penstock.host import threads
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, make_dirs
+from penstock.host.files import OsFileSystem, absolute, make_dirs
 
 KNOCK_S = 10.0
 SCHEME = "penstock://"
@@ -153,7 +153,7 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
-        return LocalDoor(place.absolute(path), create=create, clock=SystemClock())
+        return LocalDoor(absolute(path), create=create, clock=SystemClock())
     if token is None or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:

@@ -53,11 +53,6 @@ _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
 
 
-def absolute(path: str) -> str:
-    """A store's path as every process understands it."""
-    return os.path.abspath(path).rstrip("/") or "/"
-
-
 def has_store(path: str) -> bool:
     """Whether there is a store in a folder."""
     return os.path.exists(f"{path}/STORE")

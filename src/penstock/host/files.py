@@ -161,6 +161,11 @@ def reveal(fs: FileSystem, source: str, target: str) -> None:
     fs.fsync_dir(parent(target))
 
 
+def absolute(path: str) -> str:
+    """A path as every process understands it, whatever its own folder is by then."""
+    return os.path.abspath(path).rstrip("/") or "/"
+
+
 def parent(path: str) -> str:
     """The folder that holds `path`."""
     return os.path.dirname(path) or "."

@@ -29,7 +29,7 @@ from penstock.errors import (
     OutcomeUnknown,
 )
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, claim, parent
+from penstock.host.files import File, FileSystem, absolute, claim, parent
 from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
 from penstock.manifest.fork import ForkGuard
@@ -91,7 +91,7 @@ class LmdbEngine:
     """The manifest's engine on a real disk."""
 
     def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
-        self._path = path
+        self._path = path = absolute(path)
         self._settings = settings
         self._fs = fs
         self._clock = clock
@@ -107,6 +107,7 @@ class LmdbEngine:
         self._commits = 0  # since it was looked how far ahead the file is written
         self._panicked = False
         self._env: Any = None  # changed under _lock
+        self._file: File | None = None  # the same file, to be written ahead; guarded by _lock
         self._owner = fs.lock(path + ".owner")
         try:
             self._prepare()
@@ -115,6 +116,7 @@ class LmdbEngine:
         except BaseException:
             if self._env is not None:
                 self._env.close()
+            self._close_file()
             self._owner.release()
             raise
 
@@ -123,25 +125,27 @@ class LmdbEngine:
     @contextmanager
     def read(self) -> Iterator[LmdbReadView]:
         self._guard.check()
-        nested = getattr(self._reading, "depth", 0)
-        with self._lock:
-            if not nested and not self._lock.wait_for(lambda: not self._moving, 2 * READERS_DRAIN_S):
-                raise Backpressure(f"{self._path} is being resized for too long: try again")
-            self._check_open()
-            env, tables = self._env, self._tables
-            self._readers += 1
-        self._reading.depth = nested + 1
+        nested, counted = getattr(self._reading, "depth", 0), False
         try:
+            with self._lock:
+                if not nested and not self._lock.wait_for(lambda: not self._moving, 2 * READERS_DRAIN_S):
+                    raise Backpressure(f"{self._path} is being resized for too long: try again")
+                self._check_open()
+                env, tables = self._env, self._tables
+                self._readers += 1
+                counted = True
+            self._reading.depth = nested + 1
             with env.begin() as transaction:
                 yield LmdbReadView(transaction, tables)
         except lmdb.Error as error:
             raise self._translated(error) from error
         finally:
             self._reading.depth = nested
-            with self._lock:
-                self._readers -= 1
-                if self._moving or self._env is None:
-                    self._lock.notify_all()
+            if counted:
+                with self._lock:
+                    self._readers -= 1
+                    if self._moving or self._env is None:
+                        self._lock.notify_all()
 
     @contextmanager
     def write(self) -> Iterator[LmdbWriteView]:
@@ -165,7 +169,7 @@ class LmdbEngine:
             if isinstance(error, lmdb.Error):
                 raise self._translated(error) from error
             raise
-        with suppress(lmdb.Error, DiskFull, OSError):  # the commit is done: growing early is a courtesy
+        with suppress(Exception):  # the commit is done, nothing may fail it any more: growing early is a courtesy
             self._keep_headroom(view.changed_rows * PAGES_PER_ROW_MAX * self._page_bytes + view.changed_bytes)
 
     def _has_panicked(self) -> bool:
@@ -198,9 +202,16 @@ class LmdbEngine:
     def grow(self, *, for_deletes: bool) -> bool:
         limit = self._settings.map_bytes_max
         if self._map_bytes < limit:
-            return self._move_map(min(self._map_bytes * 2, limit), READERS_DRAIN_S)
-        over = max(limit, self._used_bytes()) + DELETE_RESERVE_BYTES
-        return for_deletes and self._map_bytes < over and self._move_map(over, READERS_DRAIN_S)
+            size = min(self._map_bytes * 2, limit)
+        else:
+            size = max(limit, self._used_bytes()) + DELETE_RESERVE_BYTES
+            if not for_deletes or self._map_bytes >= size:
+                return False
+        if getattr(self._reading, "depth", 0):
+            return False  # this thread commits inside its own read: it would wait for itself
+        if not self._move_map(size, READERS_DRAIN_S):
+            raise Backpressure(f"{self._path} must grow, and a read has not ended for too long: end it, then retry")
+        return True
 
     def _used_bytes(self) -> int:
         return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
@@ -233,11 +244,9 @@ class LmdbEngine:
         """
         if used + AHEAD_BYTES_MIN <= self._file_bytes or used + AHEAD_BYTES_MIN > self._map_bytes:
             return
-        file = self._fs.open(self._path, write=True)
-        try:
-            self._file_bytes = claim(file, file.size(), used, AHEAD_BYTES_MIN, AHEAD_BYTES)
-        finally:
-            file.close()
+        with self._lock:  # so that it is not closed meanwhile
+            if self._file is not None:
+                self._file_bytes = claim(self._file, self._file.size(), used, AHEAD_BYTES_MIN, AHEAD_BYTES)
 
     def _move_map(self, size: int, drain_s: float) -> bool:
         if getattr(self._reading, "depth", 0):
@@ -275,12 +284,18 @@ class LmdbEngine:
             if env is None:
                 return
             self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
+            self._close_file()
         env.close()
         note = self._fs.open(self._path + ".owner", write=True)
         note.truncate(0)
         note.fsync()
         note.close()
         self._owner.release()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _check_open(self) -> None:
         if self._env is None:
@@ -337,6 +352,8 @@ class LmdbEngine:
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
             raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
+        self._close_file()
+        self._file = self._fs.open(self._path, write=True)  # now: later the name may lead to another file
         self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs
         self._page_bytes = int(self._env.stat()["psize"])
         self._room_bytes = 0

@@ -30,5 +30,5 @@ class ManifestSettings:
         counts = (self.channel_batches_max, self.window_batches_max, self.waiters_max, self.readers_max)
         if min(*counts, self.backups_kept) < 1:
             raise Invalid("limits of a manifest must be at least 1")
-        if self.commit_latency_budget_s < 0 or self.reader_check_interval_s <= 0:
-            raise Invalid("times of a manifest must not be negative")
+        if not 0 <= self.commit_latency_budget_s <= 60 or not 0 < self.reader_check_interval_s <= 86_400:
+            raise Invalid("a window waits for 0 to 60 s, and readers are looked at once a day or more often")

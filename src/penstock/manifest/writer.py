@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import cast
 
-from penstock.errors import Backpressure, Closed, ManifestFull, OutcomeUnknown, PenstockError, Poisoned
+from penstock.errors import Backpressure, Closed, Invalid, ManifestFull, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.manifest.draft import Draft
@@ -71,7 +71,7 @@ class ManifestWriter:
         self._wakeup = threading.Condition(plain)  # for the writer thread
         self._idle = threading.Condition(plain)  # for close
         self._channel: deque[_Request] = deque()  # guarded by _lock
-        self._busy = False  # guarded by _lock: someone has the turn
+        self._turn: object = None  # guarded by _lock: who has it, a request or the writer thread; None: nobody
         self._turn_given = False  # guarded by _lock: it is the writer thread's
         self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
         self._gathered: threading.Lock | None = None  # guarded by _lock: released by whoever brings the last of them
@@ -124,7 +124,7 @@ class ManifestWriter:
         with self._lock:
             self._closing = True
             self._wakeup.notify()
-            drained = self._idle.wait_for(lambda: not self._busy or self._ended, timeout_s)
+            drained = self._idle.wait_for(lambda: self._turn is None or self._ended, timeout_s)
             self._end_locked(Closed("the manifest was closed: open it again"))
         self._thread.join(timeout_s)
         if not drained:
@@ -132,29 +132,36 @@ class ManifestWriter:
 
     def _submit(self, request: _Request, timeout_s: float) -> CommitReceipt:
         self._guard.check()
+        if not timeout_s >= 0:  # NaN is not either
+            raise Invalid(f"a commit cannot wait for {timeout_s} s: give 0 or more")
+        try:
+            self._take_part(request, min(timeout_s, threading.TIMEOUT_MAX))
+        finally:
+            if self._turn is request:  # Ctrl-C came between two lines: the turn must not go lost
+                self._pass_the_turn(request)
+        if request.error is not None:
+            raise request.error
+        assert request.receipt is not None
+        return request.receipt
+
+    def _take_part(self, request: _Request, timeout_s: float) -> None:
         gathered = None
         with self._lock:
             self._check_open_locked()
-            if self._busy:
-                gathered = self._enqueue_locked(request)
+            if self._turn is None:
+                self._turn = request
             else:
-                self._busy = True
+                gathered = self._enqueue_locked(request)
         if gathered is not None:
             gathered.release()  # not under the lock: the writer thread would wake up and wait for it
         if request.answered is None:
-            try:
-                self._run_window([request])
-            finally:
-                self._pass_the_turn()
+            self._run_window([request])
+            self._pass_the_turn(request)
         else:
             in_time = request.answered.acquire(timeout=timeout_s)
             self._wake_one()
             if not in_time:
                 self._give_up(request, timeout_s)
-        if request.error is not None:
-            raise request.error
-        assert request.receipt is not None
-        return request.receipt
 
     def _enqueue_locked(self, request: _Request) -> threading.Lock | None:
         """Put a request into the channel; what to release if the writer thread waits for this one."""
@@ -174,8 +181,7 @@ class ManifestWriter:
             if request in self._channel:
                 self._channel.remove(request)
                 raise Backpressure(f"the manifest did not begin this commit within {timeout_s} s: retry later")
-        assert request.answered is not None
-        if not request.answered.acquire(blocking=False):
+        if request.receipt is None and request.error is None:
             raise OutcomeUnknown(f"this commit of the manifest did not end within {timeout_s} s: look if it is there")
 
     def _check_open_locked(self) -> None:
@@ -184,15 +190,18 @@ class ManifestWriter:
 
     # -- the turn
 
-    def _pass_the_turn(self) -> None:
+    def _pass_the_turn(self, owner: _Request) -> None:
         with self._lock:
+            if self._turn is not owner:
+                return
             if self._channel:
                 self._turn_given = True
                 self._wakeup.notify()
+                self._turn = self._thread
             else:
-                self._busy = False
                 if self._closing:
                     self._idle.notify_all()
+                self._turn = None
 
     def _run(self) -> None:
         try:
@@ -211,6 +220,7 @@ class ManifestWriter:
             with self._lock:
                 if self._turn_given:
                     self._turn_given = False
+                    self._turn = self._thread
                     return True
                 if self._ended:
                     return False
@@ -244,7 +254,7 @@ class ManifestWriter:
             if size < last_size:
                 self._wake_all()
             if not window:
-                self._busy = False
+                self._turn = None
                 self._idle.notify_all()
             self._waiters.expire(self._clock.monotonic_s())
         return window

@@ -16,11 +16,11 @@ from logging.handlers import RotatingFileHandler
 
 import msgspec
 
-from penstock.client import place, wire
+from penstock.client import wire
 from penstock.client.report import Report
 from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
-from penstock.host.files import OsFileSystem
+from penstock.host.files import OsFileSystem, absolute
 from penstock.server.service import Service
 from penstock.store import Store, open_store
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="ends after so many seconds without a client")
     given = parser.parse_args(arguments)
-    path = place.absolute(given.path)
+    path = absolute(given.path)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

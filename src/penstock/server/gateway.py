@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
-from penstock.client import place, wire
+from penstock.client import wire
 from penstock.errors import Backpressure, Closed, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.chance import Random
-from penstock.host.files import OsFileSystem
+from penstock.host.files import OsFileSystem, absolute
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import SnapshotPort
@@ -66,7 +66,7 @@ class Gateway:
         self._port = port = store.port
         self._random = random
         self._clock = clock = store.clock
-        self._owner = wire.Owner(store.identity, place.absolute(store.path), detached, store.durability.value)
+        self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
         self._taker = GroupTaker(port)
         self._snapshots: Held[SnapshotPort] = Held(
             SnapshotPort.close, what="snapshot", clock=clock, count_max=SNAPSHOTS_MAX, each_max=SNAPSHOTS_EACH_MAX
@@ -75,7 +75,7 @@ class Gateway:
             PagedScan.close, what="scan", clock=clock, count_max=SCANS_MAX, each_max=SCANS_EACH_MAX, users_max=1
         )
         self._taking = threads.lock("server.taking")
-        self._queries = QueryNames(OsFileSystem(), f"{place.absolute(store.path)}/run/queries", clock)
+        self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
         self._beginning = threading.BoundedSemaphore(SCANS_BEGIN_MAX)  # the memory of a scan is known once it began
         self._lock = threads.condition("server.gateway")
         self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client

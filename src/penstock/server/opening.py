@@ -11,7 +11,7 @@ from penstock.client import place
 from penstock.errors import StoreLocked
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs
+from penstock.host.files import FileSystem, OsFileSystem, absolute, make_dirs
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.server.service import Service
@@ -37,11 +37,12 @@ def open(  # noqa: A001 - penstock.open reads well
     takes longer than `timeout_s`, and at once if another program opened the store.
     """
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
-    name = str(path)
-    if not settings.serve or not settings.background or (fs is not None and not isinstance(fs, OsFileSystem)):
+    is_real = fs is None or isinstance(fs, OsFileSystem)
+    name = absolute(str(path)) if is_real else str(path)
+    if not settings.serve or not settings.background or not is_real:
         return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
     files = fs or OsFileSystem()
-    make_dirs(files, name.rstrip("/") or "/")
+    make_dirs(files, name)
     deadline_s = clock.monotonic_s() + timeout_s
     opening = place.hold_opening(files, name, clock, deadline_s)
     try:
@@ -63,7 +64,7 @@ def open(  # noqa: A001 - penstock.open reads well
 
 def _ask_to_yield(path: str, locked: StoreLocked, *, late: bool) -> None:
     """Make an owner go that a client started; raises if it does not."""
-    answer = place.knock(place.absolute(path), "yield", KNOCK_S)
+    answer = place.knock(path, "yield", KNOCK_S)
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
     if late:

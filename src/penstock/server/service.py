@@ -15,6 +15,7 @@ from penstock.client import place
 from penstock.client.forking import abandon
 from penstock.host import threads
 from penstock.host.chance import Random
+from penstock.host.files import absolute
 from penstock.server.bell import Bell
 from penstock.store import Store
 
@@ -52,7 +53,7 @@ class Service:
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
-        self._folder, self._bell = self._hang_bell(place.absolute(store.path))
+        self._folder, self._bell = self._hang_bell(absolute(store.path))
         store.at_close(self.close)
         _services[store] = self
         threads.after_fork(self, Service._cut_off)
@@ -152,4 +153,4 @@ class Service:
             thread.start()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
-        place.remove_sockets(place.absolute(self._store.path))
+        place.remove_sockets(absolute(self._store.path))

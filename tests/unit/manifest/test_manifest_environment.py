@@ -15,6 +15,7 @@ import lmdb
 import pytest
 
 from penstock.errors import (
+    Backpressure,
     Closed,
     CommitFailed,
     CorruptionError,
@@ -190,6 +191,62 @@ def test_a_file_that_cannot_be_written_ahead_fails_no_commit(path: str, monkeypa
             manifest.apply([chunk_op(number)])
         assert chunk_ids(manifest) == list(range(1, 40))
     assert tried
+
+
+def test_a_long_read_holds_up_a_window_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that meet a full map while somebody reads fail together, after one wait."""
+    monkeypatch.setattr(environment, "READERS_DRAIN_S", 1.0)
+    with Manifest.open(path, ManifestSettings(map_bytes=MIB, map_bytes_max=64 * MIB)) as manifest:
+        waits: list[bool] = []
+        move = LmdbEngine._move_map
+
+        def noted(engine: LmdbEngine, size: int, drain_s: float) -> bool:
+            waits.append(drain_s == 1.0)
+            return move(engine, size, drain_s)
+
+        monkeypatch.setattr(LmdbEngine, "_move_map", noted)
+        errors: list[BaseException] = []
+
+        def commit(number: int) -> None:
+            try:
+                manifest.apply([chunk_op(number, 600_000)])
+            except BaseException as error:
+                errors.append(error)
+
+        def read_long(_: object) -> None:
+            workers = [threading.Thread(target=commit, args=(number,)) for number in range(1, 9)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join(30)
+
+        manifest.read(read_long)
+        assert {type(error) for error in errors} == {Backpressure}
+        assert sum(waits) <= 3  # those who came alone, and their window
+        assert len(chunk_ids(manifest)) == 8 - len(errors)
+        commit(20)
+        assert 20 in chunk_ids(manifest)
+
+
+def test_a_commit_that_is_done_is_not_failed_by_what_follows(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when close gave up waiting for it, and took the file away."""
+    with Manifest.open(path) as manifest:
+        monkeypatch.setattr(LmdbEngine, "_used_bytes", lambda _: None.info())  # type: ignore[attr-defined]
+        for number in range(1, 30):
+            manifest.apply([chunk_op(number)])
+        assert chunk_ids(manifest) == list(range(1, 30))
+
+
+def test_the_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "manifest").write_bytes(b"not of ours")
+    with Manifest.open("manifest") as manifest:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for number in range(1, 100):
+            manifest.apply([chunk_op(number, 1_000)])
+    assert (tmp_path / "elsewhere" / "manifest").read_bytes() == b"not of ours"
+    assert sorted(found.name for found in (tmp_path / "elsewhere").iterdir()) == ["manifest"]
 
 
 def test_a_map_that_grew_is_opened_as_large(path: str) -> None:

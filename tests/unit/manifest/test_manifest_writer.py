@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Backpressure, Closed, CommitFailed, Invalid, OutcomeUnknown, Poisoned, WaitExpired
+from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem
 from penstock.manifest.engine import Engine, WriteView
@@ -367,6 +370,58 @@ def test_a_fault_of_the_disk_fails_its_commit_only() -> None:
         assert {key.chunk_id for key, _ in manifest.scan_chunks(1)} == done
         assert len(done) >= 4
         manifest.close()
+
+
+class Interrupting:
+    """A lock that is interrupted, as by Ctrl-C, when a function enters or leaves it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+        self.at: tuple[str, str] | None = None
+
+    def _look(self, moment: str) -> None:
+        if self.at == (moment, sys._getframe(2).f_code.co_name):
+            self.at = None
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> bool:
+        self._look("enters")
+        return self._lock.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._look("leaves")
+
+
+@pytest.mark.parametrize("at", [("leaves", "_take_part"), ("enters", "_pass_the_turn"), ("leaves", "_pass_the_turn")])
+def test_an_interrupt_never_leaves_the_turn_taken(tmp_path: Path, at: tuple[str, str]) -> None:
+    made: list[Interrupting] = []
+
+    def make(name: str, reentrant: bool) -> threads.Mutex:
+        if name != "manifest.writer":
+            return threading.RLock() if reentrant else threading.Lock()
+        made.append(Interrupting())
+        return made[-1]
+
+    before = threads.install_lock_maker(make)
+    try:
+        manifest = Manifest.open(str(tmp_path / "manifest"))
+    finally:
+        threads.install_lock_maker(before)
+    with manifest:
+        made[0].at = at
+        with pytest.raises(KeyboardInterrupt):
+            manifest.apply([BumpGeneration(64)])
+        assert made[0].at is None
+        assert manifest.apply([BumpGeneration(64)], timeout_s=20).generation in (1, 2)
+
+
+def test_odd_time_outs_change_nothing(manifest: Manifest) -> None:
+    for timeout_s in (-1.0, -0.5, math.nan):
+        with pytest.raises(Invalid, match="give 0 or more"):
+            manifest.apply([BumpGeneration(64)], timeout_s=timeout_s)
+    assert manifest.apply([BumpGeneration(64)], timeout_s=math.inf).generation == 1
 
 
 def test_settings_are_checked() -> None:

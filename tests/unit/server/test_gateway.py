@@ -569,10 +569,10 @@ def _ring_badly(store: Store) -> None:
             caller.sendall(said)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
-        answer = place.knock(place.absolute(store.path), "serve", 10.0)
+        answer = place.knock(store.path, "serve", 10.0)
         assert answer is not None
         assert answer.location
-    refused = place.knock(place.absolute(store.path), "yield", 10.0)
+    refused = place.knock(store.path, "yield", 10.0)
     assert refused is not None
     assert not refused.yields
 
