@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -217,8 +218,47 @@ def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:
     told = [penstock.spark.commit(folder, made, token=("loader", number)).duplicate for number in (1, 2, 1, 2, 3)]
     assert told == [False, False, True, True, False]
     assert given.store.queue("copied").statistics().messages == 3
-    with pytest.raises(penstock.errors.Invalid, match="with a consumer, say source="):
-        penstock.spark.commit(folder, made, consumer="c")
+    assert penstock.spark.commit(folder, made, token=("loader", 3)).rows == {}
+
+
+@pytest.mark.parametrize(
+    ("given_start", "given_end", "told"),
+    [
+        (None, None, "with a consumer, say source="),
+        (0, 10, "sequences by shard, as in {0: 1, 1: 1}, not 0"),
+        ({"0": 1}, {"0": 2}, "sequences by shard"),
+        ({0: 1}, {1: 1}, "has the shards [0, 1]: name the same of them"),
+        ({7: 1}, {7: 2}, "has the shards [0, 1]"),
+        ({0: 0}, {0: 2}, "a batch of it cannot be [0, 2)"),
+        ({0: 3}, {0: 2}, "a batch of it cannot be [3, 2)"),
+        ({0: 1}, {0: 999}, "a batch of it cannot be [1, 999)"),  # what comes later would be passed over
+    ],
+)
+def test_a_commit_from_and_to_nowhere(folder: str, given: Input, given_start: Any, given_end: Any, told: str) -> None:
+    given.feed(20)
+    with pytest.raises(penstock.errors.Invalid, match=re.escape(told)):
+        penstock.spark.commit(folder, {}, consumer="c", source="events", start=given_start, end=given_end)
+    assert given.events.consumer("c").lag == 20
+
+
+def test_tables_that_are_none(folder: str, given: Input) -> None:
+    with pytest.raises(penstock.errors.Invalid, match="give DataFrames by table"):
+        penstock.spark.commit(folder, [given], token=("a", 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"dead_letter": "events"}, "dead_letter is events, the source"),
+        ({"batch": "route"}, "batch is 'route': give a function"),
+        ({"max_rows": 0}, "option max_rows is '0'"),
+    ],
+)
+def test_streams_that_cannot_be(
+    spark: Any, folder: str, given: Input, tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(penstock.errors.Invalid, match=told):
+        run(spark, folder, tmp_path / "checkpoint", "one", **more)
 
 
 # -- Spark's own sink

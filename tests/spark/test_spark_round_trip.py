@@ -255,7 +255,9 @@ def test_fewer_columns_and_ranges(spark: Any, store: Store, folder: str, numbere
     }
     ranged = load(spark, folder, "n", start="049990", end="0x303530303130")
     assert {bytes(row.key): row.value for row in ranged.collect()} == dict(numbered.scan(b"049990", b"050010"))
-    assert load(spark, folder, "n", start="5", end="4").count() == 0
+    assert load(spark, folder, "n", start="5", end="5").count() == 0
+    with pytest.raises(Exception, match=r"start \(b'5'\) is above end \(b'4'\): exchange them"):
+        load(spark, folder, "n", start="5", end="4").count()
     for splits in (1, 4, 13):
         frame = load(spark, folder, "n", splits=str(splits)).selectExpr("spark_partition_id() p", "value")
         parts = frame.groupBy("p").count().collect()

@@ -56,8 +56,20 @@ def test_overwrite_of_a_range(spark: Any, store: Store, folder: str, rows: int) 
     expected = {b"%08d" % number: number for number in range(rows)}
     expected |= {b"%08d" % number: -1 for number in range(1_000_000, 2_000_000, 1_000)}
     assert found == expected
+    for start, end, told in (("5", "4", "is above end"), ("00000001", "01000000", "key b'00000000' is outside")):
+        with pytest.raises(Exception, match=told):
+            writer.option("start", start).option("end", end).save(folder)
+    assert dict(table.scan()) == expected
     made.write.format("penstock").option("table", "t").mode("overwrite").save(folder)
     assert table.to_arrow().num_rows == rows
+
+
+def test_deletes_whatever_stands_beside_them(spark: Any, store: Store, folder: str) -> None:
+    table = store.kv("t", value="utf8")
+    table.put_many({b"a": "1", b"b": "2", b"c": "3"}, durable=True)
+    made = spark.createDataFrame([(b"a", "x", "delete"), (b"b", None, "delete")], "key binary, value string, op string")
+    made.write.format("penstock").option("table", "t").mode("append").save(folder)
+    assert dict(table.scan()) == {b"c": "3"}
 
 
 def test_merges(spark: Any, store: Store, folder: str) -> None:

@@ -55,7 +55,7 @@ class LocalDoor:
         answer = place.knock(self._path, "serve", KNOCK_S)
         while answer is None or not answer.location:
             if not self._create and not place.has_store(self._path):
-                raise NotFound(f"there is no store in {self._path}: give another path, or create=True")
+                raise NotFound(f"there is no store in {self._path}: give another path, or make one with penstock.open")
             if self._clock.monotonic_s() >= deadline_s:
                 reason = "" if answer is None else f" ({answer.reason})"
                 raise WaitExpired(f"no owner of {self._path} came up{reason}: try again")

@@ -109,6 +109,8 @@ class Loader:
             values.null_count and not deletes[pc.is_null(values).to_numpy(zero_copy_only=False)].all()
         ):
             raise Invalid("a key or a value is null: leave such rows out, or delete with op='delete'")
+        if deletes.any():  # what stands beside a delete says nothing
+            values = pc.if_else(pa.array(deletes), pa.scalar(None, values.type), values)
         stored = stored_values(values, self._options)
         _check_lengths(stored, VALUE_BYTES_MAX, "value")
         kinds = np.where(deletes, np.uint8(DELETE), np.uint8(PUT))

@@ -21,6 +21,7 @@ from penstock.kinds import Kind
 from penstock.partition.ledger import TableInfo
 from penstock.spark.loading import add_loads, check_schema, make_loads
 from penstock.spark.place import Place
+from penstock.spark.streaming import table_with_offsets
 
 _TOLD = "table string, loads binary"
 
@@ -46,8 +47,11 @@ def commit(
     """Write DataFrames to tables of a store and move a consumer of the queue `source`, all of it or nothing.
 
     With a consumer it happens if every shard stands at `start` (then it stands at `end`), is a duplicate if every shard
-    is at or past `end`, and is a `PositionConflict` otherwise. With a token it happens once.
+    is at or past `end`, and is a `PositionConflict` otherwise. With a token it happens once. `start` and `end` are
+    sequences by shard: those of the first message of the batch, and of the first one after it.
     """
+    if not isinstance(tables, Mapping):
+        raise Invalid(f"{type(tables).__name__} was given for the tables: give DataFrames by table, as in {{'t': df}}")
     places = {name: Place.of({"path": path, "table": name}) for name in tables}
     for name, frame in tables.items():
         if not isinstance(frame, DataFrame):
@@ -59,15 +63,30 @@ def commit(
         rows = use(batch, places, told)
         if condition is not None:
             batch.require(*condition)
-    return Committed(batch.duplicate, rows)
+    return Committed(batch.duplicate, {} if batch.duplicate else rows)
 
 
 def _condition(
     path: str, source: str | None, consumer: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
 ) -> tuple[str, bytes]:
-    if source is None or start is None or end is None or set(start) != set(end):
+    if source is None or start is None or end is None:
         raise Invalid("with a consumer, say source= (a queue), start= and end= (sequences by shard)")
-    kind, info = Place.of({"path": path, "table": source}).kind()
+    given: tuple[Any, ...] = (start, end)
+    for places in given:
+        pairs = places.items() if isinstance(places, Mapping) else [(None, None)]
+        if not all(type(one) is int for pair in pairs for one in pair):
+            raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {places!r}")
+    place = Place.of({"path": path, "table": source})
+    last = table_with_offsets(place).offsets("latest")
+    if set(start) != set(end) or not set(start) <= set(last):
+        raise Invalid(f"queue {source} has the shards {sorted(last)}: name the same of them in start= and end=")
+    for shard in start:
+        if not 1 <= start[shard] <= end[shard] <= last[shard]:
+            raise Invalid(
+                f"shard {shard} of {source} has messages from 1 up to {last[shard]}, which is the next: a batch of it "
+                f"cannot be [{start[shard]}, {end[shard]})"
+            )
+    kind, info = place.kind()
     return move_condition(kind, info, consumer, start, end)
 
 

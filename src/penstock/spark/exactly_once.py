@@ -39,6 +39,7 @@ from penstock.spark.loading import check_schema
 from penstock.spark.offset_log import OffsetLog, Places
 from penstock.spark.place import Place
 from penstock.spark.reading import whole_number
+from penstock.spark.sessions import muted
 from penstock.spark.streaming import start_option, table_with_offsets
 
 logger = logging.getLogger(__name__)
@@ -85,9 +86,9 @@ def stream(
     start = runner.begin()
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
-    for name, limit in (("maxRows", max_rows), ("maxBytes", max_bytes)):
+    for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
         if limit is not None:
-            reader = reader.option(name, str(whole_number({name: str(limit)}, name, 1)))
+            reader = reader.option(name.replace("_", ""), str(whole_number({name: str(limit)}, name, 1)))
     folder = checkpoint or tempfile.mkdtemp(prefix=f"penstock-{consumer}-")
     runner.log = OffsetLog(spark, folder, start)
     runner.log.check(consumer)
@@ -168,7 +169,11 @@ class _Runner:
         """Where the consumer is; a new one begins at the beginning."""
         if not self._consumer:
             raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
+        if not callable(self._route):
+            raise Invalid(f"batch is {self._route!r}: give a function that makes DataFrames by table of a DataFrame")
         if self._dead is not None:
+            if self._dead.table == self._source.table:
+                raise Invalid(f"dead_letter is {self._dead.table}, the source: each would be read again; give another")
             _check_takes_letters(self._dead)
         position = self._position()
         _, _, table = self._table()
@@ -243,7 +248,8 @@ class _Runner:
         except Exception as error:
             if self._dead is None or _is_transient(error) or not (judged or self._works_on_nothing(frame, start)):
                 raise
-            self._halve(frame, start, end, error)
+            with muted(frame.sparkSession):  # which would tell of each attempt on many lines
+                self._halve(frame, start, end, error)
 
     def _routed(self, frame: DataFrame) -> dict[str, DataFrame]:
         """What the batch function makes of a frame."""

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.batch import StoreBatch
 from penstock.errors import Invalid
 from penstock.kinds import Load
 from penstock.spark.arrow import arrow_schema, from_spark
-from penstock.spark.place import Place, working
+from penstock.spark.place import Place, check_range, working
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[Load])
@@ -30,12 +32,29 @@ def check_schema(place: Place, schema: Any) -> None:
     kind.load_schema(arrow_schema(schema), info.options)
 
 
-def make_loads(place: Place, schema: Any, batches: Iterator[Any]) -> bytes:
-    """In a task: prepare its rows; what to tell the one who commits."""
+def make_loads(
+    place: Place, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
+) -> bytes:
+    """In a task: prepare its rows, all of which are in the range that is replaced; what to tell the one who commits."""
     kind, info = place.kind()
     wanted = kind.load_schema(arrow_schema(schema), info.options)
+    rows = from_spark(batches, wanted)
+    if replace is not None:
+        rows = _inside(rows, *replace)
     with working(place) as (workplace, hand_over):
-        return _encode([hand_over(load) for load in kind.load(from_spark(batches, wanted), info, workplace)])
+        return _encode([hand_over(load) for load in kind.load(rows, info, workplace)])
+
+
+def _inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
+    for batch in batches:
+        keys = batch.column("key")
+        outside = pc.less(keys, pa.scalar(start, keys.type))
+        if end is not None:
+            outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))
+        stray = keys.filter(outside)
+        if len(stray):
+            raise Invalid(f"key {stray[0].as_py()!r} is outside the range of start and end that is replaced")
+        yield batch
 
 
 def add_loads(
@@ -65,6 +84,7 @@ def replaced_range(place: Place, options: dict[str, str], overwrite: bool) -> tu
     kind, info = place.kind()
     start = kind.key_of(options["start"]) if "start" in options else b""
     found = start, kind.key_of(options["end"]) if "end" in options else None
+    check_range(*found)
     with working(place) as (workplace, _):
         kind.bundle([], info, workplace, found)  # a kind that cannot replace says so before any work
     return found

@@ -62,7 +62,9 @@ class Place:
             raise Invalid(f"the path {path!r} is relative, and Spark's processes run elsewhere: give an absolute one")
         name = options.get("table", "")
         if table and not name:
-            raise Invalid(f"say which table of {path}: .option('table', 'name')")
+            near = difflib.get_close_matches("table", options, 1)
+            hint = f", which is not spelt {near[0]}" if near else ""
+            raise Invalid(f"say which table of {path}: .option('table', 'name'){hint}")
         known = os.environ if path.startswith(SCHEME) else {}
         token = options.get("token") or known.get("PENSTOCK_TOKEN", "")
         return cls(path.rstrip("/"), name, token, options.get("authority") or known.get("PENSTOCK_AUTHORITY", ""))
@@ -108,6 +110,12 @@ def check_options(options: Mapping[str, str], *more: str) -> None:
             near = [known[found] for found in difflib.get_close_matches(name.lower(), known, 1)]
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
             raise Invalid(f"there is no option {name}: {hint}")
+
+
+def check_range(start: bytes, end: bytes | None) -> None:
+    """`Invalid` for a range that runs downwards."""
+    if end is not None and start > end:
+        raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
 
 
 def _settle() -> None:

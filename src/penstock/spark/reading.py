@@ -41,7 +41,7 @@ from penstock.journal.record import PartitionId
 from penstock.kinds import Kind, partitions_of
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.place import Place
+from penstock.spark.place import Place, check_range
 
 clock = SystemClock()
 TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, where nobody says how many there are
@@ -95,6 +95,7 @@ class TableReader(DataSourceReader):
         kind, _ = self._place.kind()
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
+        check_range(self._start, self._end)
         self._plan = uuid.uuid4().hex
         self._wanted: list[tuple[str, str, Any]] = []
         if choice(options, "pushdown", ("false", "true")) == "true":

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import Invalid
@@ -21,6 +23,8 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.buffer.size": str(1 << 20),  # between the JVM and its Python processes
 }
+
+TASK_LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 
 
 def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
@@ -61,6 +65,24 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     register(spark)
     return spark
+
+
+@contextmanager
+def muted(spark: Any) -> Iterator[None]:
+    """Keep Spark from logging tasks that fail, where that is expected and their errors are looked at."""
+    log4j = getattr(getattr(spark, "_jvm", None), "org", None)
+    if log4j is None:
+        yield  # a session elsewhere, which logs elsewhere
+        return
+    log4j = log4j.apache.logging.log4j
+    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in TASK_LOGGERS}
+    for name in TASK_LOGGERS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            log4j.core.config.Configurator.setLevel(name, level)
 
 
 def _submitted() -> dict[str, str]:

@@ -43,7 +43,7 @@ class TableWriter(DataSourceArrowWriter):
         check_schema(self._place, schema)
 
     def write(self, iterator: Iterator[Any]) -> Told:
-        return Told(make_loads(self._place, self._schema, iterator))
+        return Told(make_loads(self._place, self._schema, iterator, self._replace))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         told = [message.loads for message in messages if isinstance(message, Told)]
