@@ -21,6 +21,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -231,7 +232,9 @@ class _Runner:
         frame = frame.persist()
         try:
             self._at = position
-            self._write(frame, start, end)
+            # Where broken records are expected, Spark would tell of each attempt on many lines.
+            with nullcontext() if self._dead is None else muted(frame.sparkSession):
+                self._write(frame, start, end)
         finally:
             frame.unpersist()
 
@@ -248,8 +251,7 @@ class _Runner:
         except Exception as error:
             if self._dead is None or _is_transient(error) or not (judged or self._works_on_nothing(frame, start)):
                 raise
-            with muted(frame.sparkSession):  # which would tell of each attempt on many lines
-                self._halve(frame, start, end, error)
+            self._halve(frame, start, end, error)
 
     def _routed(self, frame: DataFrame) -> dict[str, DataFrame]:
         """What the batch function makes of a frame."""
