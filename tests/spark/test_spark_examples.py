@@ -102,7 +102,7 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
         ({"dead_letter": "totals"}, Invalid, "dead_letter is totals, which takes no messages .*: give a queue"),
         ({"dead_letter": "ded"}, NotFound, "there is no table ded in .*: it has events, others, totals; make a new"),
         ({"consumer": ""}, Invalid, "say who reads: consumer='name'"),
-        ({"max_rows": 0}, Invalid, "option maxRows is '0': give a whole number above 0"),
+        ({"max_rows": 0}, Invalid, "option max_rows is '0': give a whole number above 0"),
     ):
         with pytest.raises(error, match=words):
             penstock.spark.stream(spark, folder, **(given | wrong))
