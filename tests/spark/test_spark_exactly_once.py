@@ -28,6 +28,7 @@ from penstock.client.connection import Connection, GoneError
 from penstock.errors import Backpressure, PositionConflict
 from penstock.partition import ledger
 from penstock.queue.section import shard_of
+from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.spark.streaming import start_option
 from penstock.store import Store
 
@@ -330,6 +331,20 @@ def test_broken_records_are_set_aside(spark: Any, folder: str, given: Input, tmp
     messages = [message for shard in (0, 1) for message in given.events.read(shard)]
     assert at == {(message.shard, message.sequence) for message in messages if message.payload in broken}
     given.check("several")
+
+
+def test_failing_tasks_are_quiet_only_where_they_are_expected(spark: Any) -> None:
+    manager = spark._jvm.org.apache.logging.log4j.LogManager
+
+    def levels() -> set[str]:
+        return {str(manager.getLogger(name).getLevel()) for name in TASK_LOGGERS}
+
+    first, second = muted(spark), muted(spark)  # of two streams, of which the first ends first
+    with first:
+        second.__enter__()
+        assert levels() == {"OFF"}
+    second.__exit__(None, None, None)
+    assert levels() == {str(manager.getRootLogger().getLevel())}
 
 
 def test_records_that_the_function_sets_aside_itself(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:

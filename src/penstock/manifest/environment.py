@@ -107,7 +107,8 @@ class LmdbEngine:
         self._commits = 0  # since it was looked how far ahead the file is written
         self._panicked = False
         self._env: Any = None  # changed under _lock
-        self._file: File | None = None  # the same file, to be written ahead; guarded by _lock
+        self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is written ahead
+        self._file: File | None = None  # guarded by _file_lock: the same file, to be written ahead
         self._owner = fs.lock(path + ".owner")
         try:
             self._prepare()
@@ -244,7 +245,7 @@ class LmdbEngine:
         """
         if used + AHEAD_BYTES_MIN <= self._file_bytes or used + AHEAD_BYTES_MIN > self._map_bytes:
             return
-        with self._lock:  # so that it is not closed meanwhile
+        with self._file_lock:  # so that it is not closed meanwhile
             if self._file is not None:
                 self._file_bytes = claim(self._file, self._file.size(), used, AHEAD_BYTES_MIN, AHEAD_BYTES)
 
@@ -293,9 +294,10 @@ class LmdbEngine:
         self._owner.release()
 
     def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._file_lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _check_open(self) -> None:
         if self._env is None:

@@ -75,14 +75,13 @@ def muted(spark: Any) -> Iterator[None]:
         yield  # a session elsewhere, which logs elsewhere
         return
     log4j = log4j.apache.logging.log4j
-    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in TASK_LOGGERS}
     for name in TASK_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     try:
         yield
-    finally:
-        for name, level in before.items():
-            log4j.core.config.Configurator.setLevel(name, level)
+    finally:  # not to what it was: another stream may have muted them too
+        for name in TASK_LOGGERS:
+            log4j.core.config.Configurator.setLevel(name, log4j.LogManager.getRootLogger().getLevel())
 
 
 def _submitted() -> dict[str, str]:
