@@ -19,7 +19,6 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from penstock.coordinator import Batch, CoordinatorSettings, Durability, Epoch, Layers, State, WriteCoordinator
-from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.errors import Backpressure, Invalid, Lost, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.testing import FakeClock
@@ -375,58 +374,62 @@ def test_a_long_campaign() -> None:
 
 
 def acknowledge_before_fsync(patch: pytest.MonkeyPatch) -> None:
-    take = FlushExecutor._take
+    next_batch = FlushExecutor._next_batch
 
-    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any]:
-        batch = take(self)
-        self._epochs.durable = batch.last
+    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any] | None:
+        batch = next_batch(self)
+        if batch is not None:
+            self._buffer.layers = self._buffer.layers._replace(durable=batch.last)
         return batch
 
-    patch.setattr(FlushExecutor, "_take", early)
-    patch.setattr(EpochTracker, "advance_durable", lambda self, epoch: None)
+    patch.setattr(FlushExecutor, "_next_batch", early)
 
 
 def watermark_before_view(patch: pytest.MonkeyPatch) -> None:
     apply_next = FlushExecutor._apply_next
 
-    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any]:
-        self._epochs.applied = self._to_apply[0][0].last
+    def early(self: FlushExecutor[Any, Any, Any]) -> Any:
+        layers = self._buffer.layers
+        self._buffer.layers = layers._replace(applied=layers.batches[0].last)
         return apply_next(self)
 
     patch.setattr(FlushExecutor, "_apply_next", early)
-    patch.setattr(EpochTracker, "advance_applied", lambda self, epoch: None)
 
 
 def discard_a_failed_batch(patch: pytest.MonkeyPatch) -> None:
     """What the seed does."""
+    recover = FlushExecutor._recover
 
-    def forget(self: FlushExecutor[Any, Any, Any], kept: Batch[Any]) -> None:
-        self._kept = None
+    def forget(self: FlushExecutor[Any, Any, Any]) -> None:
+        layers = self._buffer.layers
+        if layers.taken > layers.durable:
+            batch = layers.batches[-1]
+            deltas = tuple(delta for delta in layers.deltas if delta not in batch.deltas)
+            self._buffer.layers = layers._replace(deltas=deltas, batches=layers.batches[:-1], durable=batch.last)
+        recover(self)
 
-    patch.setattr(FlushExecutor, "_write_again", forget)
+    patch.setattr(FlushExecutor, "_recover", forget)
 
 
 def write_again_under_new_epochs(patch: pytest.MonkeyPatch) -> None:
     """The token changes, so what was on disk after all is doubled."""
-    write_again = FlushExecutor._write_again
+    recover = FlushExecutor._recover
 
-    def renumber(self: FlushExecutor[Any, Any, Any], kept: Batch[Any]) -> None:
-        self._epochs.last = self._taken = self._sealed = Epoch(self._epochs.last + 1)
-        write_again(self, Batch(kept.deltas, kept.first, self._epochs.last, kept.size))
+    def renumber(self: FlushExecutor[Any, Any, Any]) -> None:
+        layers = self._buffer.layers
+        if layers.taken > layers.durable:
+            self._epochs.last = last = Epoch(self._epochs.last + 1)
+            batch = layers.batches[-1]
+            renamed = Batch(batch.deltas, batch.first, last, batch.size)
+            self._buffer.layers = layers._replace(batches=(*layers.batches[:-1], renamed), taken=last, sealed=last)
+        recover(self)
 
-    patch.setattr(FlushExecutor, "_write_again", renumber)
+    patch.setattr(FlushExecutor, "_recover", renumber)
 
 
 def forget_the_followers(patch: pytest.MonkeyPatch) -> None:
     """The turn ends and nobody gets it."""
-
-    def end_turn(self: FlushExecutor[Any, Any, Any]) -> None:
-        self.leading = False
-        self.settle()
-        self._changed()
-
-    patch.setattr(FlushExecutor, "_hand_on", lambda self: None)
-    patch.setattr(FlushExecutor, "end_turn", end_turn)
+    patch.setattr(FlushExecutor, "_hand_on", lambda self: self._changed())
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ Invariant: while there are writes that nobody flushes, the thread is awake befor
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Generic, cast
 
 from penstock.coordinator.buffer import DeltaBuffer
@@ -16,8 +15,13 @@ from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.protocols import D, F, V
 from penstock.coordinator.states import Trigger, choose_trigger
+from penstock.coordinator.waiting import Waiter
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1  # after an error that nobody expected, so that it does not fill the log
 
 
 class Background(Generic[D, F, V]):
@@ -50,8 +54,17 @@ class Background(Generic[D, F, V]):
 
     def run(self) -> None:
         """Work until `end`."""
-        while (step := self._next_step()) is not None:
-            step()
+        worker = Waiter(self._epochs.none, applied=False)
+        while True:
+            try:
+                trigger = self._await_work(worker)
+                if trigger is None:
+                    return
+                self._executor.work(worker, trigger)
+            except BaseException:
+                logger.exception("the thread that flushes met an error: it goes on, report this as a bug")
+                self._executor.leave(worker)
+                threading.Event().wait(_PAUSE_S)
 
     # -- with the lock held
 
@@ -76,32 +89,35 @@ class Background(Generic[D, F, V]):
         if parked or self._executor.apply_left or self._trigger() is not None:
             self._wakeup.notify()
 
-    def claim(self) -> Callable[[], None] | None:
-        """The next thing to do, to be called without the lock: what is left to apply comes before new flushes."""
+    def claim(self, worker: Waiter) -> Trigger | None:
+        """Take the turn for the next thing to do: what is left to apply comes before new flushes."""
         executor = self._executor
         if executor.apply_left:
             executor.apply_left = False
-            return partial(executor.apply, None)
+            if executor.can_apply():
+                worker.epoch = self._epochs.last  # apply all there is
+                executor.applier = worker
+                return Trigger.EXPLICIT
         trigger = self._trigger()
-        if trigger is None:
-            return None
-        self._asked = False
-        executor.leading = True
-        return partial(executor.lead, trigger)
+        if trigger is not None:
+            self._asked = False
+            worker.epoch = self._epochs.none
+            executor.leader = worker
+        return trigger
 
-    def _next_step(self) -> Callable[[], None] | None:
+    def _await_work(self, worker: Waiter) -> Trigger | None:
         with self._lock:
-            while (step := self.claim()) is None and not self._ending:
+            while (trigger := self.claim(worker)) is None and not self._ending:
                 patience_s = self._patience_s()
                 self._parked = patience_s is None
                 self._wakeup.wait(patience_s)
                 self._parked = False
-            return step
+            return trigger
 
     def _trigger(self) -> Trigger | None:
         """Why to flush now, if the turn is free and there is something."""
         executor = self._executor
-        if not executor.can_lead() or executor.failure is not None or not executor.has_writes():
+        if not executor.can_lead() or not executor.has_writes():
             return None
         return choose_trigger(
             asked=self._asked,

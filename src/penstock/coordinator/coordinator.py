@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.coordinator.admission import Admission
+from penstock.coordinator.admission import Admission, WaitingWrite
 from penstock.coordinator.background import Background
 from penstock.coordinator.buffer import DeltaBuffer
 from penstock.coordinator.epochs import Epoch, EpochTracker
@@ -26,7 +26,7 @@ from penstock.coordinator.protocols import Acknowledgement, D, F, Flusher, V
 from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics
 from penstock.coordinator.states import State, Trigger
 from penstock.coordinator.views import Layers, Subscription
-from penstock.coordinator.waiting import Waiter, Waiters
+from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
 from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -68,7 +68,7 @@ class WriteCoordinator(Generic[D, F, V]):
         self._executor = FlushExecutor(
             flusher, self._buffer, self._epochs, clock=self._clock, lock=self._lock, changed=self._look
         )
-        self._admission = Admission(self._buffer, clock=self._clock, lock=self._lock, settings=self._settings)
+        self._admission = Admission(self._buffer, settings=self._settings)
         self._background = Background(
             self._executor,
             self._buffer,
@@ -114,7 +114,7 @@ class WriteCoordinator(Generic[D, F, V]):
             try:
                 room = buffer.room - size
                 if room >= 0:
-                    insert(buffer.pending, a, b, c)
+                    insert(buffer.layers.pending, a, b, c)
                     buffer.room = room
                     epochs = self._epochs
                     epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a call, too dear here
@@ -150,17 +150,39 @@ class WriteCoordinator(Generic[D, F, V]):
     ) -> Epoch:
         if size > self._settings.bytes_max:
             raise Invalid(f"a write of {size} bytes; {self._settings.bytes_max} fit: split it or raise bytes_max")
-        with self._lock:
-            self._admission.admit(size, timeout_s, self._refuse_writes, self._look)
-            begins = not self._executor.has_writes()
-            insert(self._buffer.pending, a, b, c)
-            self._buffer.charge(size)
-            self._epochs.last = Epoch(self._epochs.last + 1)
-            if begins:
-                self._background.start_timer()
-                self._executor.settle()
-            self._look()
-            return self._epochs.last
+        deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
+        waiting: WaitingWrite | None = None
+        try:
+            while True:
+                with self._lock:
+                    self._refuse_writes()
+                    if self._admission.may_pass(size, waiting):
+                        if waiting is not None:
+                            self._admission.leave(waiting)
+                        return self._insert(insert, size, a, b, c)
+                    if left_s <= 0:
+                        raise self._admission.backpressure(f"no room came within {timeout_s} s")
+                    if waiting is None:
+                        waiting = WaitingWrite(size)
+                        self._admission.join(waiting)
+                    self._look()
+                left_s = self._sleep(waiting, deadline_s, left_s)
+        except BaseException:
+            if waiting is not None:
+                with self._lock:
+                    self._admission.leave(waiting)
+                    self._look()
+            raise
+
+    def _insert(self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C) -> Epoch:
+        begins = not self._executor.has_writes()
+        insert(self._buffer.layers.pending, a, b, c)
+        self._epochs.last = epoch = Epoch(self._epochs.last + 1)
+        self._buffer.charge(size)
+        if begins:
+            self._background.start_timer()
+        self._look()
+        return epoch
 
     def _refuse_writes(self) -> None:
         failure = self._executor.failure
@@ -179,79 +201,77 @@ class WriteCoordinator(Generic[D, F, V]):
         A caller who finds the turn free flushes by itself and returns when that ends, whatever `timeout_s` says. With
         0 it never does: it asks the background thread, and `WaitExpired` says that it is not durable yet.
         """
-        epochs, executor = self._epochs, self._executor
-        if epoch is not None and epochs.none < epoch <= epochs.durable:
-            return Acknowledgement(epochs.durable, self._durability)
-        target = epochs.last if epoch is None else epochs.check(epoch)
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while epochs.durable < target:
-            with self._lock:
-                if epochs.durable >= target:
-                    break
-                self._refuse_waiting(target)
-                if timeout_s <= 0:
-                    self._background.ask()
-                    self._look()
-                    raise WaitExpired(f"epoch {target} is not durable yet: wait for it, or ask again")
-                waiter = executor.wait_or_lead(target)
-            if waiter is None or self._sleep(waiter, executor.durable_waiters, deadline_s, timeout_s).leads:
-                executor.lead(Trigger.EXPLICIT)
-        return Acknowledgement(epochs.durable, self._durability)
+        if epoch is None or not self._epochs.none < epoch <= self._buffer.layers.durable:
+            target = self._epochs.last if epoch is None else self._epochs.check(epoch)
+            self._await(Waiter(target, applied=False), timeout_s)
+        return Acknowledgement(self._buffer.layers.durable, self._durability)
 
-    def wait_applied(self, epoch: int, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait until the view holds `epoch`; flushes it if nobody did."""
-        if self._epochs.none < epoch <= self._epochs.applied:
-            return
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        self.flush(epoch, timeout_s)
-        self._wait_view(Epoch(epoch), deadline_s - self._clock.monotonic_s())
+    def wait_applied(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:
+        """Wait until the view holds `epoch` (None: all that was written), so that everybody can read it.
+
+        It is durable by then; who waits flushes and applies if nobody else does.
+        """
+        if epoch is None or not self._epochs.none < epoch <= self._buffer.layers.applied:
+            target = self._epochs.last if epoch is None else self._epochs.check(epoch)
+            self._await(Waiter(target, applied=True), timeout_s)
+        return Acknowledgement(self._buffer.layers.durable, self._durability)
 
     def _wait_view(self, target: Epoch, timeout_s: float) -> None:
         """Wait for a view that holds `target`, which may be an epoch of the future."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while self._epochs.applied < target:
-            with self._lock:
-                if self._epochs.applied >= target:
-                    break
-                if target > self._epochs.durable or self._executor.apply_failed or self._closed:
-                    self._refuse_waiting(target)
-                if timeout_s <= 0:
-                    raise WaitExpired(f"the view does not hold epoch {target} yet: wait for it, or ask again")
-                waiter = Waiter(target)
-                self._executor.applied_waiters.add(waiter)
-            self._sleep(waiter, self._executor.applied_waiters, deadline_s, timeout_s)
+        self._await(Waiter(target, applied=True, works=False), timeout_s)
 
-    def _sleep(self, waiter: Waiter, among: Waiters, deadline_s: float, timeout_s: float) -> Waiter:
-        """Sleep until woken; `WaitExpired` if time runs out first."""
+    def _await(self, waiter: Waiter, timeout_s: float) -> None:
+        """Work or sleep until the waiter's epoch came; `WaitExpired` if time runs out first."""
+        buffer, executor = self._buffer, self._executor
+        deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         try:
-            woken = waiter.wait(max(0.0, deadline_s - self._clock.monotonic_s()))
+            while (buffer.layers.applied if waiter.applied else buffer.layers.durable) < waiter.epoch:
+                if executor.leader is waiter or executor.applier is waiter:
+                    executor.work(waiter, Trigger.EXPLICIT)
+                    continue
+                with self._lock:
+                    if self._came(waiter):
+                        break
+                    self._refuse_waiting(waiter)
+                    if left_s <= 0:
+                        self._background.ask()
+                        self._look()
+                        raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
+                    executor.join(waiter)
+                if executor.leader is not waiter and executor.applier is not waiter:
+                    left_s = self._sleep(waiter, deadline_s, left_s)
+                    with self._lock:
+                        executor.waiters.discard(waiter)
+            if executor.leader is waiter or executor.applier is waiter:
+                executor.leave(waiter)  # its epoch came by another way
         except BaseException:
-            self._leave(waiter, among)  # an interrupt
+            executor.leave(waiter)
             raise
-        if not woken and self._leave(waiter, among):
-            raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
-        return waiter
 
-    def _leave(self, waiter: Waiter, among: Waiters) -> bool:
-        """Wait no more; False if the epoch came after all. A turn that came too late is passed on, or all hang."""
-        with self._lock:
-            if waiter.leads:
-                self._executor.end_turn()
-                return True
-            return among.discard(waiter)
+    def _came(self, waiter: Waiter) -> bool:
+        layers = self._buffer.layers
+        return (layers.applied if waiter.applied else layers.durable) >= waiter.epoch
 
-    def _refuse_waiting(self, target: Epoch) -> None:
-        """Raise if `target` will not come any more. Requires: _lock, and that its watermark is below it."""
-        failure, epochs = self._executor.failure, self._epochs
-        if failure is not None and target <= epochs.durable:
-            raise Poisoned(f"epoch {target} is durable, but its apply failed ({failure}): call recover()") from failure
-        if failure is not None:
+    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float) -> float:
+        """Sleep until woken, at most until it is time to look again; how much time is left then."""
+        slice_s = min(left_s, LOOK_AGAIN_S)
+        if waiter.wait(slice_s):
+            return deadline_s - self._clock.monotonic_s()
+        return left_s - slice_s
+
+    def _refuse_waiting(self, waiter: Waiter) -> None:
+        """Raise if the waiter's epoch will not come any more. Requires: _lock, and that it did not come."""
+        failure, durable = self._executor.failure, waiter.epoch <= self._buffer.layers.durable
+        if failure is not None and not durable:
             raise self._outcome_unknown(str(failure)) from failure
+        if failure is not None and self._executor.apply_failed:
+            reason = f"epoch {waiter.epoch} is durable, but its apply failed ({failure}): call recover()"
+            raise Poisoned(reason) from failure
         if self._closed:
-            raise Closed(f"the coordinator was shut down before epoch {target} came: open the store again")
+            raise Closed(f"the coordinator was shut down before epoch {waiter.epoch} came: open the store again")
 
     def _outcome_unknown(self, reason: str) -> OutcomeUnknown:
-        first, last = self._epochs.durable + 1, self._epochs.last
+        first, last = self._buffer.layers.durable + 1, self._epochs.last
         return OutcomeUnknown(
             f"epochs {first} to {last} may be durable or not ({reason}): call recover(), or look after a restart",
             first=first,
@@ -292,12 +312,12 @@ class WriteCoordinator(Generic[D, F, V]):
     @property
     def durable(self) -> Epoch:
         """Everything up to here is durable."""
-        return self._epochs.durable
+        return self._buffer.layers.durable
 
     @property
     def applied(self) -> Epoch:
         """Everything up to here is in the view."""
-        return self._epochs.applied
+        return self._buffer.layers.applied
 
     def statistics(self) -> CoordinatorStatistics:
         """The numbers of now."""
@@ -307,14 +327,14 @@ class WriteCoordinator(Generic[D, F, V]):
                 state=executor.state,
                 error=None if executor.failure is None else repr(executor.failure),
                 last=self._epochs.last,
-                durable=self._epochs.durable,
-                applied=self._epochs.applied,
+                durable=buffer.layers.durable,
+                applied=buffer.layers.applied,
                 writes=self._epochs.count,
                 written_bytes=buffer.taken_bytes + buffer.pending_bytes,
                 pending_bytes=buffer.pending_bytes,
                 in_flight_bytes=buffer.in_flight_bytes,
                 layers=len(buffer.layers.deltas),
-                waiters=len(executor.durable_waiters) + len(executor.applied_waiters),
+                waiters=len(executor.waiters),
                 waiting_writes=len(self._admission),
                 refused_writes=self._admission.refused,
                 flushes=dict(executor.flushes),
@@ -328,14 +348,18 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def run_pending(self) -> int:
         """Do on this thread what the background thread would do now; how many steps. For tests and tools."""
-        steps = 0
-        while True:
-            with self._lock:
-                step = self._background.claim()
-            if step is None:
-                return steps
-            step()
-            steps += 1
+        steps, worker = 0, Waiter(self._epochs.none, applied=False)
+        try:
+            while True:
+                with self._lock:
+                    trigger = self._background.claim(worker)
+                if trigger is None:
+                    return steps
+                self._executor.work(worker, trigger)
+                steps += 1
+        except BaseException:
+            self._executor.leave(worker)
+            raise
 
     def _look(self) -> None:
         """After any change: let writes in or stop them, and wake who has something to do. Requires: _lock."""
@@ -377,8 +401,7 @@ class WriteCoordinator(Generic[D, F, V]):
     def _close(self, timeout_s: float) -> None:
         with self._lock:
             self._closed = True
-            self._executor.durable_waiters.wake_above(0)
-            self._executor.applied_waiters.wake_above(0)
+            self._executor.waiters.wake_all()
             self._executor.has_thread = False
             self._background.end()
             thread, forget = self._thread, self._forget_exit

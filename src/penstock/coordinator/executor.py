@@ -2,34 +2,45 @@
 
 There are two turns. Who has the *flush turn* makes one batch durable; who has the *apply turn* publishes views. A
 caller who wants durability and finds the flush turn free takes it and flushes for everyone; the others wait for its
-end. Then those whose epoch came are woken, and one of those who came meanwhile gets the turn. So nobody hands work to
-another thread while there is a caller to do it. A batch is applied by the thread that flushed it if the apply turn is
-free; otherwise by whoever has that turn, so that a slow apply does not hold back the next fsync. When many batches wait
-to be applied, flushes wait too: the next gets larger instead, and readers never look through many layers.
+end. Then one of those who came meanwhile gets the turn. So nobody hands work to another thread while there is a caller
+to do it. A batch is applied by the thread that flushed it if the apply turn is free; otherwise by whoever has that
+turn, or waits for that batch, so that a slow apply does not hold back the next fsync. When many batches wait to be
+applied, flushes wait too: the next gets larger instead, and readers never look through many layers.
+
+Any line may raise: a Ctrl-C, a signal's handler, a failed allocation. So a turn belongs to a `Waiter`, is taken by one
+assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, gives back whatever that waiter still has.
+What it was doing is in the layers: a batch that was taken and is not durable, or one that is durable and not applied.
+Whoever gets the turn next goes on with that: the batch is written again after `flusher.recover()`, which finds out what
+became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`, and nothing
+is tried again before `recover()`.
 
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
-Invariants: (1) the order is: durable, durable watermark, its waiters; view, applied watermark, its waiters. (2) a batch
-waits to be applied only while someone has the apply turn, or the state is FAILED. (3) who
-waits for durability has someone with a turn before it, who will hand on the turn or wake it.
+Invariants: (1) the order is: durable, its waiters; view, applied, its waiters. (2) a batch waits to be applied only
+while someone has the apply turn, will look for it (`apply_left`), or the apply failed. (3) who sleeps in `waiters` is
+woken by the end of a turn, and looks for itself now and then.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
+import logging
+from collections import Counter
 from collections.abc import Callable
-from typing import Generic, cast
+from typing import Generic
 
 from penstock.coordinator.buffer import DeltaBuffer
 from penstock.coordinator.epochs import Epoch, EpochTracker
 from penstock.coordinator.protocols import Batch, D, F, Flusher, V
-from penstock.coordinator.states import TRANSITIONS, State, Trigger
+from penstock.coordinator.states import State, Trigger
 from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
 
+logger = logging.getLogger(__name__)
+
 UNAPPLIED_MAX = 16  # batches that are durable and not applied; more wait with their flush
+_LEAVE_ATTEMPTS = 8  # a second and a third interrupt must not leave a turn taken
+_POLL_S = 0.01
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -51,221 +62,220 @@ class FlushExecutor(Generic[D, F, V]):
         self._clock = clock
         self._lock = lock
         self._changed = changed  # called with the lock held
-        self._turns_free = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
-        self.state = State.IDLE
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
         self.apply_failed = False  # with a failure: views have stopped too
-        self.has_thread = False  # whether an apply turn can be left to the background thread
+        self.has_thread = False  # whether an apply can be left to the background thread
         self.apply_left = False  # it was left
+        self.leader: Waiter | None = None  # has the flush turn
+        self.applier: Waiter | None = None  # has the apply turn
+        self.waiters = Waiters()
+        self._tried = epochs.none  # the last epoch of a batch that was given to the flusher
         self.flushes: Counter[Trigger] = Counter()
         self.flush_failures = 0
         self.apply_failures = 0
         self.flush_s_total = 0.0
         self.flush_s_last = 0.0
-        self.durable_waiters = Waiters()
-        self.applied_waiters = Waiters()
-        self.leading = False  # someone has the flush turn
-        self._applying = False  # someone has the apply turn
-        self._taken = epochs.none  # the last epoch in a batch
-        self._sealed = epochs.none  # the last epoch that is not in the pending delta
-        self._flushing = False
-        self._kept: Batch[D] | None = None  # of unknown outcome, to be written again
-        self._to_apply: deque[tuple[Batch[D], F]] = deque()
 
     # -- with the lock held
 
-    def has_writes(self) -> bool:
-        """Whether there are writes that are in no batch."""
-        return self._epochs.last > self._taken
-
-    def settle(self) -> None:
-        """Move to the state that the facts call for."""
+    @property
+    def state(self) -> State:
+        """What the facts say."""
         if self.failure is not None:
-            state = State.FAILED
-        elif self._flushing:
-            state = State.FLUSHING
-        else:
-            state = State.ACCUMULATING if self.has_writes() else State.IDLE
-        assert state is self.state or state in TRANSITIONS[self.state], f"{self.state} -> {state}"
-        self.state = state
+            return State.FAILED
+        layers = self._buffer.layers
+        if layers.taken > layers.durable:
+            return State.FLUSHING
+        return State.ACCUMULATING if self._epochs.last > layers.taken else State.IDLE
+
+    def has_writes(self) -> bool:
+        """Whether there are writes that nobody has in hand: in no batch, or in one that an interrupt left behind."""
+        layers = self._buffer.layers
+        return self._epochs.last > layers.taken or (self.leader is None and layers.taken > layers.durable)
 
     def seal(self) -> None:
         """Make the pending delta, if it has writes, a layer that does not change any more."""
-        if self._epochs.last > self._sealed:
-            self._buffer.seal()
-            self._sealed = self._epochs.last
+        self._buffer.seal(self._epochs.last)
 
     def can_lead(self) -> bool:
         """Whether the flush turn may be taken."""
-        return not self.leading and len(self._to_apply) < UNAPPLIED_MAX
+        return self.leader is None and self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX
 
-    def wait_or_lead(self, epoch: Epoch) -> Waiter | None:
-        """Wait for `epoch` to be durable; None gives the caller the flush turn, to `lead`."""
-        if self.can_lead():
-            self.leading = True
-            return None
-        waiter = Waiter(epoch)
-        self.durable_waiters.add(waiter)
-        return waiter
+    def can_apply(self) -> bool:
+        """Whether the apply turn may be taken, and there is something to do."""
+        return self.applier is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
-    def end_turn(self) -> None:
-        """Give the flush turn to one who waits for it, or leave it free."""
-        self.leading = False
-        self.settle()
-        if self.failure is None:
-            self._hand_on()
+    def join(self, waiter: Waiter) -> None:
+        """Take a turn that is free and leads to the waiter's epoch, or sleep among the others."""
+        if waiter.works and waiter.epoch > self._buffer.layers.durable and self.can_lead():
+            self.leader = waiter
+        elif waiter.works and waiter.applied and self.can_apply():
+            self.applier = waiter
         else:
-            self._answer()
-        self._changed()
+            self.waiters.add(waiter)
 
     def _hand_on(self) -> None:
-        follower = self.durable_waiters.pop() if self.can_lead() else None
-        if follower is not None:
-            self.leading = follower.leads = True
+        """Give turns that are free to those who wait for what they bring; wake those whose epoch will not come."""
+        layers = self._buffer.layers
+        if self.failure is not None:
+            self.waiters.wake_all()
+        elif self.can_lead() and (follower := self.waiters.take_worker(layers.durable, applied=False)) is not None:
+            self.leader = follower
             follower.wake()
-        else:
-            self._turns_free.notify_all()
+        if self.can_apply():
+            if (follower := self.waiters.take_worker(layers.applied, applied=True)) is not None:
+                self.applier = follower
+                follower.wake()
+            else:
+                self.apply_left = True
+        self._changed()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         if self.failure is None:  # the first is the cause of the others
             self.failure = error
 
-    def _answer(self) -> None:
-        """After a failure: wake everyone whose epoch will not come by itself. Requires: the flush turn is free."""
-        self.durable_waiters.wake_above(self._epochs.durable)
-        self.applied_waiters.wake_above(self._epochs.applied if self.apply_failed else self._epochs.durable)
-        self._turns_free.notify_all()
+    # -- without it
 
-    # -- with the flush turn
-
-    def lead(self, trigger: Trigger) -> None:
-        """Flush what there is, once, and apply it. Gives the turn away; a failure is left in `failure`."""
-        with self._lock:
-            if self.failure is not None:
-                self.end_turn()
+    def leave(self, waiter: Waiter) -> None:
+        """Wait no more, and give back every turn that the waiter has, whatever interrupts this."""
+        for _ in range(_LEAVE_ATTEMPTS):
+            try:
+                with self._lock:
+                    self.waiters.discard(waiter)
+                    if self.leader is waiter:
+                        self.leader = None
+                    if self.applier is waiter:
+                        self.applier = None
+                    self._hand_on()
                 return
-            assert self.has_writes()  # a turn is taken for writes that are in no batch, and only its holder takes them
-            batch = self._take()
+            except BaseException:
+                logger.warning("giving back a turn was interrupted: it is done again", exc_info=True)
+
+    def work(self, waiter: Waiter, trigger: Trigger) -> None:
+        """Do what the waiter has a turn for. A failure is left in `failure`."""
+        if self.leader is waiter:
+            self._lead(waiter, trigger)
+        if self.applier is waiter:
+            self._apply(waiter)
+
+    def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
+        """Flush what there is, once; who flushed it also applies it, if nobody else applies."""
+        with self._lock:
+            batch = self._next_batch() if self.failure is None else None
+            if batch is None:
+                self.leader = None
+                self._hand_on()
+                return
+            again = batch.last <= self._tried
+            self._tried = batch.last  # before the flusher sees it
         begin_s = self._clock.monotonic_s()
         try:
-            flushed = self._flusher.make_durable(batch, again=False)
-        except BaseException as error:
+            if again:
+                self._flusher.recover()
+            result = self._flusher.make_durable(batch, again=again)
+        except Exception as error:
             with self._lock:
-                self._flushing = False
-                self._kept = batch
                 self.flush_failures += 1
                 self._fail(error)
-                self.end_turn()
-            if isinstance(error, Exception):
-                return
-            raise
+                self.leader = None
+                self._hand_on()
+            return
         with self._lock:
-            self._flushing = False
-            reached = self._publish_durable(batch, flushed, trigger, begin_s)
-            applies = not self._applying and self.failure is None
-            self._applying = self._applying or applies
-            self.end_turn()  # the next fsync can begin while the others wake up
-        for waiter in reached:
-            waiter.wake()
-        if applies:
-            self.apply(batch.last)
+            self._harden(result, trigger, begin_s)
+            reached = self.waiters.take_reached(self._buffer.layers.durable, self._buffer.layers.applied)
+            if self.can_apply():
+                self.applier = waiter
+            self.leader = None
+            self._hand_on()  # the next fsync can begin while the others wake up
+        for other in reached:
+            other.wake()
 
-    def _take(self) -> Batch[D]:
-        self.seal()
-        first, self._taken = Epoch(self._taken + 1), self._epochs.last
-        self._flushing = True
-        self.settle()
-        return self._buffer.take(first, self._taken)
+    def _next_batch(self) -> Batch[D] | None:
+        """One that was taken and is not durable, or all that is in none. Requires: _lock."""
+        layers = self._buffer.layers
+        if layers.taken > layers.durable:
+            return layers.batches[len(layers.results)]
+        return self._buffer.take(self._epochs.last) if self._epochs.last > layers.taken else None
 
-    def _publish_durable(self, batch: Batch[D], flushed: F, trigger: Trigger, begin_s: float) -> list[Waiter]:
+    def _harden(self, result: F, trigger: Trigger, begin_s: float) -> None:
+        self._buffer.harden(result)
         self.flushes[trigger] += 1
         self.flush_s_last = self._clock.monotonic_s() - begin_s
         self.flush_s_total += self.flush_s_last
-        self._to_apply.append((batch, flushed))
-        self._epochs.advance_durable(batch.last)  # before its waiters wake: they look at it
-        return self.durable_waiters.take_reached(batch.last)
 
-    # -- with the apply turn
-
-    def apply(self, until: Epoch | None) -> None:
-        """Apply what is durable, in order; with `until`, what comes after it is left to the background thread."""
+    def _apply(self, waiter: Waiter) -> None:
+        """Apply up to the waiter's epoch; what is left then goes to someone who waits for it, or to the thread."""
         while True:
             try:
-                batch = self._apply_next()
-            except BaseException as error:
+                applied = self._apply_next()
+            except Exception as error:
                 with self._lock:
-                    self._applying = False
                     self.apply_failures += 1
                     self.apply_failed = True
                     self._fail(error)
-                    self.settle()
-                    if not self.leading:
-                        self._answer()
-                    self._changed()
-                if isinstance(error, Exception):
-                    return
-                raise
+                    self.applier = None
+                    self._hand_on()
+                return
             with self._lock:
-                if not self._to_apply:
-                    self._applying = False
-                    self._turns_free.notify_all()
-                    return
-                if until is not None and batch.last >= until and self.has_thread:
-                    self.apply_left = True
-                    self._changed()
+                if not self._buffer.layers.results or (applied >= waiter.epoch and self.has_thread):
+                    self.applier = None
+                    self._hand_on()
                     return
 
-    def _apply_next(self) -> Batch[D]:
-        batch, flushed = self._to_apply[0]  # only who has the turn removes it
-        view = self._flusher.apply(flushed)
+    def _apply_next(self) -> Epoch:
+        view = self._flusher.apply(self._buffer.layers.results[0])
         with self._lock:
-            self._to_apply.popleft()
-            self._buffer.retire(batch, view)  # before the watermark: a waiter that wakes must find its write
-            self._epochs.advance_applied(batch.last)
-            reached = self.applied_waiters.take_reached(batch.last)
-            if self.failure is None:
-                self._hand_on()  # to one whom too many unapplied batches kept from flushing
-            self._changed()
-        for waiter in reached:
-            waiter.wake()
-        return batch
+            self._buffer.retire(view)  # with the watermark: a waiter that wakes must find its write
+            layers = self._buffer.layers
+            reached = self.waiters.take_reached(layers.durable, layers.applied)
+            self._hand_on()  # to one whom too many unapplied batches kept from flushing
+        for other in reached:
+            other.wake()
+        return layers.applied
 
     # -- after a failure
 
     def recover(self, timeout_s: float) -> None:
-        """Write the kept batch again, apply what waits, and go on. Still FAILED if that fails."""
-        with self._lock:
-            if not self._turns_free.wait_for(lambda: not (self.leading or self._applying), timeout_s):
-                raise WaitExpired(f"a flush or an apply did not end within {timeout_s} s: recover later")
-            if self.failure is None:
-                return
-            self.leading = self._applying = True
+        """Write the batch of unknown outcome again, apply what waits, and go on. Still FAILED if that fails."""
+        waiter = Waiter(self._epochs.last, applied=True)
+        try:
+            if self._take_both_turns(waiter, timeout_s):
+                self._recover()
+        finally:
+            self.leave(waiter)
+
+    def _take_both_turns(self, waiter: Waiter, timeout_s: float) -> bool:
+        """False if nothing failed."""
+        waiter.prepare()
+        while True:
+            with self._lock:
+                if self.leader is None and self.applier is None:
+                    if self.failure is not None:
+                        self.leader = self.applier = waiter
+                    return self.failure is not None
+            if timeout_s <= 0:
+                raise WaitExpired("a flush or an apply did not end in time: recover later")
+            waiter.wait(min(timeout_s, _POLL_S))
+            timeout_s -= _POLL_S
+
+    def _recover(self) -> None:
         try:
             self._flusher.recover()
-            if self._kept is not None:
-                self._write_again(self._kept)
-            while self._to_apply:
+            layers = self._buffer.layers
+            if layers.taken > layers.durable:
+                batch = layers.batches[len(layers.results)]
+                begin_s = self._clock.monotonic_s()
+                result = self._flusher.make_durable(batch, again=True)
+                with self._lock:
+                    self._harden(result, Trigger.RECOVERY, begin_s)
+            while self._buffer.layers.results:
                 self._apply_next()
-        except BaseException as error:
+        except Exception as error:
             with self._lock:
                 self.failure = error
-                self.apply_failed = bool(self._to_apply)
-                self._applying = False
-                self.end_turn()
-            if isinstance(error, Exception):
-                raise Poisoned(f"recovery failed ({error}): remove the cause, then recover again") from error
-            raise
+                self.apply_failed = len(self._buffer.layers.results) > 0
+            raise Poisoned(f"recovery failed ({error}): remove the cause, then recover again") from error
         with self._lock:
             self.failure = None
-            self.apply_failed = self._applying = False
-            self.end_turn()
-
-    def _write_again(self, kept: Batch[D]) -> None:
-        begin_s = self._clock.monotonic_s()
-        flushed = self._flusher.make_durable(kept, again=True)
-        with self._lock:
-            self._kept = None
-            reached = self._publish_durable(kept, flushed, Trigger.RECOVERY, begin_s)
-        for waiter in reached:
-            waiter.wake()
+            self.apply_failed = False

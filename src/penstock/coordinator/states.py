@@ -1,4 +1,4 @@
-"""The coordinator's states, the ways between them, and which trigger of a flush comes first.
+"""The coordinator's states, and which trigger of a flush comes first.
 
 Thread: any; nothing here changes.
 """
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """What the coordinator is doing with writes."""
+    """What the coordinator is doing with writes. It follows from the layers: nothing else remembers it."""
 
     IDLE = "idle"  # nothing waits, nothing is being flushed
     ACCUMULATING = "accumulating"  # writes wait for a flush
@@ -17,14 +17,6 @@ class State(Enum):
     FAILED = "failed"  # a flush or an apply failed: writes are refused until recover()
 
     __hash__ = object.__hash__  # members are single objects; the enum's own hash is a Python call on every flush
-
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.IDLE: frozenset({State.ACCUMULATING, State.FAILED}),
-    State.ACCUMULATING: frozenset({State.FLUSHING, State.FAILED}),
-    State.FLUSHING: frozenset({State.IDLE, State.ACCUMULATING, State.FAILED}),
-    State.FAILED: frozenset({State.IDLE, State.ACCUMULATING}),
-}
 
 
 class Trigger(Enum):

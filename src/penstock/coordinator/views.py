@@ -1,37 +1,77 @@
-"""What readers see: layers of writes over a view.
+"""What readers see: layers of writes over a view, and how far each batch of them has come.
 
 A reader takes `coordinator.layers`: one reference, no lock. In it every write made before is in exactly one place: the
-pending delta, one of the other deltas, or the view. A flush, a seal and an apply each replace the whole object, so
-there is no moment at which a write is in none or, for a merge, in two.
+pending delta, one of the other deltas, or the view. A seal, a flush and an apply each replace the whole object in one
+assignment. So there is no moment at which a write is in none or, for a merge, in two, and an interrupt between any two
+lines finds the state before a step or the state after it, never half a step.
 
 How to read: a lookup asks `pending`, then `deltas` in order, then `view`; a merge folds through all of them. `pending`
 is live while it is the coordinator's: a reader may do to it only what is one step under the interpreter's lock (a dict
 lookup), and sees it grow. What walks over a delta, a scan, uses `seal_pending()` and reads `deltas` and `view` only.
 
 Thread: `Layers` any; a `Subscription` one thread at a time.
+Invariant: `applied <= durable <= taken <= sealed`, and none of them ever goes back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from penstock.coordinator.epochs import Epoch
-from penstock.coordinator.protocols import D
+from penstock.coordinator.protocols import Batch, D
 
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Layers(Generic[D, V]):
+class Layers(NamedTuple, Generic[D, V]):
     """One consistent state of everything written."""
 
     pending: D  # live, until the next flush or seal replaces it
     deltas: tuple[D, ...]  # newest first; they do not change any more
     view: V
     applied: Epoch  # the last epoch in `view`
+    durable: Epoch  # the last epoch that is durable
+    taken: Epoch  # the last epoch in a batch
+    sealed: Epoch  # the last epoch that is not in `pending`
+    batches: tuple[Batch[D], ...] = ()  # taken and not in `view`, oldest first
+    results: tuple[Any, ...] = ()  # what `make_durable` returned, for the first of `batches`
+
+    @property
+    def sealed_deltas(self) -> tuple[D, ...]:
+        """Deltas that are in no batch yet, newest first."""
+        return self.deltas[: len(self.deltas) - sum(len(batch.deltas) for batch in self.batches)]
+
+    def seal(self, pending: D, last: Epoch) -> Self:
+        """With the pending delta, which holds all up to `last`, among the others, and a new one in its place."""
+        return self._replace(pending=pending, deltas=(self.pending, *self.deltas), sealed=last)
+
+    def fold(self, folded: D) -> Self:
+        """With one delta in the place of all that are sealed and in no batch."""
+        return self._replace(deltas=(folded, *self.deltas[len(self.sealed_deltas) :]))
+
+    def take(self, size: int) -> Self:
+        """With everything sealed in a batch of its own."""
+        batch = Batch(self.sealed_deltas[::-1], Epoch(self.taken + 1), self.sealed, size)
+        return self._replace(batches=(*self.batches, batch), taken=self.sealed)
+
+    def harden(self, result: Any) -> Self:
+        """With the oldest batch that was not durable known to be so."""
+        last = self.batches[len(self.results)].last
+        return self._replace(results=(*self.results, result), durable=last)
+
+    def retire(self, view: V) -> Self:
+        """With the oldest batch in the view, and its deltas gone."""
+        batch, *rest = self.batches
+        kept = len(self.deltas) - len(batch.deltas)
+        return self._replace(
+            deltas=self.deltas[:kept],
+            view=view,
+            applied=batch.last,
+            batches=tuple(rest),
+            results=self.results[1:],
+        )
 
 
 class Subscription(Generic[V_co]):

@@ -1,75 +1,94 @@
-"""Threads that wait for an epoch.
+"""Threads that wait for an epoch, and may be given a turn instead.
 
 A waiter sleeps on a lock of its own rather than on a condition: waking takes no other lock, so sixteen waiters that
-wake together do not queue up again.
+wake together do not queue up again, and an interrupt never leaves a shared lock in doubt.
 
-Thread: the coordinator's lock guards a `Waiters`; a `Waiter` is woken at most once, by whoever removed it.
+Being woken is a hint, not a message. Whoever sleeps looks at the facts again after LOOK_AGAIN_S at the latest, so that
+a wake-up that an interrupt swallowed delays somebody and stops nobody.
+
+Thread: the coordinator's lock guards a `Waiters`; anybody may wake a `Waiter`.
 """
 
 from __future__ import annotations
 
-import heapq
 import threading
-from itertools import count
+from contextlib import suppress
 
 from penstock.coordinator.epochs import Epoch
 
+LOOK_AGAIN_S = 0.5
+
 
 class Waiter:
-    """One sleeping thread."""
+    """A thread that waits for an epoch. It is also what a turn is given to: see `executor`."""
 
-    __slots__ = ("_signal", "epoch", "leads")
+    __slots__ = ("_signal", "applied", "epoch", "works")
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
-        self.leads = False  # woken because it has the turn to flush, not because its epoch came
-        self._signal = threading.Lock()
-        self._signal.acquire()
+        self.applied = applied  # waits until the view holds the epoch, not only until it is durable
+        self.works = works  # takes a turn when there is one
+        self._signal: threading.Lock | None = None  # made when it is needed: who finds a turn free never sleeps
+
+    def prepare(self) -> None:
+        """Before it can be woken."""
+        if self._signal is None:
+            signal = threading.Lock()
+            signal.acquire()
+            self._signal = signal
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until woken; False if time ran out first."""
-        return self._signal.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+        assert self._signal is not None
+        return self._signal.acquire(timeout=max(0.0, timeout_s))
 
     def wake(self) -> None:
-        self._signal.release()
+        if self._signal is not None:
+            with suppress(RuntimeError):  # it was woken before and has not noticed yet
+                self._signal.release()
 
 
 class Waiters:
-    """All who wait for one watermark, by epoch."""
+    """All who sleep."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Epoch, int, Waiter]] = []
-        self._order = count()  # a heap must not compare waiters
+        self._all: list[Waiter] = []
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._all)
 
     def add(self, waiter: Waiter) -> None:
-        heapq.heappush(self._heap, (waiter.epoch, next(self._order), waiter))
+        waiter.prepare()
+        self._all.append(waiter)
 
-    def discard(self, waiter: Waiter) -> bool:
-        """Forget one whose time ran out; False if it is being woken already."""
-        kept = [entry for entry in self._heap if entry[2] is not waiter]
-        found = len(kept) < len(self._heap)
-        heapq.heapify(kept)
-        self._heap = kept
-        return found
+    def discard(self, waiter: Waiter) -> None:
+        """Forget one that waits no more."""
+        with suppress(ValueError):
+            self._all.remove(waiter)
 
-    def pop(self) -> Waiter | None:
-        """The one who waits for the lowest epoch."""
-        return heapq.heappop(self._heap)[2] if self._heap else None
-
-    def take_reached(self, epoch: Epoch) -> list[Waiter]:
-        """Those whose epoch came; the caller wakes them."""
-        heap, reached = self._heap, []
-        while heap and heap[0][0] <= epoch:
-            reached.append(heapq.heappop(heap)[2])
+    def take_reached(self, durable: int, applied: int) -> list[Waiter]:
+        """Remove those whose epoch came; the caller wakes them."""
+        if not self._all:
+            return []
+        reached = [waiter for waiter in self._all if waiter.epoch <= (applied if waiter.applied else durable)]
+        if reached:
+            self._all = [waiter for waiter in self._all if waiter not in reached]
         return reached
 
-    def wake_above(self, epoch: int) -> None:
-        """Wake those who wait for more than `epoch`: they look for themselves why."""
-        above = [entry[2] for entry in self._heap if entry[0] > epoch]
-        self._heap = [entry for entry in self._heap if entry[0] <= epoch]
-        heapq.heapify(self._heap)
-        for waiter in above:
+    def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
+        """Remove the one that waits for the lowest epoch above `above`, and may be given a turn."""
+        workers = [w for w in self._all if w.works and w.epoch > above and (w.applied or not applied)]
+        if not workers:
+            return None
+        worker = min(workers, key=_epoch_of)
+        self._all.remove(worker)
+        return worker
+
+    def wake_all(self) -> None:
+        """Let everybody look for themselves."""
+        for waiter in self._all:
             waiter.wake()
+
+
+def _epoch_of(waiter: Waiter) -> Epoch:
+    return waiter.epoch

@@ -18,12 +18,13 @@ from penstock.coordinator import (
     Batch,
     CoordinatorSettings,
     Durability,
+    Epoch,
     Layers,
     State,
     Trigger,
     WriteCoordinator,
 )
-from penstock.coordinator.epochs import COUNT_MAX, EpochTracker
+from penstock.coordinator.epochs import COUNT_MAX
 from penstock.coordinator.executor import UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
 from penstock.coordinator.waiting import Waiter
@@ -366,13 +367,6 @@ def test_an_apply_that_fails_during_the_next_flush_does_not_deny_it(box: Box) ->
     assert total(box.coordinator.layers) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_a_way_that_is_not_in_the_table_is_a_mistake(box: Box) -> None:
-    executor = box.coordinator._executor
-    executor._flushing = True
-    with pytest.raises(AssertionError, match="IDLE -> State.FLUSHING"):
-        executor.settle()
-
-
 # -- flushing
 
 
@@ -454,7 +448,6 @@ def test_a_turn_that_comes_too_late_is_passed_on(box: Box, monkeypatch: pytest.M
         woken = sleep(waiter, timeout_s)
         if waiter.epoch != NONE + 2:
             return woken
-        assert waiter.leads
         if interrupt:
             raise KeyboardInterrupt
         return False
@@ -466,26 +459,39 @@ def test_a_turn_that_comes_too_late_is_passed_on(box: Box, monkeypatch: pytest.M
     box.await_waiters(2)
     box.flusher.durable_gate.open()
     box.join()
-    assert isinstance(late[0], KeyboardInterrupt if interrupt else WaitExpired)
+    assert isinstance(late[0], KeyboardInterrupt if interrupt else Acknowledgement)
     assert other[0].epoch == NONE + 3
     assert box.state() is State.IDLE
 
 
-def test_an_interrupt_in_the_flush_fails_it_for_everyone(box: Box) -> None:
+def test_an_interrupt_is_no_failure_the_next_flush_goes_on_with_the_batch(box: Box) -> None:
     box.write()
     box.flusher.durable_errors.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         box.coordinator.flush()
-    assert box.state() is State.FAILED
-    box.coordinator.recover()
+    assert box.state() is State.FLUSHING  # a batch was taken, and nobody knows what became of it
+    box.coordinator.recover()  # nothing failed
+    assert box.coordinator.flush().epoch == NONE + 1
+    assert box.flusher.calls == [(1, 1, False), (1, 1, True)]
     box.flusher.apply_errors.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         box.coordinator.write_durable(Adds(b=1))
+    box.coordinator.wait_applied()
+    assert box.coordinator.layers.view == {"a": 1, "b": 1}
+    assert box.flusher.calls[2:] == [(2, 2, False)]
+
+
+def test_an_interrupted_recovery_can_be_repeated(box: Box) -> None:
+    box.write()
+    box.flusher.durable_errors.append(OSError("EIO"))
+    with pytest.raises(OutcomeUnknown):
+        box.coordinator.flush()
     box.flusher.recover_errors.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         box.coordinator.recover()
+    assert box.state() is State.FAILED
     box.coordinator.recover()
-    assert box.coordinator.layers.view == {"a": 1, "b": 1}
+    assert box.coordinator.layers.view == {"a": 1}
 
 
 def test_an_interrupt_of_a_write_never_leaves_the_lock_taken(box: Box) -> None:
@@ -561,7 +567,7 @@ def test_views_of_durable_batches_go_on_after_a_failed_flush(box: Box) -> None:
     assert applied == []
     box.flusher.apply_gate.open()
     box.join()
-    assert applied == [None]
+    assert applied == [Acknowledgement(Epoch(NONE + 1), Durability.DISK)]
     assert box.coordinator.layers.view == {"a": 1}
 
 
@@ -1050,47 +1056,46 @@ def test_threads_see_the_order_of_publication_and_take_locks_in_order() -> None:
 
 
 def acknowledge_before_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = FlushExecutor._take
+    next_batch = FlushExecutor._next_batch
 
-    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any]:
-        batch = take(self)
-        self._epochs.durable = batch.last
-        for waiter in self.durable_waiters.take_reached(batch.last):
-            waiter.wake()
+    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any] | None:
+        batch = next_batch(self)
+        if batch is not None:
+            self._buffer.layers = self._buffer.layers._replace(durable=batch.last)
+            for waiter in self.waiters.take_reached(batch.last, 0):
+                waiter.wake()
         return batch
 
-    monkeypatch.setattr(FlushExecutor, "_take", early)
-    monkeypatch.setattr(EpochTracker, "advance_durable", lambda self, epoch: None)
+    monkeypatch.setattr(FlushExecutor, "_next_batch", early)
 
 
 def watermark_before_view(monkeypatch: pytest.MonkeyPatch) -> None:
     apply_next = FlushExecutor._apply_next
 
-    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any]:
-        last = self._to_apply[0][0].last
-        self._epochs.applied = last
+    def early(self: FlushExecutor[Any, Any, Any]) -> Any:
         with self._lock:
-            reached = self.applied_waiters.take_reached(last)
+            last = self._buffer.layers.batches[0].last
+            self._buffer.layers = self._buffer.layers._replace(applied=last)
+            reached = self.waiters.take_reached(0, last)
         for waiter in reached:
             waiter.wake()
         return apply_next(self)
 
     monkeypatch.setattr(FlushExecutor, "_apply_next", early)
-    monkeypatch.setattr(EpochTracker, "advance_applied", lambda self, epoch: None)
 
 
 def retire_before_view(monkeypatch: pytest.MonkeyPatch) -> None:
     apply_next = FlushExecutor._apply_next
 
-    def early(self: FlushExecutor[Any, Any, Any]) -> Batch[Any]:
-        batch, now = self._to_apply[0][0], self._buffer.layers
+    def early(self: FlushExecutor[Any, Any, Any]) -> Any:
         with self._lock:
-            self._buffer.layers = Layers(now.pending, now.deltas[: -len(batch.deltas)], now.view, now.applied)
+            now = self._buffer.layers
+            deltas = now.batches[0].deltas
+            self._buffer.layers = now._replace(deltas=now.deltas[: -len(deltas)])
         threading.Event().wait(0.001)
         with self._lock:
             again = self._buffer.layers
-            deltas = (*again.deltas, *reversed(batch.deltas))
-            self._buffer.layers = Layers(again.pending, deltas, again.view, again.applied)
+            self._buffer.layers = again._replace(deltas=(*again.deltas, *reversed(deltas)))
         return apply_next(self)
 
     monkeypatch.setattr(FlushExecutor, "_apply_next", early)

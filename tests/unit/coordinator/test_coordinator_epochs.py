@@ -1,4 +1,4 @@
-"""Epochs, watermarks, waiters and triggers by themselves."""
+"""Epochs, layers, waiters and triggers by themselves."""
 
 from __future__ import annotations
 
@@ -7,26 +7,10 @@ import itertools
 import pytest
 
 from penstock.coordinator.epochs import COUNT_BITS, INCARNATION_MAX, Epoch, EpochTracker
-from penstock.coordinator.states import TRANSITIONS, State, Trigger, choose_trigger
+from penstock.coordinator.states import Trigger, choose_trigger
+from penstock.coordinator.views import Layers
 from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Invalid, Lost
-
-
-def test_watermarks_keep_their_order() -> None:
-    epochs = EpochTracker(3)
-    assert (epochs.incarnation, epochs.count, epochs.none) == (3, 0, 3 << COUNT_BITS)
-    epochs.last = Epoch(epochs.none + 5)
-    with pytest.raises(AssertionError):
-        epochs.advance_durable(Epoch(epochs.none + 6))
-    epochs.advance_durable(Epoch(epochs.none + 4))
-    for back in (3, 4):
-        with pytest.raises(AssertionError):
-            epochs.advance_durable(Epoch(epochs.none + back))
-    with pytest.raises(AssertionError):
-        epochs.advance_applied(Epoch(epochs.none + 5))
-    epochs.advance_applied(Epoch(epochs.none + 4))
-    with pytest.raises(AssertionError):
-        epochs.advance_applied(Epoch(epochs.none + 4))
 
 
 def test_only_epochs_given_out_here_pass() -> None:
@@ -55,24 +39,55 @@ def test_commands_come_before_the_timer_and_the_timer_before_the_size() -> None:
         assert chosen is (wanted[0] if wanted else None)
 
 
-def test_every_state_can_fail_and_be_left() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert all(State.FAILED in ways for state, ways in TRANSITIONS.items() if state is not State.FAILED)
-    assert State.FLUSHING not in TRANSITIONS[State.FAILED]
-
-
-def test_waiters_are_taken_by_epoch_and_woken_once() -> None:
+def test_waiters_are_taken_when_their_epoch_came_and_may_be_woken_twice() -> None:
     waiters = Waiters()
-    made = [Waiter(Epoch(number)) for number in (5, 3, 9, 3)]
+    made = [Waiter(Epoch(number), applied=number == 9) for number in (5, 3, 9, 3)]
     for waiter in made:
         waiters.add(waiter)
-    assert waiters.discard(made[3])
-    assert not waiters.discard(made[3])
-    assert waiters.take_reached(Epoch(4)) == [made[1]]
-    assert waiters.pop() is made[0]
-    waiters.wake_above(9)
-    assert len(waiters) == 1
-    waiters.wake_above(8)
+    waiters.discard(made[3])
+    waiters.discard(made[3])
+    assert waiters.take_reached(durable=4, applied=4) == [made[1]]
+    assert waiters.take_reached(durable=9, applied=8) == [made[0]]
+    waiters.wake_all()
+    waiters.wake_all()
     assert made[2].wait(0.0)
     assert not made[0].wait(0.0)
-    assert waiters.pop() is None
+    assert waiters.take_reached(durable=9, applied=9) == [made[2]]
+    assert len(waiters) == 0
+
+
+def test_the_worker_that_gets_a_turn_waits_for_the_lowest_epoch_that_the_turn_brings() -> None:
+    waiters = Waiters()
+    durable, idle, applied = (
+        Waiter(Epoch(7), applied=False),
+        Waiter(Epoch(6), applied=True, works=False),
+        Waiter(Epoch(8), applied=True),
+    )
+    for waiter in (durable, idle, applied):
+        waiters.add(waiter)
+    assert waiters.take_worker(8, applied=False) is None
+    assert waiters.take_worker(5, applied=True) is applied
+    assert waiters.take_worker(5, applied=False) is durable
+    assert len(waiters) == 1
+
+
+def test_layers_move_in_whole_steps() -> None:
+    none = Epoch(10)
+    first: Layers[list[int], str] = Layers([], (), "", none, none, none, none)
+    sealed = first.seal([3], Epoch(11)).seal([4], Epoch(12))
+    assert sealed.sealed_deltas == ([3], [])
+    folded = sealed.fold([1, 2, 3])
+    taken = folded.take(size=7).seal([5], Epoch(13))
+    assert taken.sealed_deltas == ([4],)
+    assert (taken.taken, taken.durable, taken.batches[0].first, taken.batches[0].last) == (12, 10, 11, 12)
+    durable = taken.harden("result")
+    assert (durable.durable, durable.results, durable.applied) == (12, ("result",), 10)
+    applied = durable.retire("view")
+    assert (applied.applied, applied.deltas, applied.view, applied.batches, applied.results) == (
+        12,
+        ([4],),
+        "view",
+        (),
+        (),
+    )
+    assert applied.take(size=1).batches[0].deltas == ([4],)
