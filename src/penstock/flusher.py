@@ -40,6 +40,15 @@ class FlushedRecord(NamedTuple):
 
 
 Flushed: TypeAlias = list[FlushedRecord]
+Made: TypeAlias = tuple[JournalRecord, list[PendingGroup], list[list[Any]]]
+
+
+class _Attempt(NamedTuple):
+    """A batch on its way into the journal: as records, behind the last one that was committed."""
+
+    last_epoch: int
+    after: int
+    made: list[Made]
 
 
 class StoreFlusher:
@@ -60,6 +69,7 @@ class StoreFlusher:
         self._kinds = kinds
         self._clock = clock
         self._time_us = 0  # of the last record of this process
+        self._attempt: _Attempt | None = None  # the batch that was given to the journal last
         self._make_room = make_room  # called when the disk is full; whether it freed some space
         self._applied = applied
 
@@ -69,19 +79,27 @@ class StoreFlusher:
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
         """One record for the batch, synced; more if groups refer to files."""
-        groups = [group for delta in batch.deltas for group in delta.groups]
-        self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
-        made = [self._record(some, batch.last) for some in _apart(groups)]
-        last = self._propose([encode(record) for record, _, _ in made])
-        flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(made, last - len(made) + 1)]
+        attempt = self._attempt
+        if not again or attempt is None or attempt.last_epoch != batch.last:
+            attempt = self._prepare(batch)
+        last = attempt.after + len(attempt.made)
+        if self._consensus.committed < last:  # else an interrupt came right behind the sync: it is not written twice
+            assert self._consensus.committed == attempt.after
+            last = self._propose([encode(record) for record, _, _ in attempt.made])
+        flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(attempt.made, last - len(attempt.made) + 1)]
         for record in flushed:
             for group in record.groups:
                 group.lsn = record.lsn  # before it is applied: see `pending`
         return flushed
 
-    def _record(
-        self, groups: list[PendingGroup], last_epoch: int
-    ) -> tuple[JournalRecord, list[PendingGroup], list[list[Any]]]:
+    def _prepare(self, batch: Batch[PendingDelta]) -> _Attempt:
+        groups = [group for delta in batch.deltas for group in delta.groups]
+        self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
+        made = [self._record(some, batch.last) for some in _apart(groups)]
+        self._attempt = attempt = _Attempt(batch.last, self._consensus.committed, made)
+        return attempt
+
+    def _record(self, groups: list[PendingGroup], last_epoch: int) -> Made:
         encoded: list[Group] = []
         decoded: list[list[Any]] = []
         for group in groups:

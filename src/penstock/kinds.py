@@ -12,6 +12,7 @@ Thread: any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from penstock.partition.reference import Reference, StagedFile
 
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
 Filters = Sequence[tuple[str, str, Any]]  # (column, one of = > >= < <= in, value): all of them must hold
-Waiting = Sequence[tuple[int | None, Any]]  # sections that are not applied yet, each with its LSN if it has one
+Waiting = Sequence[tuple[PendingGroup, Any]]  # sections that may not be applied yet, each with its group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class Site:
     manifest: Manifest
     maintenance: Maintenance
     settings: Mapping[str, Any]  # of kinds, by their names
+    published: Callable[[], int]  # the last LSN of which every section is applied
 
 
 class State(Protocol):
@@ -109,7 +111,10 @@ class Machine(PartitionStateMachine, Protocol):
         """Whether a section that is not applied yet says something about a key that readers may see already."""
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
-        """The value of a key through sections that are not applied yet, newest first."""
+        """The value of a key through sections that are not applied yet, newest first.
+
+        They may be applied while this looks: a group's `lsn`, read after the state, tells whether the state holds it.
+        """
 
     def overlay(self, state: Any, sections: Sequence[Any], time_us: int) -> Any:
         """A state with sections on top, oldest first."""
@@ -261,6 +266,9 @@ class Reading(Protocol):
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         """Record batches of a range."""
 
+    def moment(self, partitions: Sequence[PartitionId]) -> AbstractContextManager[Reading]:
+        """Several shards at one LSN: whatever is read from it before its end belongs together."""
+
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """A range of a shard in parts for several readers."""
 
@@ -290,7 +298,7 @@ class Port(Reading, Protocol):
         """Submit a group and wait until it is judged: `group.verdict` says how."""
 
     def flush(self, epoch: int | None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until an epoch is durable."""
+        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it."""
 
     def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
         """Ask the service of a table."""

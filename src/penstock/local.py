@@ -1,7 +1,10 @@
-"""Ports into a store that this process owns: live, and as of a snapshot.
+"""Ports into a store that this process owns: live, as others see it, and as of a snapshot.
 
 Reads of one's own writes go through the coordinator's layers: what is pending, then what is on its way, then the tree.
-A group that its LSN shows to be in the tree already is passed over, so that no operand counts twice.
+A group that its LSN shows to be in the tree already is passed over, so that no operand counts twice. Other processes
+read through `AppliedReading`, which shows nothing that a crash could take back.
+
+Whatever is read of more than one row is read between two records: see `Dispatcher.quiet`.
 
 Thread: any.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
@@ -36,7 +40,9 @@ from penstock.registry import kind_named
 logger = logging.getLogger(__name__)
 
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
-GROUP_BYTES = 256
+# What a group that stands alone counts for, beside its bytes: every reader of pending writes goes through all groups,
+# so a few hundred of them are flushed at once, as if they were large.
+GROUP_BYTES = 16 << 10
 WAIT_S = 60.0
 
 
@@ -125,7 +131,7 @@ class LocalPort:
         self._coordinator.wait_applied(epoch, timeout_s)
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
-        return self._coordinator.flush(epoch, timeout_s)
+        return self._coordinator.wait_applied(epoch, timeout_s)
 
     def was_used(self, token: tuple[str, int]) -> bool:
         return self._dispatcher.ledger.was_used(*token)
@@ -262,41 +268,63 @@ class LocalPort:
             value = rows.get(key)
             if type(value) is bytes:
                 return value
+        if self._dispatcher.torn:
+            with self._dispatcher.quiet():
+                return self._lookup(partition, key)
+        return self._lookup(partition, key)
+
+    def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
+        layers = self._coordinator.layers
         place = self._known(partition)
         machine: Any = self.machine(partition) if place is None or place.failures else place.machine
         if layers.deltas or layers.pending.groups:
-            waiting = [
-                (group.lsn, part)
-                for delta in (layers.pending, *layers.deltas)
-                for group, part in delta.sections(partition)
-            ]
+            waiting = [part for delta in (layers.pending, *layers.deltas) for part in delta.sections(partition)]
             if any(machine.touches(part, key) for _, part in waiting):
-                found: bytes | None = machine.fold(key, waiting, self.time_us())
-                return found
+                value: bytes | None = machine.fold(key, waiting, self.time_us())
+                return value
         return machine.get(key)  # type: ignore[no-any-return]
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self.lookup(partition, key) for key in keys]
+        if len(keys) == 1:
+            return [self.lookup(partition, keys[0])]
+        with self.moment([partition]) as moment:
+            return moment.lookup_many(partition, keys)
 
-    def _view(self, partition: PartitionId) -> State:
-        """One moment of a shard, one's own writes included."""
-        machine = self.machine(partition)
-        with self._dispatcher.turn:  # no record is half applied: what a group's LSN says is exact
-            layers = self._coordinator.seal_pending()
-            applied, state = machine.applied, machine.snapshot()
-            waiting = [
-                part
-                for delta in reversed(layers.deltas)
-                for group, part in reversed(delta.sections(partition))
-                if group.lsn is None or group.lsn > applied
-            ]
-        return machine.overlay(state, waiting, self.time_us()) if waiting else state
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
+        moment = self._moment(partitions)
+        try:
+            yield moment
+        finally:
+            moment.close()
+
+    def _moment(self, partitions: Sequence[PartitionId], *, own: bool = True) -> SnapshotPort:
+        """Shards between two records; with `own` what this process wrote and is not applied yet lies on top."""
+        self._check_usable()
+        machines = [self.machine(partition) for partition in partitions]
+        waiting: list[list[Any]] = [[] for _ in partitions]
+        with self._dispatcher.quiet():
+            deltas = self._coordinator.seal_pending().deltas if own else ()
+            lsn, time_us = self._dispatcher.published, self.time_us()
+            states = [machine.snapshot() for machine in machines]
+            for machine, partition, some in zip(machines, partitions, waiting, strict=True):
+                some += [
+                    part
+                    for delta in reversed(deltas)
+                    for group, part in reversed(delta.sections(partition))
+                    if group.lsn is None or group.lsn > machine.applied
+                ]
+        shown = {
+            partition: machine.overlay(state, some, time_us) if some else state
+            for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
+        }
+        return SnapshotPort(lsn, shown, {}, time_us, states)
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        return self._view(partition).scan(start, end, reverse=reverse)
+        return self._moment([partition]).scan(partition, start, end, reverse)
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._view(partition).scan_arrow(start, end)
+        return self._moment([partition]).scan_arrow(partition, start, end)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")
@@ -305,6 +333,42 @@ class LocalPort:
         self._check_usable()
         lsn, tables, states = self._dispatcher.snapshot()
         return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us())
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Between two records."""
+        self._check_usable()
+        with self._dispatcher.quiet():
+            yield
+
+
+class AppliedReading:
+    """A store as everybody sees it: what is applied, and so durable. For clients of the owner."""
+
+    def __init__(self, port: LocalPort) -> None:
+        self._port = port
+        self.table, self.tables, self.time_us, self.pieces = port.table, port.tables, port.time_us, port.pieces
+
+    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
+        return self.lookup_many(partition, [key])[0]
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._port.quiet():
+            return list(map(self._port.machine(partition).get, keys))
+
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
+        moment = self._port._moment(partitions, own=False)
+        try:
+            yield moment
+        finally:
+            moment.close()
+
+    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
+        return self._port._moment([partition], own=False).scan(partition, start, end, reverse)
+
+    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
 
 
 class _InChild:
@@ -332,9 +396,11 @@ class SnapshotPort:
         states: Mapping[PartitionId, State | PenstockError],
         tables: Mapping[str, TableInfo],
         time_us: int,
+        pinned: Sequence[State] | None = None,
     ) -> None:
         self.lsn = lsn
         self._states = dict(states)
+        self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
         self._tables = dict(tables)
         self._time_us = time_us
 
@@ -370,8 +436,13 @@ class SnapshotPort:
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         return self._state(partition).pieces(count, start, end)
 
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
+        yield self
+
     def close(self) -> None:
-        for state in self._states.values():
+        for state in self._pinned:
             if not isinstance(state, PenstockError):
                 state.close()
+        self._pinned = ()
         self._states.clear()

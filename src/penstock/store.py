@@ -220,6 +220,7 @@ class Store(Tables):
             manifest=self._manifest,
             maintenance=self._maintenance,
             settings={"queue": settings.queue},
+            published=lambda: self._dispatcher.published,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._ledger = Ledger(ledger, conditions())
@@ -343,6 +344,7 @@ class Store(Tables):
 
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
+        self._port.applied()
         self._keep_reserve()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
@@ -415,6 +417,7 @@ class Store(Tables):
     def resume(self, name: str) -> None:
         """Let a paused table try again."""
         self._dispatcher.resume(self._existing(name).table)
+        self._port.applied()
 
     # -- for who serves it
 

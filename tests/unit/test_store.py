@@ -349,7 +349,7 @@ def test_what_is_durable_but_not_applied_is_not_dropped(
         flushing.start()
         assert reached.wait(30)
         for number in range(1, 6):  # durable, and in further segments; not applied
-            store.flush(table.put(b"k%d" % number, bytes(700)))
+            store._coordinator.flush(table.put(b"k%d" % number, bytes(700)))
         assert len(store._consensus.pieces()) > 3
         store.compact("t")
         store._maintenance.flush(store._ledger.tree)

@@ -10,7 +10,7 @@ Invariant: what a read returns holds everything this client wrote before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -112,6 +112,10 @@ class FlightSnapshot(_FlightReading):
 
     def time_us(self) -> int:
         return self._held.time_us
+
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[FlightSnapshot]:
+        yield self
 
     def close(self) -> None:
         """Let it go, if it was taken here: one that was joined is its taker's to close."""
@@ -299,6 +303,14 @@ class FlightPort(_FlightReading):
         return self._connection.ask(wire.AskToken(*token), bool)
 
     # -- snapshots
+
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[FlightSnapshot]:
+        snapshot = self.snapshot()
+        try:
+            yield snapshot
+        finally:
+            snapshot.close()
 
     def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
         self._settle_writes()

@@ -109,6 +109,8 @@ class Alone:
     def recover(self) -> None:
         with self._lock:
             self._log.recover()
+            if self._log.last > self._log.synced:  # an interrupt came between writing and syncing
+                self._log.truncate_back(self._log.synced)
 
     def close(self) -> None:
         with self._lock:

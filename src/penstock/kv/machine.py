@@ -61,8 +61,9 @@ class KvMachine:
         stored = self.tree.get_row(key)
         applied = applied if stored is None else max(applied, stored[2])
         rows: list[Row] = []
-        for lsn, part in waiting:
+        for group, part in waiting:
             operation = section.find(part, key)
+            lsn = group.lsn  # after the row: whoever applied the group has set it before
             if operation is None or (lsn is not None and lsn <= applied):
                 continue
             kind, value, expires = operation
@@ -90,4 +91,5 @@ class KvMachine:
         self._maintenance.flush(self.tree)
 
     def close(self) -> None:
+        self.tree.close()
         self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)

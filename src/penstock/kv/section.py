@@ -83,6 +83,7 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
     rows = sections.get(partition)
     if rows is None:
         rows = sections[partition] = Rows()
+    rows.plain = False  # before the row is there: an interrupt may come between any two lines
     older = rows.get(key)
     if operation[0] < MERGE or older is None:
         rows[key] = operation
@@ -91,9 +92,10 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
         rows[key] = (kind, value, operation[2])
     else:
         # Whether the older one has expired by then, only the record's time can tell: it goes into a group of its own.
-        delta.begin()[partition] = rows = Rows()
+        rows = Rows()
+        rows.plain = False
         rows[key] = operation
-    rows.plain = False
+        delta.begin()[partition] = rows
 
 
 # -- bytes

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -26,6 +28,7 @@ from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
 _ABSENT = object()
+T = TypeVar("T")
 
 
 def kv_schema(options: Options) -> Any:
@@ -82,11 +85,17 @@ class KvReader:
                 raise Invalid(f"a key is bytes, not {type(key).__name__}")
             by_shard.setdefault(self._partition(key), []).append(place)
         found: list[Any] = [None] * len(keys)
-        for partition, places in by_shard.items():
-            values = self._reading.lookup_many(partition, [keys[place] for place in places])
-            for place, value in zip(places, values, strict=True):
-                found[place] = value if value is None or self._raw else self._decode(value)
+        with ExitStack() as stack:
+            reading = self._at_one_moment(stack, list(by_shard))
+            for partition, places in by_shard.items():
+                values = reading.lookup_many(partition, [keys[place] for place in places])
+                for place, value in zip(places, values, strict=True):
+                    found[place] = value if value is None or self._raw else self._decode(value)
         return found
+
+    def _at_one_moment(self, stack: ExitStack, partitions: Sequence[PartitionId]) -> Reading:
+        """What to read several shards from; a single read of one shard is of one moment anyway."""
+        return self._reading if len(partitions) < 2 else stack.enter_context(self._reading.moment(partitions))
 
     def __getitem__(self, key: bytes) -> Any:
         value = self.get(key, _ABSENT)
@@ -110,8 +119,10 @@ class KvReader:
         start, end = narrowed(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise Invalid(f"limit is {limit!r}: give 0 or more")
-        shards = [self._reading.scan(partition, start, end, reverse) for partition in self._partitions]
-        pairs: Iterator[tuple[bytes, bytes]] = shards[0] if len(shards) == 1 else heapq.merge(*shards, reverse=reverse)
+        stack = ExitStack()
+        reading = self._at_one_moment(stack, self._partitions)
+        shards = [reading.scan(partition, start, end, reverse) for partition in self._partitions]
+        pairs = shards[0] if len(shards) == 1 else _until_the_end(heapq.merge(*shards, reverse=reverse), stack)
         if limit is not None:
             pairs = (pair for pair, _ in zip(pairs, range(limit), strict=False))
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
@@ -130,11 +141,14 @@ class KvReader:
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
         """Record batches of (key, value, lsn); in order of the keys within a shard."""
         start, end = narrowed(start, end, prefix)
-        schema = self.schema
-        for partition in self._partitions:
-            for batch in self._reading.scan_arrow(partition, start, end):
-                values = arrow_values(batch.column("value"), self._options)
-                yield pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=schema)
+        stack = ExitStack()
+        reading = self._at_one_moment(stack, self._partitions)
+        shards = [reading.scan_arrow(partition, start, end) for partition in self._partitions]
+        return _until_the_end(map(self._with_values, chain.from_iterable(shards)), stack)
+
+    def _with_values(self, batch: Any) -> Any:
+        values = arrow_values(batch.column("value"), self._options)
+        return pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=self.schema)
 
     def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Any:
         """An Arrow table of (key, value, lsn)."""
@@ -143,6 +157,12 @@ class KvReader:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
+    """All items; then what they were read from is let go of."""
+    with stack:
+        yield from items
 
 
 class KvTable(KvReader):

@@ -108,6 +108,8 @@ class Memtable:
         self._recent: tuple[RangeDelete, ...] = ()  # range deletes that are not in `_folded` yet
         self.bytes = 0  # an estimate of the memory it takes
         self.lsn_last = lsn
+        self.applying = lsn  # the LSN of the last edit that was begun
+        self._marks_before = 0  # how many marks there were then
         self.time_us = 0  # the highest record time
         self.plain = True  # nothing but puts that never expire
         self.all_bare = True  # nothing but bare values
@@ -126,6 +128,9 @@ class Memtable:
         sizes = edit.sizes()
         if sizes.longest_key > KEY_BYTES_MAX or sizes.longest_value > VALUE_BYTES_MAX:
             raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        if edit.lsn > self.applying:
+            self._marks_before = len(self._marks)
+            self.applying = edit.lsn  # from here on rows may be there: see `remainder`
         added: list[RangeDelete] = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
         if added:
             self._leave_places()
@@ -138,6 +143,22 @@ class Memtable:
         self.bytes += sizes.total + ROW_OVERHEAD_BYTES * (len(edit.rows) + len(edit.puts)) + 512 * len(edit.ranges)
         self.lsn_last = edit.lsn
         self.time_us = max(self.time_us, edit.time_us)
+
+    def remainder(self, edit: Edit) -> Edit:
+        """What an interrupt left to be done of an edit. No operand is folded twice: its row bears the edit's LSN."""
+        del self._marks[self._marks_before :]
+        rows = {key: row for key, row in edit.rows.items() if self._lsn_of(key) != edit.lsn}
+        rows.update(_put_rows(edit.puts, edit.lsn))
+        ranges = () if self.deleted_by(edit.lsn) else edit.ranges
+        return Edit(lsn=edit.lsn, time_us=edit.time_us, rows=rows, ranges=ranges)
+
+    def _lsn_of(self, key: bytes) -> int:
+        row = self.rows.get(key)
+        return row[2] if type(row) is tuple else 0
+
+    def deleted_by(self, lsn: int) -> bool:
+        """Whether range deletes of this LSN are here."""
+        return any(deleted == lsn for _, _, deleted in (*self._recent, *self._folded))
 
     def _add_rows(self, rows: Mapping[bytes, Row]) -> None:
         self.all_bare = False  # before they are there

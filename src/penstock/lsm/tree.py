@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import Backpressure, Closed, Invalid
 from penstock.host import threads
@@ -89,13 +89,22 @@ class Snapshot(View):
         return self._now_us()
 
     def under(self, rows: Memtable) -> View:
-        """A view of this state with newer rows on top."""
-        return View(replace(self._version, frozen=(rows, *self._version.frozen)), self._now_us)
+        """A view of this state with newer rows on top, for as long as this snapshot is open."""
+        return _Overlay(replace(self._version, frozen=(rows, *self._version.frozen)), self)
+
+    def check_open(self) -> None:
+        if isinstance(self._version, _ClosedVersion):
+            self._version.refuse()
 
     def close(self) -> None:
         """Let go of its files."""
-        self._version = _CLOSED
+        self.end(_CLOSED)
         self._forget(self)
+
+    def end(self, closed: _ClosedVersion) -> None:
+        """Answer nothing any more."""
+        if not isinstance(self._version, _ClosedVersion):
+            self._version = closed  # type: ignore[assignment]
 
     def __enter__(self) -> Snapshot:
         return self
@@ -104,12 +113,34 @@ class Snapshot(View):
         self.close()
 
 
+class _Overlay(View):
+    """A snapshot with newer rows on top."""
+
+    __slots__ = ("_snapshot",)
+
+    def __init__(self, version: Version, snapshot: Snapshot) -> None:
+        super().__init__(version, snapshot._now_us)
+        self._snapshot = snapshot
+
+    def check_open(self) -> None:
+        self._snapshot.check_open()
+
+
 class _ClosedVersion:
-    def __getattr__(self, name: str) -> Any:
-        raise Closed("the snapshot was closed: take another")
+    """Stands for the version of what was closed."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def refuse(self) -> NoReturn:
+        raise Closed(self._reason)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.refuse()
 
 
-_CLOSED: Any = _ClosedVersion()
+_CLOSED = _ClosedVersion("the snapshot was closed: take another")
+_TREE_CLOSED = _ClosedVersion("the table was dropped or the store was closed: open it again")
 
 
 class Tree:
@@ -207,7 +238,14 @@ class Tree:
     # -- writing
 
     def apply(self, edit: Edit) -> None:
-        """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in."""
+        """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in.
+
+        An edit that an interrupt stopped half way is given again, and goes on where it stopped.
+        """
+        active = self._version.active
+        assert active is not None
+        if active.applying == edit.lsn:
+            edit = active.remainder(edit)
         edit = self._settled(edit)
         with self._lock:
             active = self._version.active
@@ -215,7 +253,8 @@ class Tree:
             if edit.lsn <= self._lsn:
                 raise Invalid(f"an edit of LSN {edit.lsn} comes after {self._lsn}")
             self._time_us = max(self._time_us, edit.time_us)  # before the rows: a reader must not find them unexpired
-            active.apply(edit)
+            if active.lsn_last < edit.lsn:
+                active.apply(edit)
             self._lsn = edit.lsn
             full = active.bytes >= self.settings.memtable_bytes
             if full:
@@ -258,6 +297,8 @@ class Tree:
         version = self._version
         active = version.active
         assert active is not None
+        if active.applying > self._lsn:
+            return  # an interrupt left an edit half applied: it ends before anything is frozen
         if len(active):
             self._install(
                 replace(
@@ -481,6 +522,14 @@ class Tree:
         """Deletes at or above this LSN are kept."""
         with self._lock:
             return min([snapshot.lsn for snapshot in self._snapshots] + [self._version.stored]) + 1
+
+    def close(self) -> None:
+        """Answer nothing any more, neither live nor through snapshots: the files are somebody else's from now on."""
+        with self._lock:
+            snapshots = list(self._snapshots)
+            self._view = View(_TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
+        for snapshot in snapshots:
+            snapshot.end(_TREE_CLOSED)
 
     def statistics(self) -> TreeStatistics:
         version = self._version

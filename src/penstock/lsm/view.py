@@ -46,6 +46,9 @@ class View:
         self._version = version
         self._now_us = now_us
 
+    def check_open(self) -> None:
+        """Raise `Closed` if it was: asked now and then by what reads for long."""
+
     # -- points
 
     def get(self, key: bytes) -> bytes | None:
@@ -138,6 +141,7 @@ class View:
         ranges = self._ranges()
         now_us = self._now_us()
         for window in merge_parts(sources, reverse):
+            self.check_open()
             if not ranges and all(part.values is not None for part in window):
                 yield _overlay(window, reverse)
             else:
@@ -161,6 +165,7 @@ class View:
         ranges, now_us = self._ranges(), self._now_us()
         alone = len(runs) == 1 and not memtables
         for parts in _alone(runs[0], start, end) if alone else _together(memtables, runs, start, end):
+            self.check_open()
             covering = ranges.clip(*_span(parts)) if ranges else NO_RANGES
             live = merge_columns(parts, covering, now_us=now_us, bottom=True, lsn_floor=EVERY_LSN)
             if len(live):

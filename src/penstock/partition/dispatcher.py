@@ -6,17 +6,19 @@ refused by name; everybody else goes on; `resume` lets it catch up.
 
 Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any thread, without a lock.
 Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
-that was dispatched is in the tracker until the partition has stored it, whatever happens to the partition.
+that was dispatched is in the tracker until the partition has stored it, whatever happens to the partition. (4) an
+interrupt may end a dispatch between any two lines: every step can be repeated, and whoever takes the turn next goes on
+with the record that was begun (`quiet`). (5) `published` is the last record of which every section is applied.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError
 from penstock.host import threads
@@ -56,11 +58,14 @@ class Partition:
         self.machine = machine
         self.spill = spill
         self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
-        self.backlog_bytes = 0
         self.highest = machine.applied
         self.failures = 0  # in a row
         self.retry_at_s = 0.0
         self.refusal: PenstockError | None = None  # why writes are refused
+
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(entry.size for entry in self.backlog)
 
     @property
     def behind(self) -> PenstockError | None:
@@ -74,6 +79,14 @@ class Partition:
     def watermarks(self) -> SegmentedWatermarks:
         applied = self.machine.applied
         return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
+
+
+class _Begun(NamedTuple):
+    """A record whose dispatch has not ended."""
+
+    record: JournalRecord
+    lsn: int
+    decoded: Sequence[Sequence[Any]] | None
 
 
 class Dispatcher:
@@ -95,20 +108,30 @@ class Dispatcher:
         self._clock = clock
         self._make_spill = make_spill
         self._settings = settings or DispatcherSettings()
-        self.turn = threads.rlock("partition.turn")  # held: no record is half applied
-        self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
+        self._turn = threads.rlock("partition.turn")
+        self._begun: _Begun | None = None  # guarded by _turn: a record that may be half applied
+        self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
+        self.torn = False  # a batch with a condition may be applied in one table and not yet in another
+        self._partitions: dict[PartitionId, Partition] = {}  # guarded by _turn; lookups need no lock
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
-        self._waiting = 0  # guarded by turn
-        self._waiting_bytes = 0  # guarded by turn
+        self._behind: set[Partition] = set()  # guarded by _turn: those with a backlog
 
     # -- partitions
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Between two records: nothing is half applied, and nothing is applied meanwhile."""
+        with self._turn:
+            if self._begun is not None:
+                self._go_on(self._begun)
+            yield
 
     def partition(self, partition: PartitionId) -> Partition:
         """A partition, opened on first use; `NotFound` if its table was dropped."""
         found = self._partitions.get(partition)
         if found is not None:
             return found
-        with self.turn:
+        with self._turn:
             found = self._partitions.get(partition)
             return self._open(partition) if found is None else found
 
@@ -119,14 +142,14 @@ class Dispatcher:
         descriptor = describe(info, partition & 0xFFFF)
         spill = self._make_spill(descriptor)
         opened = Partition(descriptor, self._factory.open(descriptor, info.options), spill)
-        self._partitions[partition] = opened
         for entry in spill.entries(opened.machine.stored):
             self._enqueue(opened, entry)
+        self._partitions[partition] = opened  # with all that was spilled for it, or not at all
         self._drain(opened)
         return opened
 
     def partitions(self) -> list[Partition]:
-        with self.turn:
+        with self._turn:
             return list(self._partitions.values())
 
     # -- admission
@@ -135,9 +158,16 @@ class Dispatcher:
         """Refuse a write before anything is written: its partition is paused, or too much waits."""
         if partition.refusal is not None:
             raise partition.refusal
-        if self._waiting >= self._settings.operations_max or self._waiting_bytes >= self._settings.bytes_max:
+        if self._behind:
+            self._refuse_overload()
+
+    def _refuse_overload(self) -> None:
+        with self._turn:
+            operations = sum(len(partition.backlog) for partition in self._behind)
+            size = sum(partition.backlog_bytes for partition in self._behind)
+        if operations >= self._settings.operations_max or size >= self._settings.bytes_max:
             raise Backpressure(
-                f"{self._waiting} operations ({self._waiting_bytes} bytes) wait to be applied (limit "
+                f"{operations} operations ({size} bytes) wait to be applied (limit "
                 f"{self._settings.operations_max}, {self._settings.bytes_max} bytes): retry later"
             )
 
@@ -161,18 +191,29 @@ class Dispatcher:
 
         `decoded` holds what each section was made from, group by group, where the writer is this process.
         """
-        with self.turn:
-            judgement = self.ledger.judge(record, lsn)
-            if not judgement.repeated:
-                self.tracker.record(LEDGER, lsn)
-            for info in judgement.dropped:
-                self._drop(info)
-            entries = self._entries(record, lsn, judgement, decoded)
-            for partition in entries:
-                self.tracker.record(partition, lsn)  # before anything can fail: the journal must keep it
-            for partition, entry in entries.items():
-                self._offer(partition, entry)
-            return judgement
+        with self._turn:
+            self._begun = begun = _Begun(record, lsn, decoded)
+            return self._go_on(begun)
+
+    def _go_on(self, begun: _Begun) -> Judgement:
+        record, lsn, decoded = begun
+        judgement = self.ledger.judge(record, lsn)
+        if not judgement.repeated:
+            self.tracker.record(LEDGER, lsn)
+        for info in judgement.dropped:
+            self._drop(info)
+        if judgement.repeated:
+            self._drop_dead()
+        entries = self._entries(record, lsn, judgement, decoded)
+        for partition in entries:
+            self.tracker.record(partition, lsn)  # before anything can fail: the journal must keep it
+        self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
+        for partition, entry in entries.items():
+            self._offer(partition, entry)
+        self.published = max(self.published, lsn)
+        self.torn = False
+        self._begun = None
+        return judgement
 
     def _entries(
         self, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Sequence[Sequence[Any]] | None
@@ -202,12 +243,9 @@ class Dispatcher:
         self._drain(partition)
 
     def _enqueue(self, partition: Partition, entry: Entry) -> None:
+        if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupt came between the lines
+            partition.backlog.append(entry)
         partition.highest = entry.lsn
-        partition.backlog.append(entry)
-        size = sum(len(section.payload) for section in entry.sections)
-        partition.backlog_bytes += size
-        self._waiting += 1
-        self._waiting_bytes += size
 
     def _drain(self, partition: Partition) -> None:
         """Apply what waits, until it fails."""
@@ -215,16 +253,17 @@ class Dispatcher:
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             entry = partition.backlog[0]
             try:
-                partition.machine.apply(entry)
+                if entry.lsn > partition.machine.applied:
+                    partition.machine.apply(entry)
             except Exception as error:
                 self._failed(partition, error)
                 break
             partition.failures = 0
             partition.backlog.popleft()
-            size = sum(len(section.payload) for section in entry.sections)
-            partition.backlog_bytes -= size
-            self._waiting -= 1
-            self._waiting_bytes -= size
+        if partition.backlog:
+            self._behind.add(partition)
+        else:
+            self._behind.discard(partition)
         self._set_refusal(partition)
 
     def _failed(self, partition: Partition, error: Exception) -> None:
@@ -240,7 +279,7 @@ class Dispatcher:
 
     def retry(self) -> int:
         """Try failing partitions again whose pause is over; how many are still behind."""
-        with self.turn:
+        with self.quiet():
             behind = [partition for partition in self._partitions.values() if partition.backlog]
             for partition in behind:
                 self._drain(partition)
@@ -248,7 +287,7 @@ class Dispatcher:
 
     def resume(self, table: int) -> None:
         """Let the paused partitions of a table try again, now."""
-        with self.turn:
+        with self.quiet():
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
                     partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
@@ -258,7 +297,7 @@ class Dispatcher:
 
     def snapshot(self) -> tuple[int, list[TableInfo], dict[PartitionId, Any]]:
         """All tables and the state of their shards at one LSN; an error in the place of one that is behind."""
-        with self.turn:
+        with self.quiet():
             tables, found = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
@@ -269,16 +308,27 @@ class Dispatcher:
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):
             number = partition_id(info.table, shard)
-            partition = self._partitions.pop(number, None)
-            if partition is not None:
-                self._waiting -= len(partition.backlog)
-                self._waiting_bytes -= partition.backlog_bytes
-                partition.spill.abandon()
-            self.tracker.forget(number)
+            partition = self._partitions.get(number)
             self._factory.collect(describe(info, shard), None if partition is None else partition.machine)
+            self._let_go(number)
+
+    def _drop_dead(self) -> None:
+        """Let go of partitions whose table is gone: an interrupt came between the verdict and the drop."""
+        for number, partition in list(self._partitions.items()):
+            if not self.ledger.is_alive(number):
+                self._factory.collect(partition.descriptor, partition.machine)
+                self._let_go(number)
+
+    def _let_go(self, number: PartitionId) -> None:
+        partition = self._partitions.get(number)
+        if partition is not None:
+            partition.spill.abandon()
+            self._behind.discard(partition)
+        self.tracker.forget(number)
+        self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
 
     def close(self) -> None:
-        with self.turn, ExitStack() as stack:
+        with self._turn, ExitStack() as stack:
             for partition in self._partitions.values():
                 stack.callback(partition.machine.close)
                 stack.callback(partition.spill.close)

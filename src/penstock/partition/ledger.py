@@ -141,11 +141,12 @@ class Ledger:
     def __init__(self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None) -> None:
         self.tree = tree
         self._conditions = dict(conditions or {})
-        self._tables: Mapping[str, TableInfo] = {table.name: table for table in self._load()}  # replaced whole
-        self._ids = {table.table: table for table in self._tables.values()}
+        self._load()
 
-    def _load(self) -> list[TableInfo]:
-        return [_table.decode(value) for _, value in self.tree.scan(prefix=b"n")]
+    def _load(self) -> None:
+        tables = [_table.decode(value) for _, value in self.tree.scan(prefix=b"n")]
+        self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
+        self._ids = {table.table: table for table in tables}
 
     # -- asking
 
@@ -176,6 +177,8 @@ class Ledger:
     def judge(self, record: JournalRecord, lsn: int) -> Judgement:
         """Judge a record and remember it; a record that was judged before is told again what it was told."""
         if lsn <= self.tree.lsn:
+            if lsn == self.tree.lsn:
+                self._load()  # an interrupt may have come right behind the tree's change
             return Judgement(self.verdicts(record, lsn), repeated=True)
         work = _Work(self, record.time_us, lsn)
         verdicts = tuple(work.judge(group.condition) for group in record.groups)

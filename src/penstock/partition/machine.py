@@ -39,6 +39,11 @@ class Entry:
     sections: tuple[Section, ...]
     decoded: tuple[Any, ...] | None = None  # what the sections were made from, where the writer is at hand
 
+    @property
+    def size(self) -> int:
+        """Bytes of its sections."""
+        return sum(len(section.payload) for section in self.sections)
+
 
 class PartitionStateMachine(Protocol):
     """The state of a partition."""

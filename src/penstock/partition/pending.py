@@ -54,9 +54,25 @@ class PendingDelta:
         return group.sections
 
     def add(self, group: PendingGroup) -> None:
-        """Append a group that stands alone."""
+        """Append a group that stands alone, unless it may as well be a part of the open one: they share a record."""
+        if not group.condition and self._absorb(group):
+            group.verdict = Verdict.ACCEPTED
+            return
         self.groups.append(group)
         self.open = None
+
+    def _absorb(self, group: PendingGroup) -> bool:
+        """Put plain writes by key where other such writes are: readers look through few groups, not through all."""
+        sections = [(number, part) for number, some in group.sections.items() for part in parts(some)]
+        if not all(getattr(part, "plain", False) for _, part in sections):
+            return False
+        open_sections = self.begin() if self.open is None else self.open
+        for number, part in sections:
+            rows = open_sections.get(number)
+            if rows is None:
+                rows = open_sections[number] = type(part)()
+            rows.update(part)
+        return True
 
     def sections(self, partition: PartitionId) -> list[tuple[PendingGroup, Any]]:
         """The sections of a partition that readers of their own writes may see, newest first."""

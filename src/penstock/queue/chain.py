@@ -68,6 +68,7 @@ class FileChain:
         self._day = ""  # the folder of the day, once it is durable
         self._doomed: list[str] = []  # listed no more
         self.active: DataWriter | None = None  # None: there is no data file yet
+        self._following: DataWriter | None = None  # is being made the active one
         self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
 
     @property
@@ -200,13 +201,23 @@ class FileChain:
         first = self._manifest.next_sequence - old.message_count
         if old.path and end.next_sequence > first:
             files = files.with_file(FileEntry(old.path, first, end.next_sequence - 1, end.offset))
+        self._following = file
         self._name_active(file, files)
-        if self.active is not None:
-            self.active.file.close()
-        self.active, self.synced = file, file.place
+        self.take_over()
         if old.path and end.next_sequence == first:
             self._doomed.append(old.path)  # it held nothing that counts
         return file
+
+    def take_over(self) -> None:
+        """Write to the file that the manifest names: an interrupt may have come right after it was named."""
+        file, old = self._following, self.active
+        if file is None:
+            return
+        if file.path == self._manifest.active_file.path:
+            self.active, self.synced = file, file.place
+            if old is not None and old is not file:
+                old.file.close()
+        self._following = None
 
     def _name_active(self, file: DataWriter, files: FileTable) -> None:
         """Requires: the file is synced up to its place."""

@@ -94,18 +94,20 @@ class Deliveries:
         self._asleep_until_s = 0.0  # guarded by _changed: nobody who waits sleeps longer
         self._closed = False  # guarded by _changed
         self._leases = Leases(host.incarnation)  # guarded by _changed
+        self._arrived = False  # messages came that nobody was told of; set by who applies
         for machine in machines:
-            machine.changed = self._arrived
+            machine.changed = self._note_arrival
         self._ignore_applied = host.on_applied(self._applied)
 
-    def _arrived(self) -> None:
-        if self._waiting:
-            with self._changed:
-                self._changed.notify_all()
+    def _note_arrival(self) -> None:
+        self._arrived = True
 
     def _applied(self) -> None:
-        if self._blocked:
-            self._arrived()
+        """Whole records were applied: only now may their messages be seen."""
+        if self._waiting and (self._arrived or self._blocked):
+            self._arrived = False
+            with self._changed:
+                self._changed.notify_all()
 
     # -- taking
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -125,6 +126,11 @@ class FileIndex:
             self.times.append(time_us)
             self.sequences.append(sequence)
 
+    def cut(self, entries: int) -> None:
+        """Keep only so many."""
+        for column in (self.sequences, self.times, self.offsets):
+            del column[entries:]
+
     def before(self, sequence: int) -> int:
         """The offset of a record at or before the one that holds `sequence`."""
         return self._offset(bisect_right(self.sequences, sequence))
@@ -199,6 +205,17 @@ class DataWriter:
     def claim(self, size: int) -> None:
         """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
         self._claimed = claim(self.file, self._claimed, self.place.offset, size, self._allocate_bytes)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All records written within, or none: what an interrupt cuts short is written over by the next."""
+        place, entries = self.place, len(self.index.sequences)
+        try:
+            yield
+        except BaseException:
+            self.place = place
+            self.index.cut(entries)
+            raise
 
     def write(self, body: bytes, *, synced: int, kind: int = KIND_MESSAGES) -> None:
         """Append one record. `synced`: the last sequence that is known to be durable."""

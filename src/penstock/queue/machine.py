@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from penstock.errors import Closed, CorruptionError, Invalid
@@ -37,6 +37,14 @@ KEY = struct.Struct(">Q")  # a sequence as a key: in order
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
 
 
+class _Progress(NamedTuple):
+    """How far a shard is, as of one LSN: replaced whole, so that nobody sees half of a record."""
+
+    lsn: int
+    floor: int  # nothing below it is read
+    next: int  # the sequence of the next message
+
+
 class QueueMachine:
     """The state machine of a shard."""
 
@@ -49,10 +57,10 @@ class QueueMachine:
         self._folder = f"{site.root}/{descriptor.folder}"
         kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
         self._lock = threads.lock("queue.machine")
-        self._applied = self._stored = kept.stored_lsn  # guarded by _lock
+        self._stored = kept.stored_lsn  # guarded by _lock
         floor, following = _STORED.unpack(kept.detail) if kept.detail else (1, 1)
-        self.floor: int = floor  # guarded by _lock, and looked at without it
-        self.next: int = following  # the same
+        now = _Progress(kept.stored_lsn, floor, following)
+        self._progress = now, now  # of the last record applied, and of the one before; guarded by _lock
         self.queue = PersistentQueue.open(
             site.fs,
             self._folder,
@@ -62,8 +70,8 @@ class QueueMachine:
             identity=site.identity,
             cut_after_lsn=kept.stored_lsn,
         )
-        if self.queue.next_sequence < self.next:
-            raise self._torn_apart()
+        if self.queue.next_sequence < following:
+            raise self._torn_apart(following)
         # Guarded by _lock: the first sequence that each may read. One that nobody has any more holds nothing.
         self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
@@ -78,22 +86,33 @@ class QueueMachine:
 
     @property
     def applied(self) -> int:
-        return self._applied
+        return self._progress[0].lsn
 
     @property
     def stored(self) -> int:
         return self._stored
 
+    def _visible(self) -> _Progress:
+        """What readers may see: a record of which all sections, in every table, are applied."""
+        now, before = self._progress
+        return now if now.lsn <= self._site.published() else before
+
     @property
     def first(self) -> int:
         """The oldest message that can be read, or the next one if there is none."""
-        return max(self.floor, self.queue.first_sequence)
+        return max(self._visible().floor, self.queue.first_sequence)
+
+    @property
+    def next(self) -> int:
+        """The sequence after the newest message that can be read."""
+        return self._visible().next
 
     def apply(self, entry: Entry) -> None:
         with self._lock:
             bodies: list[section.Body] = []
             puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and that sequence
-            floor, following, files = self.floor, self.next, list[StagedFile]()
+            before = self._progress[0]
+            floor, following, files = before.floor, before.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
                     staged = decode_reference(part.payload).files
@@ -108,22 +127,22 @@ class QueueMachine:
                     continue
                 bodies += found.encoded
                 following += len(found)
-            self._append(bodies, entry)
+            self._append(bodies, entry, before.next)
             for source, first in puts:
                 source.first, source.lsn = first, entry.lsn
-            self.next, self.floor, self._applied = following, floor, entry.lsn
-            self._taken += files
+            self._taken += files  # before it counts as applied: naming a file twice does no harm
+            self._progress = _Progress(entry.lsn, floor, following), before
         self.changed()
 
-    def _append(self, bodies: list[section.Body], entry: Entry) -> None:
+    def _append(self, bodies: list[section.Body], entry: Entry, following: int) -> None:
         """Write messages, unless the files hold them already."""
         if bodies and entry.lsn > self.queue.last_lsn:
-            if self.queue.next_sequence != self.next:
-                raise self._torn_apart()
+            if self.queue.next_sequence != following:
+                raise self._torn_apart(following)
             self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
 
-    def _torn_apart(self) -> CorruptionError:
-        reason = f"its files end before message {self.queue.next_sequence}, but {self.next} comes next"
+    def _torn_apart(self, following: int) -> CorruptionError:
+        reason = f"its files end before message {self.queue.next_sequence}, but {following} comes next"
         return CorruptionError(self._folder, 0, reason)
 
     def _bodies_of(self, files: Sequence[StagedFile]) -> list[section.Body]:
@@ -179,12 +198,12 @@ class QueueMachine:
     def store_now(self) -> None:
         """Sync the files and commit how far that goes; then staged files that were copied are needed no more."""
         with self._lock:
-            if self._stored == self._applied:
+            lsn, floor, following = self._progress[0]
+            if self._stored == lsn:
                 return
             self.queue.sync()
-            lsn = self._applied
             txn = self._site.manifest.begin_write()
-            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(self.floor, self.next))
+            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(floor, following))
             txn.put_wal_state(self._key, state)
             txn.commit()
             self._stored = lsn
@@ -200,7 +219,7 @@ class QueueMachine:
             if not self._collected:
                 self.queue.collect()
                 self._collected = True
-            before = min([self.floor, *self._pins.values()])
+            before = min([self._visible().floor, *self._pins.values()])
             if before > self.queue.first_sequence:
                 self.queue.trim(before_sequence=before)
 

@@ -73,7 +73,7 @@ class PersistentQueue:
         self._files = FileChain(fs, folder, random=random, settings=settings, identity=identity)
         self._view = View()  # replaced whole, never changed: readers take it without a lock
         self._reader = QueueReader(fs, folder, identity)
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._closed = False
         self.repair: QueueRepair | None = None
 
@@ -245,8 +245,9 @@ class PersistentQueue:
             size = sum(encoded_size(len(body)) for body in bodies)
             file = files.file_for(size, time)  # one file for all: no LSN spans two
             file.claim(size)
-            for body in bodies:
-                file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
+            with file.whole():
+                for body in bodies:
+                    file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
             self._show()
             return first
 
@@ -268,15 +269,19 @@ class PersistentQueue:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time."""
+        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time.
+
+        An interrupt is no failure: whatever it stopped can be done again.
+        """
         self._check_open()
         if self._failure is not None:
             raise self._poisoned()
+        self._files.take_over()
         try:
             yield
         except (DiskFull, Invalid, NotFound, CorruptionError):
             raise
-        except BaseException as error:
+        except Exception as error:
             self._failure = error
             raise
 

@@ -22,7 +22,7 @@ from penstock.host.chance import Random
 from penstock.host.files import OsFileSystem, absolute
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
-from penstock.local import SnapshotPort
+from penstock.local import AppliedReading, SnapshotPort
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import KINDS, kind_named
 from penstock.server.held import Held
@@ -67,6 +67,7 @@ class Gateway:
         self._random = random
         self._clock = clock = store.clock
         self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
+        self._applied = AppliedReading(port)
         self._taker = GroupTaker(port)
         self._snapshots: Held[SnapshotPort] = Held(
             SnapshotPort.close, what="snapshot", clock=clock, count_max=SNAPSHOTS_MAX, each_max=SNAPSHOTS_EACH_MAX
@@ -231,7 +232,7 @@ class Gateway:
     @contextmanager
     def _reading(self, snapshot: str) -> Iterator[Reading]:
         if not snapshot:
-            yield self._port
+            yield self._applied  # not the port: what this process wrote and is not durable is nobody else's business
         else:
             with self._snapshots.use(snapshot) as held:
                 yield held

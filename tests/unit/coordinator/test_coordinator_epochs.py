@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_the_worker_that_gets_a_turn_waits_for_the_lowest_epoch_that_the_turn_br
 
 def test_layers_move_in_whole_steps() -> None:
     none = Epoch(10)
-    first: Layers[list[int], str] = Layers([], (), "", none, none, none, none)
+    first: Layers[Any, str] = Layers([], (), "", none, none, none, none)
     sealed = first.seal([3], Epoch(11)).seal([4], Epoch(12))
     assert sealed.sealed_deltas == ([3], [])
     folded = sealed.fold([1, 2, 3])

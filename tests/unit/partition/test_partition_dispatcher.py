@@ -46,7 +46,8 @@ def test_a_partition_that_is_behind_refuses(limits: DispatcherSettings, message:
         partition = store._dispatcher.partition(bad._partitions[0])
         marks = partition.watermarks
         assert marks.applied < marks.durable == marks.highest
-        assert partition.backlog_bytes == store._dispatcher._waiting_bytes
+        assert partition.backlog_bytes == sum(entry.size for entry in partition.backlog) > 0
+        assert store._dispatcher._behind == {partition}
 
 
 @pytest.mark.parametrize("limits", [replace(WAITING, operations_max=4), replace(WAITING, bytes_max=1_200)])
