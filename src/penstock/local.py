@@ -4,7 +4,7 @@ Reads of one's own writes go through the coordinator's layers: what is pending, 
 A group that its LSN shows to be in the tree already is passed over, so that no operand counts twice. Other processes
 read through `AppliedReading`, which shows nothing that a crash could take back.
 
-Whatever is read of more than one row is read between two records: see `Dispatcher.quiet`.
+Whatever is read of more than one row is read between two records: see `Dispatcher.finish`.
 
 Thread: any.
 """
@@ -33,7 +33,7 @@ from penstock.partition.ledger import (
     decode_condition,
     encode_ops,
 )
-from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
+from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import kind_named
 
@@ -119,7 +119,7 @@ class LocalPort:
         if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
             for name, argument in condition.others:
                 self._service(self._dispatcher.ledger.table_by_id(condition_table(argument))).admit(name, argument)
-        return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+        return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
 
     def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
@@ -269,7 +269,8 @@ class LocalPort:
             if type(value) is bytes:
                 return value
         if self._dispatcher.torn:
-            with self._dispatcher.quiet():
+            with self._dispatcher.turn:
+                self._dispatcher.finish()
                 return self._lookup(partition, key)
         return self._lookup(partition, key)
 
@@ -303,7 +304,8 @@ class LocalPort:
         self._check_usable()
         machines = [self.machine(partition) for partition in partitions]
         waiting: list[list[Any]] = [[] for _ in partitions]
-        with self._dispatcher.quiet():
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
             deltas = self._coordinator.seal_pending().deltas if own else ()
             lsn, time_us = self._dispatcher.published, self.time_us()
             states = [machine.snapshot() for machine in machines]
@@ -334,12 +336,12 @@ class LocalPort:
         lsn, tables, states = self._dispatcher.snapshot()
         return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us())
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Between two records."""
+    def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of keys as everybody sees them, of one moment."""
         self._check_usable()
-        with self._dispatcher.quiet():
-            yield
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
+            return list(map(self.machine(partition).get, keys))
 
 
 class AppliedReading:
@@ -353,8 +355,7 @@ class AppliedReading:
         return self.lookup_many(partition, [key])[0]
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        with self._port.quiet():
-            return list(map(self._port.machine(partition).get, keys))
+        return self._port.applied_values(partition, keys)
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:

@@ -104,8 +104,8 @@ class WriteCoordinator(Generic[D, F, V]):
     ) -> Epoch:
         """Call `insert(pending, a, b, c)` under the lock: the cheapest write. Its epoch says: in memory.
 
-        `insert` must be quick and change nothing if it raises; `size` is at least 0. There are exactly three arguments
-        because passing on any number of them costs a third of the whole write.
+        `insert` must be quick and change nothing if it raises (its number is then nobody's); `size` is at least 0.
+        There are exactly three arguments because passing on any number of them costs a third of the whole write.
         """
         buffer = self._buffer
         # `with` would be a third of the whole write. This takes half of that, and like `with` it leaves no moment at
@@ -114,10 +114,11 @@ class WriteCoordinator(Generic[D, F, V]):
             try:
                 room = buffer.room - size
                 if room >= 0:
-                    insert(buffer.layers.pending, a, b, c)
-                    buffer.room = room
+                    # The number first: an interrupt may leave a number without a write, never a write without one.
                     epochs = self._epochs
                     epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a call, too dear here
+                    buffer.room = room
+                    insert(buffer.layers.pending, a, b, c)
                     return epoch  # type: ignore[return-value]
                 break
             finally:
@@ -176,11 +177,11 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def _insert(self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C) -> Epoch:
         begins = not self._executor.has_writes()
-        insert(self._buffer.layers.pending, a, b, c)
-        self._epochs.last = epoch = Epoch(self._epochs.last + 1)
+        self._epochs.last = epoch = Epoch(self._epochs.last + 1)  # first: see `write_into`
         self._buffer.charge(size)
         if begins:
             self._background.start_timer()
+        insert(self._buffer.layers.pending, a, b, c)
         self._look()
         return epoch
 
@@ -226,7 +227,7 @@ class WriteCoordinator(Generic[D, F, V]):
         deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         try:
             while (buffer.layers.applied if waiter.applied else buffer.layers.durable) < waiter.epoch:
-                if executor.leader is waiter or executor.applier is waiter:
+                if executor.has_turn(waiter):
                     executor.work(waiter, Trigger.EXPLICIT)
                     continue
                 with self._lock:
@@ -238,11 +239,11 @@ class WriteCoordinator(Generic[D, F, V]):
                         self._look()
                         raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
                     executor.join(waiter)
-                if executor.leader is not waiter and executor.applier is not waiter:
+                if not executor.has_turn(waiter):
                     left_s = self._sleep(waiter, deadline_s, left_s)
                     with self._lock:
                         executor.waiters.discard(waiter)
-            if executor.leader is waiter or executor.applier is waiter:
+            if executor.has_turn(waiter):
                 executor.leave(waiter)  # its epoch came by another way
         except BaseException:
             executor.leave(waiter)

@@ -8,12 +8,16 @@ close is closed at most once, and never by a forked child, whose threads are gon
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -67,7 +71,59 @@ def rlock(name: str) -> Mutex:
 
 def condition(name: str) -> threading.Condition:
     """A condition over a lock of its own."""
+    if _make is _plain:
+        return cast(threading.Condition, Condition())
     return threading.Condition(cast(threading.Lock, _make(name, False)))
+
+
+class Condition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
+    """A condition that is its own lock, so that an interrupt cannot leave it taken.
+
+    `with threading.Condition()` runs Python code between taking the lock and entering the block, and after a wait it
+    takes the lock by a call that a signal's handler can end. Here `with` is the lock's own, which no interrupt can
+    come into, and so is taking it again after a wait.
+    """
+
+    def __init__(self) -> None:
+        self._sleepers: deque[threading.Lock] = deque()  # guarded by itself
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until notified; False if time ran out first. Requires: taken."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        state: Any = (1, threading.get_ident())
+        woken = False
+        try:
+            state = self._release_save()  # type: ignore[attr-defined]
+            limit = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+            woken = sleeper.acquire(timeout=limit)
+        finally:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self._acquire_restore(state)  # type: ignore[attr-defined]
+            if not woken:
+                with suppress(ValueError):
+                    self._sleepers.remove(sleeper)
+        return woken
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """Sleep until the predicate holds or time is up; what it said last."""
+        end_s = None if timeout is None else time.monotonic() + timeout
+        while not (result := predicate()):
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self.wait(left_s)
+        return result
+
+    def notify(self, n: int = 1) -> None:
+        """Wake some. Requires: taken."""
+        for _ in range(min(n, len(self._sleepers))):
+            self._sleepers.popleft().release()
+
+    def notify_all(self) -> None:
+        """Wake all. Requires: taken."""
+        self.notify(len(self._sleepers))
 
 
 def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:

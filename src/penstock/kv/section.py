@@ -107,7 +107,7 @@ def encode(section: Section) -> bytes:
         starts, ends = [a for a, _ in section], [b for _, b in section]
         return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))
     keys = list(section)
-    if section.plain:
+    if section.plain or not keys:  # no keys: an interrupt came before the first
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
         key_lengths, value_lengths = _lengths(keys), _lengths(values)
         if len(keys) >= _MEASURED_ROWS:

@@ -28,6 +28,7 @@ from penstock.errors import (
     ManifestFull,
     OutcomeUnknown,
 )
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import File, FileSystem, absolute, claim, parent
 from penstock.manifest.engine import TABLES
@@ -96,7 +97,7 @@ class LmdbEngine:
         self._fs = fs
         self._clock = clock
         self._guard = ForkGuard(path)
-        self._lock = threading.Condition()
+        self._lock = threads.condition("manifest.readers")
         self._readers = 0  # guarded by _lock
         self._moving = False  # guarded by _lock: the map is being moved, new readers wait
         self._reading = threading.local()

@@ -78,7 +78,8 @@ class Checkpoint:
             pieces = self._consensus.pieces()
             keep = 1 if everything else self._settings.segments_max
             spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
-            with self._dispatcher.quiet():  # what is durable and not dispatched is in nobody's account yet
+            with self._dispatcher.turn:  # what is durable and not dispatched is in nobody's account yet
+                self._dispatcher.finish()
                 needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
             first = self._consensus.truncate(needed)
             dropped = len(pieces) - len(self._consensus.pieces())
@@ -133,7 +134,8 @@ class Checkpoint:
                 partition.spill.append(self._sections_of(number, lsn))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
-            with self._dispatcher.quiet():  # a row of a dropped table would stay for ever
+            with self._dispatcher.turn:  # a row of a dropped table would stay for ever
+                self._dispatcher.finish()
                 if self._dispatcher.known(number) is not partition:
                     continue
                 self._commit(partition)

@@ -135,11 +135,13 @@ class QueueMachine:
         self.changed()
 
     def _append(self, bodies: list[section.Body], entry: Entry, following: int) -> None:
-        """Write messages, unless the files hold them already."""
+        """Write messages, unless the files hold them already: a replay, or an interrupt right behind the writing."""
         if bodies and entry.lsn > self.queue.last_lsn:
             if self.queue.next_sequence != following:
                 raise self._torn_apart(following)
             self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
+        elif bodies:
+            self.queue.show()
 
     def _torn_apart(self, following: int) -> CorruptionError:
         reason = f"its files end before message {self.queue.next_sequence}, but {following} comes next"
@@ -277,7 +279,10 @@ class QueueState:
     def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
             # By bytes alone: a record of very many messages is decoded once, and not once for each part of it.
-            for batch in self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES):
+            batches = self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES)
+            if not batches:
+                raise CorruptionError(self._folder, 0, f"message {low} is not in the files, but {high} comes next")
+            for batch in batches:
                 part = batch.slice(low, high)
                 low = part.next
                 if len(part):

@@ -251,6 +251,11 @@ class PersistentQueue:
             self._show()
             return first
 
+    def show(self) -> None:
+        """Let readers see all that was appended, if an interrupt kept `append_bodies` from it."""
+        with self._writing():
+            self._show()
+
     def sync(self) -> int:
         """Make all that was appended durable; the sequence after the last durable message."""
         with self._writing():
