@@ -28,7 +28,7 @@ class RefusedError(Exception):
 class Caller:
     """One connection."""
 
-    def __init__(self, address: str, hang_up: Callable[[], object]) -> None:
+    def __init__(self, address: str, hang_up: Callable[[Caller], object]) -> None:
         self.address = address
         self.hang_up = hang_up
         self.begun = False  # somebody speaks with it
@@ -108,7 +108,7 @@ class Callers:
 def _tell_to_go(caller: Caller) -> None:
     if not caller.leaving:
         caller.leaving = True
-        caller.hang_up()
+        caller.hang_up(caller)
 
 
 def _of_most_common_address(callers: Iterable[Caller]) -> Caller:

@@ -19,8 +19,9 @@ from pyarrow import flight
 from penstock.client import wire
 from penstock.errors import PenstockError
 from penstock.host.chance import Random
-from penstock.server.gateway import Gateway, Gone
+from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights
+from penstock.server.work import Gone
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +67,12 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         self._gateway = gateway
         self._random = random
 
-    def do_action(self, context: Any, action: Any) -> list[Any]:
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         try:
+            rights = context.get_middleware(_DOOR).rights
             if action.type != wire.PROTOCOL:
                 raise PenstockError(f"the owner speaks protocol {wire.PROTOCOL}, not {action.type!r}: use one Penstock")
-            answer = self._gateway.answer(action.body.to_pybytes(), context.get_middleware(_DOOR).rights)
-            return [flight.Result(answer)]
+            return map(flight.Result, self._gateway.answering(action.body.to_pybytes(), rights))
         except BaseException as error:
             raise self._sent(error) from None
 

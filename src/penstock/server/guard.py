@@ -83,7 +83,7 @@ class Guard:
             self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listener)
             return
         connection.setblocking(False)
-        caller = Caller(address[0], lambda: self._tasks[caller].cancel())
+        caller = Caller(address[0], self._hang_up)
         task = self._tasks[caller] = self._loop.create_task(self._serve(connection, caller))
         self.callers.enter(caller)
         late = self._loop.call_later(STRANGER_S_MAX, self.callers.expire, caller)
@@ -98,6 +98,9 @@ class Guard:
                 connection.close()  # otherwise it is asyncio's
 
         task.add_done_callback(ended)
+
+    def _hang_up(self, caller: Caller) -> None:
+        self._tasks[caller].cancel()
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._stop.is_set():

@@ -18,7 +18,7 @@ class Door:
         self.gone: list[str] = []
 
     def stranger(self, name: str, address: str = "a") -> Caller:
-        caller = Caller(address, lambda: self.gone.append(name))
+        caller = Caller(address, lambda _: self.gone.append(name))
         self.callers.enter(caller)
         return caller
 

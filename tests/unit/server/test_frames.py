@@ -40,7 +40,7 @@ class Line:
         self.time = Time()
         self.gone: list[str] = []
         self.callers = Callers() if callers is None else callers
-        self.caller = Caller("10.0.0.1", lambda: self.gone.append("here"))
+        self.caller = Caller("10.0.0.1", lambda _: self.gone.append("here"))
         self.callers.enter(self.caller)
         self.inspector = Inspector(self.caller, self.callers, self.time)
         if client:
