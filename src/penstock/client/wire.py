@@ -443,10 +443,14 @@ def received_pieces(data: bytes) -> list[Piece]:
 # -- errors
 
 
-def fault_of(error: PenstockError) -> Fault:
-    """An error as it travels."""
+def fault_of(error: PenstockError, hidden: str = "") -> Fault:
+    """An error as it travels; paths in a `hidden` folder are told as they are within it."""
     detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
-    return Fault(type(error).__name__, str(error), detail)
+    message = str(error)
+    if hidden:
+        message = message.replace(f"{hidden}/", "").replace(hidden, "the store")
+        detail = [part.replace(f"{hidden}/", "") if isinstance(part, str) else part for part in detail]
+    return Fault(type(error).__name__, message, detail)
 
 
 def error_of(fault: Fault) -> PenstockError:

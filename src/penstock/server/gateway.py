@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from penstock.client import wire
-from penstock.errors import Backpressure, Closed, Invalid, NotFound
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import OsFileSystem, absolute
@@ -63,7 +63,7 @@ class Gateway:
         self._clock = clock = store.clock
         self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
         self._applied = AppliedReading(port)
-        self._taker = GroupTaker(port)
+        self._taker = GroupTaker(port, self.fault)
         self._snapshots: Held[SnapshotPort] = Held(
             SnapshotPort.close,
             what="snapshot",
@@ -124,6 +124,10 @@ class Gateway:
             answer = wire.pack(self._answers[type(request)](request, work))
             work.note(len(answer))
             return Sending(iter([answer]), stack.pop_all())
+
+    def fault(self, error: PenstockError, rights: Rights) -> wire.Fault:
+        """An error as it travels: where the store lies is nothing to those elsewhere."""
+        return wire.fault_of(error, "" if rights is LOCAL else self._owner.path)
 
     def _place_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
         """Among which others a request is at work, and whether the owner must not go before it is answered."""
@@ -186,7 +190,7 @@ class Gateway:
     def _hello(self, _: wire.Hello, work: Work) -> wire.Owner:
         if work.rights is LOCAL:
             return self._owner
-        return structs.replace(self._owner, path="")  # where the store lies is nothing to those elsewhere
+        return structs.replace(self._owner, path="")
 
     def _ask_token(self, request: wire.AskToken, work: Work) -> bool:
         return self._port.was_used(work.rights.own_token(check_token((request.producer, request.number))))

@@ -8,6 +8,7 @@ client that may write to no table changes nothing, not even by a group that is e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.client import wire
@@ -51,8 +52,9 @@ class _Checked:
 class GroupTaker:
     """Takes groups of clients into the store."""
 
-    def __init__(self, port: LocalPort) -> None:
+    def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.Fault]) -> None:
         self._port = port
+        self._fault = fault  # how an error is told to a client
 
     def take(self, request: wire.ReceivedWrite, work: Work) -> wire.Outcomes:
         """Submit groups and wait until they are durable, applied and judged."""
@@ -73,7 +75,7 @@ class GroupTaker:
                 if self._was_used(group):  # an earlier sending of it happened, and ended what it depended on
                     found.append(HAPPENED)
                     continue
-                found.append(wire.Outcome(Verdict.REFUSED, wire.fault_of(error)))
+                found.append(wire.Outcome(Verdict.REFUSED, self._fault(error, rights)))
                 if group.plain:
                     break
         if last:
