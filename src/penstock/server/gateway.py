@@ -29,7 +29,7 @@ from penstock.registry import KINDS, kind_named
 from penstock.server.held import Held, LeaseCounts
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
-from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Rights
+from penstock.server.rights import ADMIN, READ, WRITE, Rights
 from penstock.server.scans import PagedScan, in_batches
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
@@ -126,8 +126,8 @@ class Gateway:
             return Sending(iter([answer]), stack.pop_all())
 
     def fault(self, error: PenstockError, rights: Rights) -> wire.Fault:
-        """An error as it travels: where the store lies is nothing to those elsewhere."""
-        return wire.fault_of(error, "" if rights is LOCAL else self._owner.path)
+        """An error as it travels: only who may read every table is told where the store lies."""
+        return wire.fault_of(error, "" if rights.allows_everywhere(READ) else self._owner.path)
 
     def _place_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
         """Among which others a request is at work, and whether the owner must not go before it is answered."""
@@ -188,9 +188,8 @@ class Gateway:
     # -- who is there
 
     def _hello(self, _: wire.Hello, work: Work) -> wire.Owner:
-        if work.rights is LOCAL:
-            return self._owner
-        return structs.replace(self._owner, path="")
+        tells = work.rights.allows_everywhere(READ)  # such a client may read the files, if it sees them
+        return self._owner if tells else structs.replace(self._owner, path="")
 
     def _ask_token(self, request: wire.AskToken, work: Work) -> bool:
         return self._port.was_used(work.rights.own_token(check_token((request.producer, request.number))))

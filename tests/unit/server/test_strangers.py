@@ -302,10 +302,12 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
 # -- what is told
 
 
-def test_a_client_elsewhere_does_not_learn_where_the_store_lies(store: Store, gateway: Gateway) -> None:
+def test_who_may_read_some_tables_does_not_learn_where_the_store_lies(store: Store, gateway: Gateway) -> None:
     hello = wire.pack(wire.Hello())
-    assert wire.unpack(gateway.answer(hello, LOCAL), wire.Owner).path == store.path
-    assert wire.unpack(gateway.answer(hello, READER), wire.Owner).path == ""
+    for rights in (LOCAL, ADMIN, ELSEWHERE):
+        assert wire.unpack(gateway.answer(hello, rights), wire.Owner).path == store.path
+    for rights in (NOBODY, READER, WRITER):
+        assert wire.unpack(gateway.answer(hello, rights), wire.Owner).path == ""
     errors = [
         penstock.errors.CorruptionError(f"{store.path}/tables/1/x.sst", 5, "it is torn"),
         penstock.errors.Invalid(f"{store.path} cannot be read"),
