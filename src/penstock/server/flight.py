@@ -71,7 +71,9 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         rights = context.get_middleware(_DOOR).rights
         try:
             if action.type != wire.PROTOCOL:
-                raise PenstockError(f"the owner speaks protocol {wire.PROTOCOL}, not {action.type!r}: use one Penstock")
+                raise PenstockError(
+                    f"the owner speaks protocol {wire.PROTOCOL}, not {action.type[:20]!r}: use one Penstock"
+                )
             return map(flight.Result, self._gateway.answering(action.body.to_pybytes(), rights))
         except BaseException as error:
             raise self._sent(error, rights) from None

@@ -38,7 +38,7 @@ from penstock.tables import check_name, check_shards
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
 SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8
-SCANS_BEGIN_MAX = 4
+SCANS_BEGIN_MAX, SCANS_BEGIN_S = 4, 10.0
 SCAN_LEASE_S = 60.0
 QUERY = "query-"  # how the names of snapshots of queries begin
 QUERY_KEEPS_S = 5.0  # of a query nobody knows when it ended: so long after the last use an owner may yield
@@ -285,8 +285,17 @@ class Gateway:
         if scan.ended:
             self._scans.close(name, rights.client)  # as soon as this page was sent
 
+    @contextmanager
+    def _turn_to_begin(self) -> Iterator[None]:
+        if not self._beginning.acquire(timeout=SCANS_BEGIN_S):
+            raise Backpressure(f"{SCANS_BEGIN_MAX} scans are beginning: retry later")
+        try:
+            yield
+        finally:
+            self._beginning.release()
+
     def _begin(self, asked: wire.Scan, rights: Rights) -> None:
-        with self._beginning, ExitStack() as stack:
+        with self._turn_to_begin(), ExitStack() as stack:
             reading = stack.enter_context(self._reading(asked.snapshot))
             partition = self._shard(reading, asked.partition, READ, rights)
             self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost
