@@ -429,7 +429,10 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     for thread in threads:
         thread.join(30.0)
     assert not limits.taken
-    ask(gateway, waiting, Rights(client="other", tables={"events": "write"}))
+    limits.each_max = 1
+    for client in ("one", "other"):  # each has his own
+        shortly = wire.CallService(table, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))
+        ask(gateway, shortly, Rights(client=client, tables={"events": "write"}))
 
 
 def test_requests_at_work_are_limited(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
