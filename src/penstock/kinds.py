@@ -182,6 +182,9 @@ class Kind(Protocol):
     def decode(self, payload: bytes) -> Any:
         """The section that `encode` was given; `CorruptionError` for other bytes."""
 
+    def weight(self, payload: bytes) -> int:
+        """The memory that `receive` takes for a section, about, by a look at the counts in it; it may be malformed."""
+
     def receive(self, payload: bytes) -> Any:
         """The section that another process sent, looked at in full; `Invalid` if it breaks a rule of the API."""
 
@@ -190,6 +193,9 @@ class Kind(Protocol):
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
         """The other tables that a call writes to; `Invalid` if another process sent one that is malformed."""
+
+    def waits(self, name: str, argument: bytes) -> bool:
+        """Whether a call waits for something that others do. Requires: `check_call` has passed it."""
 
     def check_options(self, options: bytes) -> None:
         """`Invalid` if another process sent options that are malformed."""

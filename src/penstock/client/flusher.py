@@ -31,6 +31,7 @@ from penstock.partition.reference import Reference
 
 SEND_S = 60.0  # for a batch to be taken, with an owner that comes and goes
 MESSAGE_BYTES = 8 << 20  # about: more go into another message
+SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message has not too many
 BACKOFF_S = 0.05
 REFUSALS_MAX = 64  # kept for those who ask later
 
@@ -44,7 +45,7 @@ class _Outgoing:
         self.group = group
         self.sent = sent
         self.own_token = own_token  # of this client: that it was used before means that this group happened
-        self.bytes = sum(len(section.payload) for section in sent.sections)
+        self.bytes = sum(SECTION_BYTES + len(section.payload) for section in sent.sections)
 
 
 class Refusal(msgspec.Struct, frozen=True, eq=False):

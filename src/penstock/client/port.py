@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any, NoReturn
 
 from penstock.client import wire
@@ -56,15 +55,15 @@ class _FlightReading:
         return self.lookup_many(partition, [key])[0]
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._settle_writes()
-        found: list[bytes | None] = []
-        rest = iter(keys)
-        while some := list(islice(rest, wire.KEYS_MAX)):
-            while some:
-                part = self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
-                found += part  # the owner may answer only the first of them, if their values are large
-                some = some[len(part) :]
-        return found
+        values: list[bytes | None] = []
+        while len(values) < len(keys):
+            values += self._first_values(partition, keys[len(values) :])
+        return values
+
+    def _first_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of as many of the first keys as one answer has room for, at least one."""
+        some = list(keys[: wire.KEYS_MAX])
+        return self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         pages = self._scan(partition, start, end, arrow=False, reverse=reverse)
@@ -220,6 +219,16 @@ class FlightPort(_FlightReading):
     def close(self) -> None:
         """Send what was written."""
         self._coordinator.shutdown()
+
+    # -- reading
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._settle_writes()
+        values = self._first_values(partition, keys) if keys else []
+        if len(values) == len(keys):
+            return values
+        with self.moment([partition]) as snapshot:  # the rest would be of another moment
+            return snapshot.lookup_many(partition, keys)
 
     # -- tables
 

@@ -128,6 +128,12 @@ def encode(section: Section) -> bytes:
     )
 
 
+def row_count(payload: bytes) -> int:
+    """How many rows a payload says it has, as far as it is long enough for them."""
+    count: int = _HEADER.unpack_from(payload)[1] if len(payload) >= _HEADER.size else 0
+    return min(count, len(payload) // 8)
+
+
 def decode(payload: bytes) -> Section:
     """The section in a payload."""
     try:

@@ -2,11 +2,13 @@
 
 Thread: any.
 Invariants: (1) nothing of a message is submitted before all of it was decoded and checked: what is malformed never
-reaches the journal. (2) a plain group that is refused is the last that is looked at, so that none overtakes it.
+reaches the journal. (2) a plain group that is refused is the last that is looked at, so that none overtakes it. (3) a
+client that may write to no table changes nothing, not even by a group that is empty; its tokens are its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.client import wire
@@ -21,12 +23,15 @@ from penstock.partition.ledger import (
     Verdict,
     check_token,
     decode_condition,
+    encode_condition,
 )
 from penstock.partition.pending import PendingGroup
 from penstock.registry import conditions, kind_named, kind_of_condition
 from penstock.server.rights import WRITE, Rights
+from penstock.server.work import Work
 
 ROW_BYTES = 64
+CONDITION_WEIGHT = 24  # bytes of memory for one that is sent, at the most
 HAPPENED = wire.Outcome(Verdict.DUPLICATE, happened=True)
 
 
@@ -47,14 +52,15 @@ class _Checked:
 class GroupTaker:
     """Takes groups of clients into the store."""
 
-    def __init__(self, port: LocalPort) -> None:
+    def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.Fault]) -> None:
         self._port = port
+        self._fault = fault  # how an error is told to a client
 
-    def take(self, request: wire.Write, rights: Rights) -> wire.Outcomes:
+    def take(self, request: wire.ReceivedWrite, work: Work) -> wire.Outcomes:
         """Submit groups and wait until they are durable, applied and judged."""
-        if len(request.groups) > wire.GROUPS_MAX:
-            raise Invalid(f"a message has {len(request.groups)} groups: at most {wire.GROUPS_MAX} are taken")
-        checked = [self._checked(sent, rights) for sent in request.groups]
+        groups, rights = wire.groups_of(request), work.rights
+        work.hold(sum(map(self._weight, groups)))
+        checked = [self._checked(sent, rights) for sent in groups]
         found: list[wire.Outcome | PendingGroup] = []
         last = 0
         for group in checked:
@@ -69,7 +75,7 @@ class GroupTaker:
                 if self._was_used(group):  # an earlier sending of it happened, and ended what it depended on
                     found.append(HAPPENED)
                     continue
-                found.append(wire.Outcome(Verdict.REFUSED, wire.fault_of(error)))
+                found.append(wire.Outcome(Verdict.REFUSED, self._fault(error, rights)))
                 if group.plain:
                     break
         if last:
@@ -103,6 +109,15 @@ class GroupTaker:
 
     # -- checking
 
+    def _weight(self, sent: wire.SentGroup) -> int:
+        """The memory that a group takes when it is decoded, about."""
+        weight = CONDITION_WEIGHT * len(sent.condition)
+        for section in sent.sections:
+            info = self._table(section.partition >> 16)
+            if section.files is None and info is not None:
+                weight += kind_named(info.kind, info.name).weight(section.payload)
+        return weight
+
     def _checked(self, sent: wire.SentGroup, rights: Rights) -> _Checked:
         """A group, and why it is refused if it is malformed, not allowed, or for a table that is not there."""
         group = _Checked(sent)
@@ -116,8 +131,11 @@ class GroupTaker:
 
     def _check(self, group: _Checked, sent: wire.SentGroup, rights: Rights) -> None:
         asked = decode_condition(sent.condition)
+        if not sent.sections and not asked.others:
+            rights.check_anywhere(WRITE)  # there is no table whose rights could be looked at
         if asked.token is not None:
-            check_token(asked.token)
+            asked = Condition(rights.own_token(check_token(asked.token)), asked.others)
+            group.condition = encode_condition(asked)
         group.asked = asked
         for name, argument in asked.others:
             self._check_condition(name, argument, rights)
