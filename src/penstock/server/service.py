@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from penstock.client import place
 from penstock.client.forking import abandon
@@ -31,12 +31,14 @@ TEND_S = 1.0
 SHUTDOWN_S = 10.0
 
 
-_services: WeakKeyDictionary[Store, Service] = WeakKeyDictionary()
+# Both weak: a service holds its store, so a strong one here would keep every closed store alive.
+_services: WeakKeyDictionary[Store, ref[Service]] = WeakKeyDictionary()
 
 
 def service_of(store: Store) -> Service | None:
     """The service of a store that this process opened; None if it is not served."""
-    return _services.get(store)
+    service = _services.get(store)
+    return None if service is None else service()
 
 
 class Service:
@@ -55,7 +57,7 @@ class Service:
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
         self._folder, self._bell = self._hang_bell(absolute(store.path))
         store.at_close(self.close)
-        _services[store] = self
+        _services[store] = ref(self)
         threads.after_fork(self, Service._cut_off)
 
     def _hang_bell(self, path: str) -> tuple[str, Bell]:
