@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from penstock.errors import CorruptionError, DiskFull, StoreLocked
+from penstock.host import threads
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -274,17 +275,32 @@ class OsFile:
 
 
 class OsLock:
-    """A `flock`: it ends with the process that took it, and with those it forked, however they end."""
+    """A `flock`: it ends with the process that took it, however that ends.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._owner = os.getpid()
+    A forked child shares it, and would keep it for as long as it lives: it closes its copy of the descriptor at once.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with threads.holding_forks():
+            self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            threads.after_fork(self, OsLock._close)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._close()
+            if isinstance(error, BlockingIOError):
+                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+            raise
 
     def release(self) -> None:
+        if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            if os.getpid() == self._owner:  # a forked child shares the lock, and must not give it up
-                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -327,12 +343,4 @@ class OsFileSystem:
             os.close(fd)
 
     def lock(self, path: str) -> Lock:
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            if isinstance(error, BlockingIOError):
-                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
-            raise
-        return OsLock(fd)
+        return OsLock(path)

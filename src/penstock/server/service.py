@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from penstock.client import place
-from penstock.client.forking import abandon
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
+from penstock.host.forking import abandon, hang_up
 from penstock.server.bell import Bell
 from penstock.store import Store
 
@@ -135,8 +135,16 @@ class Service:
             self.gateway().tend()
 
     def _cut_off(self) -> None:
+        """In a forked child: what comes in is for the parent, and must fail when the parent is gone."""
         for server in self._servers:
             abandon(server)
+        if self._gateway is not None:  # also one whose server was just being started by another thread
+            hang_up(self._is_ours)
+
+    def _is_ours(self, address: object) -> bool:
+        if isinstance(address, tuple):
+            return address[1] in [guard.port for guard in self._guards]
+        return isinstance(address, str) and address.startswith(f"{self._folder}/")
 
     def close(self) -> None:
         """Tell clients to go. A second call does nothing."""
