@@ -23,7 +23,7 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, explained, make_dirs, publish
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
@@ -31,6 +31,7 @@ from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Machine, Site
 from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
+from penstock.log.chain import is_segment
 from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.offering import MergeOffers
@@ -117,14 +118,15 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
     """Be the owner of the store in `path`; it is made if there is none."""
-    return Store(
-        str(path),
-        settings=settings or StoreSettings(),
-        fs=fs or OsFileSystem(),
-        clock=clock or SystemClock(),
-        random=random or system_random(),
-        engine=engine,
-    )
+    with explained():
+        return Store(
+            str(path),
+            settings=settings or StoreSettings(),
+            fs=fs or OsFileSystem(),
+            clock=clock or SystemClock(),
+            random=random or system_random(),
+            engine=engine,
+        )
 
 
 class Store(Tables):
@@ -481,7 +483,7 @@ class Store(Tables):
         """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
         folder, size = f"{self.path}/journal", 0
         try:
-            for name in self._fs.listdir(folder):
+            for name in filter(is_segment, self._fs.listdir(folder)):
                 file = self._fs.open(f"{folder}/{name}")
                 size += file.size()
                 file.close()

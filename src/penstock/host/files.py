@@ -14,10 +14,11 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, StoreLocked
+from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
 from penstock.host import threads
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -202,6 +203,16 @@ def remove_folder(fs: FileSystem, path: str) -> None:
         except (IsADirectoryError, PermissionError):  # the second is what some systems say of a folder
             remove_folder(fs, f"{path}/{name}")
     fs.rmdir(path)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say of a folder in the place of a file, and of a file in the place of a folder, what to do about it."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+        raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -11,7 +11,7 @@ from penstock.client import place
 from penstock.errors import StoreLocked
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, absolute, make_dirs
+from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.server.service import Service
@@ -42,9 +42,10 @@ def open(  # noqa: A001 - penstock.open reads well
     if not settings.serve or not settings.background or not is_real:
         return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
     files = fs or OsFileSystem()
-    make_dirs(files, name)
     deadline_s = clock.monotonic_s() + timeout_s
-    opening = place.hold_opening(files, name, clock, deadline_s)
+    with explained():
+        make_dirs(files, name)
+        opening = place.hold_opening(files, name, clock, deadline_s)
     try:
         while True:
             try:
