@@ -51,7 +51,7 @@ from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
-from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricDelta
+from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricDelta, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -227,14 +227,17 @@ class Maintenance:
         if self.run(kind, db_id=catalog.db_id):
             return
         gate = self._jobs.gate(catalog.db_id, kind)
-        waiting = None if gate.is_shut() else gate.pending_job_id()
-        job = None if waiting is None else self._manifest.get_job(waiting)
-        failed = job is not None and job.last_error is not None  # it waits for its next attempt, not for us
-        late = self._clock.monotonic_s() >= deadline_s
-        if failed or late or self._stopping.is_set():
+        holder = gate.state().active_job_id
+        number = gate.pending_job_id() if holder is None else holder
+        job = None if number is None else self._manifest.get_job(number)
+        # A job that failed waits for its next attempt and not for us; a repair that was given up, for an opening.
+        failed = job is not None and job.last_error is not None and isinstance(job.state, Pending)
+        given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
+        rest_s = deadline_s - self._clock.monotonic_s()
+        if failed or given_up or rest_s <= 0 or self._stopping.is_set():
             what = "flushed" if kind == JobKind.FLUSH else "compacted"
             raise GateShut(f"table {catalog.db_id} cannot be {what} now{_why(job)}: try again later")
-        tree.wait_for_change(min(BUSY_LOOK_S, max(0.0, deadline_s - self._clock.monotonic_s())))
+        tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:
         """The store closes: merges in threads of callers end at their next step."""

@@ -160,7 +160,7 @@ class Memtable:
 
     def deleted_by(self, lsn: int) -> bool:
         """Whether range deletes of this LSN are here."""
-        return any(deleted == lsn for _, _, deleted in (*self._recent, *self._folded))
+        return lsn in self.ranges.lsns
 
     def _add_rows(self, rows: Mapping[bytes, Row]) -> None:
         self.all_bare = False  # before they are there
