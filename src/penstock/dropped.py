@@ -15,7 +15,8 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from penstock.host.files import FileSystem, reveal
+from penstock.errors import PenstockError
+from penstock.host.files import FileSystem, parent, reveal
 from penstock.journal.record import SHARD_BITS, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
@@ -62,25 +63,34 @@ class DroppedShards:
                 self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
 
     def remove(self) -> None:
-        """Remove the files of all that nobody reads."""
+        """Remove the files of all that nobody reads or works on. What fails is left to the next opening."""
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
-            if machine is not None and machine.is_read():
+            is_read = machine is not None and machine.is_read()
+            if is_read or self._maintenance.is_at_work(descriptor.table, descriptor.shard):
                 self._shards.rotate(-1)
                 continue
-            if machine is not None:
-                machine.close()
-            self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
-            for folder in (descriptor.folder, descriptor.folder + SPILL):
-                self._remove_folder(f"{self._root}/{folder}")
-            table = f"{self._root}/tables/{descriptor.table}"
-            if self._fs.exists(table) and not self._fs.listdir(table):
-                self._fs.rmdir(table)
-            self._shards.popleft()
+            self._shards.popleft()  # first: after a failed fsync nothing is tried again
+            try:
+                self._remove_shard(descriptor, machine)
+            except (OSError, PenstockError) as error:
+                logger.warning("%s/%s is removed later (%s)", self._root, descriptor.folder, error)
+
+    def _remove_shard(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
+        if machine is not None:
+            machine.close()
+        self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        for folder in (descriptor.folder, descriptor.folder + SPILL):
+            self._remove_folder(f"{self._root}/{folder}")
+        table = f"{self._root}/tables/{descriptor.table}"
+        if self._names(table) == []:
+            self._fs.rmdir(table)
 
     def _remove_folder(self, folder: str) -> None:
         """Remove a folder, if it is there, and what earlier attempts left of it."""
         gone, number = folder + GONE, 1
+        if self._fs.exists(gone):
+            self._fs.fsync_dir(parent(gone))  # an earlier attempt may have ended before that
         while left := self._empty(gone):
             logger.warning("%s stays, of a dropped table: %d files in it are not ours, as %s", gone, len(left), left[0])
             number += 1

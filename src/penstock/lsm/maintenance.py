@@ -109,6 +109,7 @@ class Maintenance:
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
         self._stopping = threading.Event()
+        self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
         self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _changed
         self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: handlers at work
@@ -138,10 +139,17 @@ class Maintenance:
 
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
         """Forget a tree; its files stay. Waits for work on it to end."""
+        if self._stopping.is_set():
+            timeout_s = max(0.0, min(timeout_s, self._stopped_s + BUSY_TIMEOUT_S - self._clock.monotonic_s()))
         with self._changed:
             self._trees.pop((db_id, shard), None)  # before the wait: nothing new begins
             if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
                 raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
+
+    def is_at_work(self, db_id: int, shard: int) -> bool:
+        """Whether a job works on a tree, so that closing it would wait."""
+        with self._changed:
+            return bool(self._busy.get((db_id, shard)))
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
         """Remove a shard's rows in the manifest for good; its files are the caller's. Again does no harm."""
@@ -240,7 +248,8 @@ class Maintenance:
         tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:
-        """The store closes: merges in threads of callers end at their next step."""
+        """The store closes: merges in threads of callers end at their next step, and all trees have one deadline."""
+        self._stopped_s = self._clock.monotonic_s()
         self._stopping.set()
 
     def run(self, *kinds: JobKind, db_id: int | None = None) -> int:
