@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from penstock.errors import Closed, GateShut, PenstockError
 from penstock.host.files import OsFileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import Summary
-from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.maintenance import BUSY_TIMEOUT_S, Maintenance
 from penstock.lsm.merge import MergePlan
 from penstock.lsm.tree import Tree
 from penstock.lsm.writer import SstableWriter
@@ -199,6 +200,29 @@ def test_a_compaction_of_a_closed_store_and_one_under_a_close(store: Store) -> N
     with open_store(store.path, settings=SETTINGS) as again:
         assert again.kv("t").get(b"7") == b"2"
         assert again.compact("t").files_after == 1
+
+
+def test_closing_trees_have_one_deadline(store: Store) -> None:
+    """However many shards somebody still works on, a close does not wait for each of them in turn."""
+    add_run(store, b"1")
+    table, maintenance = store._existing("t").table, store._maintenance
+    maintenance.stop()
+    maintenance._stopped_s -= BUSY_TIMEOUT_S
+    with maintenance._at_work(table, 0), pytest.raises(GateShut, match="after 0.0 s"):
+        maintenance.close_tree(table, 0)
+
+
+def test_a_dropped_shard_at_work_does_not_keep_others(store: Store) -> None:
+    for name in ("t", "u"):
+        store.kv(name).put(b"k", b"1", durable=True)
+    busy, other = (store._existing(name).table for name in ("t", "u"))
+    store.drop("t")
+    store.drop("u")
+    with store._maintenance._at_work(busy, 0):
+        store._dropped.remove()
+        assert [f"{table}" in os.listdir(f"{store.path}/tables") for table in (busy, other)] == [True, False]
+    store._dropped.remove()
+    assert f"{busy}" not in os.listdir(f"{store.path}/tables")
 
 
 # -- adoptions
