@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from test_guard import make_certificate
 
 import penstock
 from penstock.errors import StoreLocked
@@ -39,7 +40,7 @@ def descriptors():
         except OSError:
             continue
         if target.startswith("socket:"):
-            target = "socket: " + str(list(forking._addresses(int(name))))
+            target = f"socket: {forking.address_of(int(name))}"
         if PATH in target:
             found.append((target, locked))
     return found
@@ -172,6 +173,26 @@ def test_a_child_does_not_answer_for_a_killed_owner(tmp_path: Path, seeded: bool
                 knocking.settimeout(20.0)
                 answered.append(knocking.connect_ex(path) == 0)
         assert answered == [seeded, False]
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_child_does_not_keep_the_port_of_a_killed_owner(tmp_path: Path, seeded: bool) -> None:
+    """With the negative control: a port that a child listens on takes connections that nobody serves."""
+    certificate, key = make_certificate(tmp_path)
+    serve = f"""
+import ssl
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+tls.load_cert_chain({str(certificate)!r}, {str(key)!r})
+port = service_of(store).listen("127.0.0.1", 0, tls, lambda token: None)
+line = socket.create_connection(("127.0.0.1", port))  # and one that is under way
+print(port, flush=True)
+"""
+    bug = "import penstock.server.service as s; s.hang_up = lambda belongs: None\n" if seeded else ""
+    with Owner(tmp_path, bug + SERVED + serve + FORK, lines=2) as owner:
+        owner.kill()
+        with socket.socket() as knocking:
+            knocking.settimeout(20.0)
+            assert (knocking.connect_ex(("127.0.0.1", int(owner.lines[1]))) == 0) == seeded
 
 
 def test_a_forked_child_has_no_lock_and_no_socket_of_its_parent(tmp_path: Path) -> None:

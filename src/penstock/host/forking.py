@@ -11,8 +11,9 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,27 +29,28 @@ def abandon(thing: Any) -> None:
 
 
 def hang_up(belongs: Callable[[Any], bool]) -> None:
-    """In a forked child: give up its copies of the sockets one of whose two addresses belongs to the parent's service.
+    """In a forked child: give up its copies of the sockets whose own address belongs to the parent's service.
 
     Each is replaced by /dev/null: the number must not come to mean something else to the library that opened it.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for descriptor in _descriptors():
-            if descriptor != null and any(map(belongs, _addresses(descriptor))):
+            if descriptor != null and belongs(address_of(descriptor)):
                 os.dup2(null, descriptor, inheritable=False)
     finally:
         os.close(null)
 
 
-def _addresses(descriptor: int) -> Iterator[Any]:
-    """The addresses of a socket and of its peer; none of anything else."""
-    with suppress(OSError):
-        both = socket.socket(fileno=os.dup(descriptor))
-        with both:
-            for ask in (both.getsockname, both.getpeername):
-                with suppress(OSError):
-                    yield ask()
+def address_of(descriptor: int) -> Any:
+    """The own address of a socket, which a connection has from its listener; None for anything else."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            return copy.getsockname()
+    except OSError:
+        return None
 
 
 def close_on_exec(path: str) -> None:
