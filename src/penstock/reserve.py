@@ -5,6 +5,8 @@ Thread: `claim` from opening and one task of the scheduler, `release` from whoev
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from penstock.host.files import FileSystem, publish, zero_fill
 
 
@@ -31,14 +33,15 @@ class Reserve:
             finally:
                 file.close()
         except OSError:
-            if self._fs.exists(temporary):
+            with suppress(OSError):
                 self._fs.unlink(temporary)
             return False
         return True
 
     def release(self) -> bool:
         """Give the space free; False if there was none."""
-        if not self._fs.exists(self._path):
+        try:
+            self._fs.unlink(self._path)
+        except OSError:  # it is not there, or not ours
             return False
-        self._fs.unlink(self._path)
         return True

@@ -23,15 +23,17 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, explained, make_dirs, publish
 from penstock.host.metrics import Metrics
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.kinds import Machine, Site
+from penstock.kinds import Machine, Site, partitions_of
 from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
+from penstock.log.chain import is_segment
 from penstock.lsm.collection import CollectionSettings, Collector
+from penstock.lsm.compacting import CompactionReport, compact_trees
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.offering import MergeOffers
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
@@ -60,6 +62,7 @@ from penstock.tables import Tables
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
+COMPACT_WAIT_S = 60.0  # for others that work on the table
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
@@ -117,14 +120,15 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
     """Be the owner of the store in `path`; it is made if there is none."""
-    return Store(
-        str(path),
-        settings=settings or StoreSettings(),
-        fs=fs or OsFileSystem(),
-        clock=clock or SystemClock(),
-        random=random or system_random(),
-        engine=engine,
-    )
+    with explained():
+        return Store(
+            str(path),
+            settings=settings or StoreSettings(),
+            fs=fs or OsFileSystem(),
+            clock=clock or SystemClock(),
+            random=random or system_random(),
+            engine=engine,
+        )
 
 
 class Store(Tables):
@@ -240,6 +244,7 @@ class Store(Tables):
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
+        self._parts.callback(self._maintenance.stop)
         self._flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
@@ -384,9 +389,9 @@ class Store(Tables):
                 self._flush_soon(largest)
         if not self._started:
             return
-        for tree in trees:
-            tree.wait_while_stopped(APPLY_WAIT_S)
         deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S  # this batch is in by then; the next one waits as long
+        for tree in trees:
+            tree.wait_while_stopped(max(0.0, deadline_s - self._clock.monotonic_s()))
         while held > self.settings.rows_bytes_max and self._clock.monotonic_s() < deadline_s:
             largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
             self._flush_soon(largest)
@@ -451,13 +456,14 @@ class Store(Tables):
         self._check_usable()
         self._coordinator.recover()
 
-    def compact(self, name: str) -> None:
-        """Bring a table into as few files as possible, in this thread."""
+    def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
+        """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
+        self._check_usable()
         wanted = self._existing(name)
-        for tree, catalog in self._maintenance.trees():
-            if catalog.db_id == wanted.table:
-                self._maintenance.flush(tree)
-                self._maintenance.compact(tree, everything=True)
+        for partition in partitions_of(wanted):
+            self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
+        return compact_trees(self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
 
     # -- the end
 
@@ -481,7 +487,7 @@ class Store(Tables):
         """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
         folder, size = f"{self.path}/journal", 0
         try:
-            for name in self._fs.listdir(folder):
+            for name in filter(is_segment, self._fs.listdir(folder)):
                 file = self._fs.open(f"{folder}/{name}")
                 size += file.size()
                 file.close()

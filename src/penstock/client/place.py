@@ -14,6 +14,7 @@ Invariant: who holds OPENING and hears nobody at the bell knows that no owner co
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -30,6 +31,7 @@ from penstock.host.files import FileSystem, Lock
 SOCKET_PATH_BYTES_MAX = 100  # of 104 to 108, by system
 LINE_BYTES_MAX = 64 << 10
 PAUSE_S = 0.02  # between two looks
+_FLIGHT = re.compile("f-[0-9a-f]{16}")
 
 Asked = Literal["serve", "yield"]
 
@@ -67,7 +69,7 @@ def make_sockets_folder(path: str, *, elsewhere: bool = False) -> str:
     with suppress(FileExistsError):
         os.mkdir(run, 0o700)
     if not stat.S_ISDIR(os.lstat(run).st_mode):
-        raise Invalid(f"{run} is no folder: remove it")
+        raise Invalid(f"{run} is in the place of a folder of the store: move it elsewhere")
     os.chmod(run, 0o700)
     _clear(run)
     if not elsewhere and len(os.fsencode(f"{run}/f-0123456789abcdef")) <= SOCKET_PATH_BYTES_MAX:
@@ -90,8 +92,9 @@ def _clear(run: str) -> None:
     for folder in [run] if elsewhere is None else [elsewhere, run]:
         with suppress(FileNotFoundError):
             for name in os.listdir(folder):
-                if name in ("bell", "elsewhere", "elsewhere.tmp") or name.startswith("f-"):
-                    os.unlink(f"{folder}/{name}")
+                if name in ("bell", "elsewhere", "elsewhere.tmp") or _FLIGHT.fullmatch(name):
+                    with suppress(IsADirectoryError, PermissionError):  # not ours: the sockets go elsewhere
+                        os.unlink(f"{folder}/{name}")
     if elsewhere is not None:
         with suppress(OSError):
             os.rmdir(elsewhere)
@@ -101,7 +104,7 @@ def _elsewhere(run: str) -> str | None:
     try:
         with open(f"{run}/elsewhere", encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return None
 
 

@@ -14,10 +14,12 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, StoreLocked
+from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
+from penstock.host import threads
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -203,6 +205,16 @@ def remove_folder(fs: FileSystem, path: str) -> None:
     fs.rmdir(path)
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say of a folder in the place of a file, and of a file in the place of a folder, what to do about it."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+        raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
+
+
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -274,17 +286,32 @@ class OsFile:
 
 
 class OsLock:
-    """A `flock`: it ends with the process that took it, and with those it forked, however they end."""
+    """A `flock`: it ends with the process that took it, however that ends.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._owner = os.getpid()
+    A forked child shares it, and would keep it for as long as it lives: it closes its copy of the descriptor at once.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with threads.holding_forks():
+            self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            threads.after_fork(self, OsLock._close)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._close()
+            if isinstance(error, BlockingIOError):
+                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+            raise
 
     def release(self) -> None:
+        if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            if os.getpid() == self._owner:  # a forked child shares the lock, and must not give it up
-                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -327,12 +354,4 @@ class OsFileSystem:
             os.close(fd)
 
     def lock(self, path: str) -> Lock:
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            if isinstance(error, BlockingIOError):
-                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
-            raise
-        return OsLock(fd)
+        return OsLock(path)

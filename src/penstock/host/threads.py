@@ -3,7 +3,8 @@
 Thread: any. `lock`, `rlock` and `condition` give the plain objects of `threading`, with no cost of ours, unless a test
 has installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
 Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` is told to
-close is closed at most once, and never by a forked child, whose threads are gone.
+close is closed at most once, and never by a forked child, whose threads are gone. (3) nothing that is made inside
+`holding_forks` is in a forked child without what `after_fork` was told to do with it.
 """
 
 from __future__ import annotations
@@ -161,6 +162,12 @@ def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
 
 
 _in_children: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+_forks = threading.RLock()  # reentrant: a signal's handler may fork inside
+
+
+def holding_forks() -> Mutex:
+    """In this block no thread forks: for something that a child must not have, until `after_fork` knows of it."""
+    return _forks
 
 
 def after_fork(owner: T, act: Callable[[T], object]) -> None:
@@ -169,11 +176,15 @@ def after_fork(owner: T, act: Callable[[T], object]) -> None:
 
 
 def _after_fork() -> None:
+    _forks.release()
     for owner, act in list(_in_children.items()):
-        act(owner)
+        try:
+            act(owner)
+        except Exception:  # the others' acts are as needed as this one
+            _log.exception("%s cannot be given up in a forked child: report this as a bug", type(owner).__name__)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_forks.acquire, after_in_parent=_forks.release, after_in_child=_after_fork)
 
 
 def cores() -> int:

@@ -187,22 +187,32 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
     if sections and all(isinstance(section, Rows) and section.plain for section in sections):
         return _puts(sections, lsn, time_us)  # type: ignore[arg-type]
     rows: dict[bytes, Row] = {}
-    ranges: list[tuple[bytes, bytes]] = []
-    for section in sections:
+    # For each key the place of the last section that deletes it: what sections before that do to it counts for nothing.
+    last_deletes = RangeDeletes.of(
+        (start, end, place)
+        for place, section in enumerate(sections)
+        if isinstance(section, Ranges)
+        for start, end in section
+    )
+    last_place = max(last_deletes.lsns, default=-1)
+    for place, section in enumerate(sections):
         if isinstance(section, Ranges):
-            ranges += section
-            deleted = RangeDeletes.of((start, end, 1) for start, end in section)
-            rows = {key: row for key, row in rows.items() if not deleted.lsn_over(key)}
+            continue
+        operations: Iterable[tuple[bytes, bytes | Operation]] = section.items()
+        if place < last_place:
+            deleted = last_deletes.lsn_over
+            operations = [(key, operation) for key, operation in operations if deleted(key) <= place]
         elif section.plain:
             values: Iterable[bytes] = section.values()  # type: ignore[assignment]
             rows.update(zip(section, zip(repeat(PUT), values, repeat(lsn), repeat(NEVER)), strict=False))
-        else:
-            for key, operation in section.items():
-                if isinstance(operation, bytes):
-                    rows[key] = (PUT, operation, lsn, NEVER)
-                else:
-                    kind, value, expires = operation
-                    rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
+            continue
+        for key, operation in operations:
+            if isinstance(operation, bytes):
+                rows[key] = (PUT, operation, lsn, NEVER)
+            else:
+                kind, value, expires = operation
+                rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
+    ranges = [border for section in sections if isinstance(section, Ranges) for border in section]
     return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
 
 

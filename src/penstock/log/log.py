@@ -14,14 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem, make_dirs
-from penstock.log.chain import Chain, SegmentName, read_names
+from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
 from penstock.log.segment import (
@@ -335,11 +335,7 @@ class Log:
         self._fs.fsync_dir(self._folder)
         self._chain, dead, incarnation, strangers = read_names(self._fs.listdir(self._folder))
         self._incarnation = incarnation + 1
-        for file in strangers:
-            path = f"{self._folder}/{file}"
-            if not file.endswith(TEMPORARY):  # a segment whose name has rotted would be missed without a word
-                raise CorruptionError(path, 0, "a log's folder holds segments only, and this is no segment's name")
-            self._fs.unlink(path)
+        self._look_at(strangers)
         if not self._chain:
             self._install(self._create(1, cut=False))
             return
@@ -362,6 +358,21 @@ class Log:
         self._synced = self._last = Index(tail.last)
         if replaced:
             self._bury({name})
+
+    def _look_at(self, strangers: Iterable[str]) -> None:
+        """What is no segment: ours from an attempt that ended, damage, or somebody's, which stays."""
+        left: list[str] = []
+        for file in strangers:
+            if is_rotten(file):  # the segment would be missed without a word
+                raise CorruptionError(
+                    f"{self._folder}/{file}", 0, "it looks like a segment, and this is no segment's name"
+                )
+            if file.endswith(TEMPORARY) and is_segment(file.removesuffix(TEMPORARY)):
+                self._fs.unlink(f"{self._folder}/{file}")
+            else:
+                left.append(file)
+        if left:
+            logger.warning("%s: %d files are not ours, as %r: move them elsewhere", self._folder, len(left), left[0])
 
     def _report(self, repair: Repair) -> None:
         self.repair = repair

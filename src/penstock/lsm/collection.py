@@ -8,7 +8,8 @@ unlisted for as long: readers elsewhere may hold files of before.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+import re
 from dataclasses import dataclass
 
 from penstock.errors import Invalid
@@ -21,6 +22,10 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+_FILE = re.compile(r"([0-9]{20})\.(?:sst|idx)(?:\.tmp)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +94,17 @@ class Collector:
         ]
 
     def _remove(self, file_name: str) -> int:
-        with suppress(FileNotFoundError):
+        try:
             self._fs.unlink(f"{self._root}/{file_name}")
-            return 1
-        return 0
+        except FileNotFoundError:
+            return 0
+        except (IsADirectoryError, PermissionError):  # a folder under a file's name: not ours
+            logger.warning("%s/%s cannot be removed: move it elsewhere", self._root, file_name)
+            return 0
+        return 1
 
 
 def _chunk_id(name: str) -> int | None:
     """The chunk that a file belongs to, from its name; None for files that are not ours."""
-    stem = name.rsplit("/", 1)[-1].split(".", 1)[0]
-    return int(stem) if stem.isdigit() else None
+    match = _FILE.fullmatch(name.rsplit("/", 1)[-1])
+    return None if match is None else int(match[1])

@@ -277,8 +277,11 @@ def _without_deleted(
         return bisect_left(range(len(order)), key, key=lambda i: keys.key(int(order[i])))
 
     deleted_below = np.zeros(len(order), np.uint64)
-    for start, end, lsn in ranges:
-        deleted_below[place(start) : place(end)] = lsn
+    if len(ranges) > len(order):  # then to look for every row is less work
+        deleted_below[:] = [ranges.lsn_over(keys.key(row)) for row in order.tolist()]
+    else:
+        for start, end, lsn in ranges:
+            deleted_below[place(start) : place(end)] = lsn
     kept = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
     group = np.cumsum(~same)[kept]
     still_same = np.zeros(len(group), np.bool_)

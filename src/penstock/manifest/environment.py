@@ -31,6 +31,7 @@ from penstock.errors import (
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import File, FileSystem, absolute, claim, parent
+from penstock.host.forking import close_on_exec
 from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
 from penstock.manifest.fork import ForkGuard
@@ -354,7 +355,13 @@ class LmdbEngine:
             )
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
+            if "already open in this process" in str(error):  # the parent's, which a forked child cannot close
+                raise Closed(
+                    f"{self._path} was open before this process was forked: use penstock.connect, or open it in a "
+                    "process that is started anew"
+                ) from None
             raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
+        close_on_exec(self._path)
         self._close_file()
         self._file = self._fs.open(self._path, write=True)  # now: later the name may lead to another file
         self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs

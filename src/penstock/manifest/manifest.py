@@ -326,7 +326,7 @@ def _newest_sound_backup(fs: FileSystem, path: str) -> str:
     ages = sorted(
         int(name[len(prefix) :])
         for name in fs.listdir(parent(path))
-        if name.startswith(prefix) and name[len(prefix) :].isdigit()
+        if name.startswith(prefix) and name.isascii() and name[len(prefix) :].isdigit()
     )
     for age in ages:
         try:

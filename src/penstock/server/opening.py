@@ -8,17 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.client import place
-from penstock.errors import StoreLocked
+from penstock.errors import StoreLocked, WaitExpired
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, absolute, make_dirs
+from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.server.service import Service
 from penstock.store import Store, StoreSettings, open_store
 
 YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
-KNOCK_S = 5.0
+KNOCK_S, KNOCK_S_MIN = 5.0, 0.1
 
 
 def open(  # noqa: A001 - penstock.open reads well
@@ -42,15 +42,16 @@ def open(  # noqa: A001 - penstock.open reads well
     if not settings.serve or not settings.background or not is_real:
         return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
     files = fs or OsFileSystem()
-    make_dirs(files, name)
     deadline_s = clock.monotonic_s() + timeout_s
-    opening = place.hold_opening(files, name, clock, deadline_s)
+    with explained():
+        make_dirs(files, name)
+        opening = place.hold_opening(files, name, clock, deadline_s)
     try:
         while True:
             try:
                 store = open_store(name, settings=settings, fs=files, clock=clock, random=random, engine=engine)
             except StoreLocked as locked:
-                _ask_to_yield(name, locked, late=clock.monotonic_s() >= deadline_s)
+                _ask_to_yield(name, locked, deadline_s - clock.monotonic_s())
                 continue
             try:
                 Service(store, random=random)
@@ -62,12 +63,15 @@ def open(  # noqa: A001 - penstock.open reads well
         opening.release()
 
 
-def _ask_to_yield(path: str, locked: StoreLocked, *, late: bool) -> None:
-    """Make an owner go that a client started; raises if it does not."""
-    answer = place.knock(path, "yield", KNOCK_S)
+def _ask_to_yield(path: str, locked: StoreLocked, rest_s: float) -> None:
+    """Make an owner go that a client started; raises if it does not, and no time is left."""
+    try:
+        answer = place.knock(path, "yield", min(KNOCK_S, max(KNOCK_S_MIN, rest_s)))
+    except WaitExpired:  # it is stopped, or overrun
+        answer, rest_s = None, rest_s - KNOCK_S
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
-    if late:
+    if rest_s <= 0:
         reason = "its owner does not answer" if answer is None else f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
     place.pause()

@@ -247,7 +247,8 @@ def compact(store: Store, name: str) -> None:
     """As soon as no background job works on the table."""
     while True:
         try:
-            return store.compact(name)
+            store.compact(name)
+            return
         except GateShut:
             place.pause(0.05)
 
