@@ -72,7 +72,7 @@ class LocalPort:
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
-        """The clock, or the time of the newest record if that is later: what the trees go by."""
+        """The store's time, by which the trees judge what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
     def cut_off(self) -> None:

@@ -25,6 +25,7 @@ from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
 from penstock.host.metrics import Metrics
+from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
@@ -80,6 +81,7 @@ class StoreSettings:
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
+    trust_clock: bool = False  # take the machine's wall clock as it is, however far it is from the newest record
     offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
@@ -138,7 +140,7 @@ class Store(Tables):
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
-        self._fs, self._clock, self._random = fs, clock, random
+        self._fs, self._clock, self._random = fs, SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
@@ -310,8 +312,21 @@ class Store(Tables):
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply()
+        self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._keep_reserve()
+
+    def _begin_time(self) -> None:
+        """Go on from the time of the newest record, which the ledger has by now."""
+        note = read_note(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
+        self.metrics.gauge(
+            "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
+        ).set_function(lambda clock=self._clock: clock.away_us / 1_000_000)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
@@ -345,6 +360,7 @@ class Store(Tables):
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
         self._port.applied()
+        self._keep_time()
         self._keep_reserve()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
