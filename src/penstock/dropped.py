@@ -8,6 +8,7 @@ Thread: `add` from the dispatcher's; everything else from one at a time (opening
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from penstock.journal.record import partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
+
+logger = logging.getLogger(__name__)
 
 GONE = "-gone"  # behind the name of a folder that is being removed
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
@@ -51,15 +54,23 @@ class DroppedShards:
             if machine is not None and machine.is_read():
                 self._shards.rotate(-1)
                 continue
-            if machine is not None:
-                machine.close()
-            self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
-            for folder in (descriptor.folder, descriptor.folder + SPILL):
-                self._remove_folder(f"{self._root}/{folder}")
-            table = f"{self._root}/tables/{descriptor.table}"
-            if self._fs.exists(table) and not self._fs.listdir(table):
-                self._fs.rmdir(table)
+            try:
+                self._remove(descriptor, machine)
+            except OSError as error:
+                logger.warning("files of a dropped table could not be removed (%s): it is tried again later", error)
+                self._shards.rotate(-1)
+                continue
             self._shards.popleft()
+
+    def _remove(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
+        if machine is not None:
+            machine.close()
+        self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        for folder in (descriptor.folder, descriptor.folder + SPILL):
+            self._remove_folder(f"{self._root}/{folder}")
+        table = f"{self._root}/tables/{descriptor.table}"
+        if self._fs.exists(table) and not self._fs.listdir(table):
+            self._fs.rmdir(table)
 
     def _remove_folder(self, folder: str) -> None:
         gone = folder + GONE

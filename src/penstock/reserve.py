@@ -5,7 +5,7 @@ Thread: `claim` from opening and one task of the scheduler, `release` from whoev
 
 from __future__ import annotations
 
-from penstock.host.files import FileSystem, publish, zero_fill
+from penstock.host.files import FileSystem, publish, remove_file, zero_fill
 
 
 class Reserve:
@@ -31,14 +31,10 @@ class Reserve:
             finally:
                 file.close()
         except OSError:
-            if self._fs.exists(temporary):
-                self._fs.unlink(temporary)
+            remove_file(self._fs, temporary)
             return False
         return True
 
     def release(self) -> bool:
         """Give the space free; False if there was none."""
-        if not self._fs.exists(self._path):
-            return False
-        self._fs.unlink(self._path)
-        return True
+        return self._fs.exists(self._path) and remove_file(self._fs, self._path)

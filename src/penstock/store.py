@@ -18,7 +18,7 @@ from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
 from penstock.dropped import SPILL, DroppedShards
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
@@ -320,9 +320,10 @@ class Store(Tables):
         """Go on from the time of the newest record, which the ledger has by now."""
         note = read_note(self._fs, f"{self.path}/TIME", self.identity)
         self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
-        self.metrics.gauge(
+        ahead = self.metrics.gauge(
             "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
-        ).set_function(lambda clock=self._clock: clock.away_us / 1_000_000)
+        )
+        ahead.set_function(self._clock.ahead_s)
         self._keep_time()
 
     def _keep_time(self) -> None:
@@ -484,14 +485,36 @@ class Store(Tables):
             raise Closed("this store was opened before a fork: open or connect to it in this process")
 
     def close(self) -> None:
-        """Make everything durable and let go of the folder. A second call does nothing."""
+        """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
         self._closed = True
-        with self._parts:
+        try:
+            self._finish()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go(None)
+
+    def _finish(self) -> None:
+        try:
             self._port.close()
+        finally:
             self._coordinator.shutdown()
-            self._leave()
+        self._leave()
+
+    def _let_go(self, failure: BaseException | None) -> None:
+        """Close every part; raises the first error, unless `failure` came before it."""
+        try:
+            self._parts.close()
+        except Exception as error:
+            if failure is None:
+                raise Poisoned(
+                    f"{self.path} is closed, but not without an error ({error}): all that was durable is; open it again"
+                ) from error
+            failure.add_note(f"closing the parts of the store failed, too: {error}")
+        finally:
+            self._port.end()
 
     def _leave(self) -> None:
         """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""

@@ -1,6 +1,6 @@
 """A wrong clock does no harm: what has time to live lives, what has none goes, whatever the wall clock says.
 
-Every case runs twice: with the store's clock, and with the rule of before (the wall clock, never back), which must fail.
+Every case runs twice: with the store's clock, and with the rule of before (the wall clock, never back), which fails.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from penstock.errors import CorruptionError, DiskFull, StoreLocked
+
+logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -189,6 +192,18 @@ def make_dirs(fs: FileSystem, path: str) -> None:
         # A folder that may be passed but not read, or that knows no fsync, is not of our making.
         if not existed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP):
             raise
+
+
+def remove_file(fs: FileSystem, path: str) -> bool:
+    """Unlink a file that nobody needs; whether it is gone. One that stays takes space and does no other harm."""
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be removed (%s): it is tried again later", path, error)
+        return False
+    return True
 
 
 def remove_folder(fs: FileSystem, path: str) -> None:

@@ -9,8 +9,8 @@ store's folder tells how much passed. After another boot the wall clock is belie
 has just started, when nobody may have set its clock yet.
 
 Thread: any. `keep` by one at a time.
-Invariants: (1) from `begin` on, no step: in `t` seconds it advances by 0.9 to 1.1 `t`. The one exception is a clock that
-began before 2020, which takes the first wall clock after it. (2) `time_us` does no I/O.
+Invariants: (1) from `begin` on, no step: in `t` seconds it advances by 0.9 to 1.1 `t`. The one exception is a clock
+that began before 2020, which takes the first wall clock after that. (2) `time_us` does no I/O.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ class SteadyClock:
         return self.time_us()
 
     # -- what is told and kept
+
+    def ahead_s(self) -> float:
+        """By how much the wall clock was ahead of this one at the last look."""
+        return self.away_us / 1_000_000
 
     def keep(self, fs: FileSystem, path: str, identity: bytes) -> None:
         """Report a wall clock that is far off, and note for the next opening how much time has passed.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.log.chain import Chain, SegmentName, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
@@ -252,14 +252,24 @@ class Log:
         with self._writing():
             if before > self._last + 1:
                 raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
-            self._bury(set())  # before the segment that keeps them dead may go
+            if not self._bury(set()):  # before the segment that keeps them dead may go
+                return self.first
             while len(self._chain) > 1 and self._chain[1].first <= before:
                 # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                with suppress(FileNotFoundError):  # an interrupted call may have done it
-                    self._fs.unlink(f"{self._folder}/{self._chain[0]}")
+                if not self._remove(self._chain[0]):
+                    break
                 self._chain = self._chain.without_oldest()
-                self._fs.fsync_dir(self._folder)
         return self.first
+
+    def _remove(self, *names: SegmentName) -> bool:
+        """Unlink segments for good; False if one may still be there: what comes after it must wait for the next try."""
+        removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
+        try:
+            self._fs.fsync_dir(self._folder)
+        except OSError as error:
+            logger.warning("%s could not be synced after a clean-up (%s): it is tried again later", self._folder, error)
+            return False
+        return all(removed)
 
     def truncate_back(self, after: int) -> None:
         """Drop every record past `after`, for good."""
@@ -317,15 +327,13 @@ class Log:
         reader.close()
         return reader.header.cut
 
-    def _bury(self, names: set[SegmentName]) -> None:
-        """Unlink dead segments. One that outlived the segment that killed it would come back to life."""
+    def _bury(self, names: set[SegmentName]) -> bool:
+        """Unlink dead segments. One that outlived the segment that killed it would come back to life: False."""
         self._dead |= names
-        for name in sorted(self._dead):
-            with suppress(FileNotFoundError):
-                self._fs.unlink(f"{self._folder}/{name}")
-        if self._dead:
-            self._fs.fsync_dir(self._folder)
-            self._dead.clear()
+        if self._dead and not self._remove(*sorted(self._dead)):
+            return False
+        self._dead.clear()
+        return True
 
     # -- opening and closing
 
@@ -339,7 +347,7 @@ class Log:
             path = f"{self._folder}/{file}"
             if not file.endswith(TEMPORARY):  # a segment whose name has rotted would be missed without a word
                 raise CorruptionError(path, 0, "a log's folder holds segments only, and this is no segment's name")
-            self._fs.unlink(path)
+            remove_file(self._fs, path)
         if not self._chain:
             self._install(self._create(1, cut=False))
             return

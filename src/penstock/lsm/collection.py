@@ -8,13 +8,12 @@ unlisted for as long: readers elsewhere may hold files of before.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem
+from penstock.host.files import FileSystem, remove_file
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
@@ -89,10 +88,8 @@ class Collector:
         ]
 
     def _remove(self, file_name: str) -> int:
-        with suppress(FileNotFoundError):
-            self._fs.unlink(f"{self._root}/{file_name}")
-            return 1
-        return 0
+        path = f"{self._root}/{file_name}"
+        return int(self._fs.exists(path) and remove_file(self._fs, path))  # one that stays is seen unlisted later
 
 
 def _chunk_id(name: str) -> int | None:

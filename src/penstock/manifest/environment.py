@@ -11,6 +11,7 @@ Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.settings import ManifestSettings
+
+logger = logging.getLogger(__name__)
 
 DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
@@ -285,14 +288,26 @@ class LmdbEngine:
             env, self._env = self._env, None
             if env is None:
                 return
-            self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
-            self._close_file()
-        env.close()
-        note = self._fs.open(self._path + ".owner", write=True)
-        note.truncate(0)
-        note.fsync()
-        note.close()
-        self._owner.release()
+        try:
+            with self._lock:
+                self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
+                self._close_file()
+            env.close()
+            self._empty_note()
+        finally:
+            self._owner.release()
+
+    def _empty_note(self) -> None:
+        """Say that the file was closed. If that fails, the next opening looks at it more closely."""
+        try:
+            note = self._fs.open(self._path + ".owner", write=True)
+            try:
+                note.truncate(0)
+                note.fsync()
+            finally:
+                note.close()
+        except OSError as error:
+            logger.warning("%s.owner could not be emptied (%s)", self._path, error)
 
     def _close_file(self) -> None:
         with self._file_lock:

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
@@ -114,6 +114,7 @@ class Dispatcher:
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
+        self._closed = False  # guarded by turn
         self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
 
     # -- partitions
@@ -132,6 +133,8 @@ class Dispatcher:
         if found is not None:
             return found
         with self.turn:
+            if self._closed:  # what is opened anew would lack what only the journal has
+                raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
             return self._open(partition) if found is None else found
 
@@ -332,6 +335,7 @@ class Dispatcher:
 
     def close(self) -> None:
         with self.turn, ExitStack() as stack:
+            self._closed = True
             for partition in self._partitions.values():
                 stack.callback(partition.machine.close)
                 stack.callback(partition.spill.close)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.log.record import Record
 from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
 from penstock.queue.messages import PREFIX
@@ -67,6 +67,7 @@ class FileChain:
         self._file_sequence = 0  # the highest that was ever tried
         self._day = ""  # the folder of the day, once it is durable
         self._doomed: list[str] = []  # listed no more
+        self._stuck: list[str] = []  # the same, but they could not be removed
         self.active: DataWriter | None = None  # None: there is no data file yet
         self._following: DataWriter | None = None  # is being made the active one
         self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
@@ -246,20 +247,15 @@ class FileChain:
     def drop_oldest(self, count: int) -> None:
         """List the oldest sealed files no more. `bury` unlinks them."""
         manifest = self._manifest
-        paths = [manifest.files[place].path for place in range(count)]
+        paths = [*self._stuck, *(manifest.files[place].path for place in range(count))]
         self._write(Manifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
+        self._stuck = []
         self._doomed += paths
 
     def bury(self) -> None:
-        """Unlink what is listed no more. A file that stays only takes space, until `collect`."""
+        """Unlink what is listed no more. A file that stays only takes space, until the next ones go."""
         doomed, self._doomed = self._doomed, []
-        for path in doomed:
-            try:
-                self._fs.unlink(f"{self._folder}/{path}")
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                logger.warning("%s/%s could not be removed (%s): collect() will", self._folder, path, error)
+        self._stuck += [path for path in doomed if not remove_file(self._fs, f"{self._folder}/{path}")]
         for folder in {path.rpartition("/")[0] for path in doomed}:
             with suppress(OSError):  # it is not empty
                 while folder:
