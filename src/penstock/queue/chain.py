@@ -170,8 +170,18 @@ class FileChain:
         return self._install(self._create(trusted, tail, time_us), trusted)
 
     def _create(self, place: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+        opening = self._next_opening(place, time_us)
+        while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
+            opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
+        self._make_day(opening.path.rpartition("/")[0])
+        sizes = self._settings
+        return DataWriter.create(
+            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
+        )
+
+    def _next_opening(self, place: Place, time_us: int) -> Opening:
         self._file_sequence += 1
-        opening = Opening(
+        return Opening(
             file_sequence=self._file_sequence,
             first=place.next_sequence,
             last_lsn=place.last_lsn,
@@ -179,11 +189,6 @@ class FileChain:
             time_us=time_us,
             salt=int.from_bytes(self._random.randbytes(4), "little"),
             identity=self._identity,
-        )
-        self._make_day(opening.path.rpartition("/")[0])
-        sizes = self._settings
-        return DataWriter.create(
-            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
         )
 
     def _make_day(self, day: str) -> None:
