@@ -13,6 +13,7 @@ class Reserve:
 
     def __init__(self, fs: FileSystem, root: str, size_bytes: int) -> None:
         self._fs = fs
+        self._root = root
         self._path = f"{root}/RESERVE"
         self._size_bytes = size_bytes
 
@@ -20,6 +21,9 @@ class Reserve:
         """Have the space; False if the disk does not give it."""
         if self._fs.exists(self._path):
             return True
+        free = self.free_bytes()
+        if free is not None and free < 2 * self._size_bytes:  # what is left is for deletes
+            return False
         temporary = f"{self._path}.tmp"
         try:
             if self._fs.exists(temporary):  # of a process that died
@@ -34,6 +38,10 @@ class Reserve:
             remove_file(self._fs, temporary)
             return False
         return True
+
+    def free_bytes(self) -> int | None:
+        """How much the disk has beside it; None where nobody knows."""
+        return self._fs.free_bytes(self._root)
 
     def release(self) -> bool:
         """Give the space free; False if there was none."""

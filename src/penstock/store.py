@@ -23,7 +23,7 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, ran_out_of_space
 from penstock.host.metrics import Metrics
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+SHORT_OF_SPACE = 4  # a disk is, with room for less than so many times what may wait to be written
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
@@ -143,6 +144,9 @@ class Store(Tables):
         self._fs, self._clock, self._random = fs, SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
+        self._short_of_space = False
+        self._space_bytes_min = SHORT_OF_SPACE * settings.coordinator.bytes_max
+        self._reclaimed_lsn = 0  # up to where space of the journal was looked for
         self._started = False  # background work is done by threads
         self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
@@ -362,6 +366,8 @@ class Store(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._keep_time()
+        self._look_at_disk()
+        self._write_what_waits_for_space()
         self._keep_reserve()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
@@ -390,6 +396,7 @@ class Store(Tables):
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
+        self._look_at_disk()
         self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
         held = sum(tree.memory_bytes() for tree in trees)
@@ -428,6 +435,38 @@ class Store(Tables):
         """The disk is full: give the reserve free for what is on its way and for deletes, and refuse other writes."""
         self._port.read_only = DiskFull(f"the disk of {self.path} is full: only deletes are taken; free some space")
         return self._reserve.release()
+
+    def _look_at_disk(self) -> None:
+        """While there is little space, let no more writes wait than the disk and the reserve have room for."""
+        free = self._reserve.free_bytes()
+        if free is not None and free < self._space_bytes_min:
+            self._short_of_space = True
+            self._coordinator.limit_bytes(max(self.settings.reserve_bytes // 4, free // 8))
+        elif self._short_of_space:
+            self._short_of_space = False
+            self._coordinator.limit_bytes(None)
+
+    def _write_what_waits_for_space(self) -> None:
+        """Nothing of it was written, or it is cut off: writing it again is no retry of a failed fsync."""
+        if self._dispatcher.out_of_space():
+            self._release_reserve()
+        if ran_out_of_space(self._coordinator.failure):
+            self._release_reserve()
+            with suppress(PenstockError):  # there is no space yet
+                self._coordinator.recover()
+        if self._port.read_only is not None and self._ledger.tree.lsn != self._reclaimed_lsn:
+            self._reclaimed_lsn = self._ledger.tree.lsn
+            self._reclaim_journal()
+
+    def _reclaim_journal(self) -> None:
+        """Give up the journal after deletes: also the segment that still grows. Nothing is spilled to a full disk."""
+        try:
+            for tree, _ in self._maintenance.trees():
+                self._maintenance.flush(tree)
+            self._consensus.roll()
+            self._checkpoint.run(everything=True)
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: the journal keeps its space for now (%s)", self.path, error)
 
     # -- tables
 

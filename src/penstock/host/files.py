@@ -88,6 +88,9 @@ class FileSystem(Protocol):
 
     def fsync_dir(self, path: str) -> None: ...
 
+    def free_bytes(self, path: str) -> int | None:
+        """How much can still be written where `path` is; None where nobody knows."""
+
     def lock(self, path: str) -> Lock:
         """Lock a file (made if absent), or raise `StoreLocked` at once."""
 
@@ -146,9 +149,11 @@ def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
         if ahead:
             zero_fill(file, claimed, target)
     except OSError as error:
-        if is_disk_full(error):
-            raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
-        raise
+        if not is_disk_full(error):
+            raise
+        if target > needed:  # the last bytes of a disk are for those who need no more than that
+            return claim(file, claimed, end, size, 1)
+        raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
     return target
 
 
@@ -221,6 +226,15 @@ def remove_folder(fs: FileSystem, path: str) -> None:
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def ran_out_of_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is a full disk."""
+    while error is not None:
+        if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_disk_full(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 class OsFile:
@@ -340,6 +354,13 @@ class OsFileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def free_bytes(self, path: str) -> int | None:
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> Lock:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)

@@ -188,9 +188,18 @@ class Log:
         active = self._active
         if active is not None and (active.end + size <= self._settings.segment_bytes or not active.index.offsets):
             return active
-        if active is not None:
+        return self._next_segment()
+
+    def roll(self) -> None:
+        """Seal the segment that grows, if it holds records, and begin another."""
+        with self._writing():
+            if self._active is None or self._active.index.offsets:
+                self._next_segment()
+
+    def _next_segment(self) -> SegmentWriter:
+        if self._active is not None:
             self._sync()  # before the seal: it claims that all before it is synced
-            active.seal(self._last)
+            self._active.seal(self._last)
             self._retire()
         return self._install(self._create(self._last + 1, cut=False))
 

@@ -40,6 +40,7 @@ from penstock.manifest.settings import ManifestSettings
 logger = logging.getLogger(__name__)
 
 DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
+DISK_FULL_BYTES = 256 << 10  # with less left, a commit that failed has met a full disk
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
 PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
@@ -198,7 +199,8 @@ class LmdbEngine:
             return Backpressure(f"{self._path} has {self._settings.readers_max} readers (readers_max): retry later")
         if isinstance(error, lmdb.BadValsizeError):
             return Invalid(f"{self._path}: a key has 1 to {self._env.max_key_size()} bytes")
-        if isinstance(error, lmdb.DiskError):
+        full = (self._fs.free_bytes(self._path) or DISK_FULL_BYTES) < DISK_FULL_BYTES  # a short write is an EIO here
+        if isinstance(error, lmdb.DiskError) or full:
             return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
         return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
 
