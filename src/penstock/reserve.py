@@ -15,14 +15,14 @@ class Reserve:
         self._fs = fs
         self._root = root
         self._path = f"{root}/RESERVE"
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
 
     def claim(self) -> bool:
         """Have the space; False if the disk does not give it."""
         if self._fs.exists(self._path):
             return True
         free = self.free_bytes()
-        if free is not None and free < 2 * self._size_bytes:  # what is left is for deletes
+        if free is not None and free < 2 * self.size_bytes:  # what is left is for deletes
             return False
         temporary = f"{self._path}.tmp"
         try:
@@ -30,7 +30,7 @@ class Reserve:
                 self._fs.unlink(temporary)
             file = self._fs.create(temporary)
             try:
-                zero_fill(file, 0, self._size_bytes)
+                zero_fill(file, 0, self.size_bytes)
                 publish(self._fs, file, self._path)
             finally:
                 file.close()

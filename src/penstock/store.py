@@ -23,7 +23,7 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, ran_out_of_space
+from penstock.host.files import FileSystem, OsFileSystem, is_disk_full, make_dirs, publish
 from penstock.host.metrics import Metrics
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
@@ -56,6 +56,7 @@ from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
+from penstock.space import DiskSpace
 from penstock.tables import Tables
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,6 @@ logger = logging.getLogger(__name__)
 FINISHED_JOBS_KEPT = 1_000
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
-SHORT_OF_SPACE = 4  # a disk is, with room for less than so many times what may wait to be written
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
@@ -144,24 +144,23 @@ class Store(Tables):
         self._fs, self._clock, self._random = fs, SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
-        self._short_of_space = False
-        self._space_bytes_min = SHORT_OF_SPACE * settings.coordinator.bytes_max
-        self._reclaimed_lsn = 0  # up to where space of the journal was looked for
         self._started = False  # background work is done by threads
         self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
-        make_dirs(fs, self.path)
         self._parts = ExitStack()  # closes what is open, the newest first
-        self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
         try:
+            make_dirs(fs, self.path)
+            self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
             self.identity = self._load_identity()
             self._open_parts(engine)
             self._recover()
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._closed = True
             self._parts.close()
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise DiskFull(f"{self.path} cannot be opened, the disk is full: free some space") from error
             raise
         threads.after_fork(self, Store._cut_off)
 
@@ -251,7 +250,7 @@ class Store(Tables):
             self._dispatcher,
             KINDS,
             clock=self._clock,
-            make_room=self._release_reserve,
+            make_room=self._make_room,
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
@@ -278,6 +277,21 @@ class Store(Tables):
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
         )
+        self._space = DiskSpace(
+            self.path,
+            self._reserve,
+            coordinator=self._coordinator,
+            port=self._port,
+            dispatcher=self._dispatcher,
+            maintenance=self._maintenance,
+            consensus=self._consensus,
+            checkpoint=self._checkpoint,
+            clock=self._clock,
+            waiting_bytes_max=settings.coordinator.bytes_max,
+        )
+
+    def _make_room(self) -> bool:
+        return self._space.give_up_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -293,7 +307,12 @@ class Store(Tables):
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
-        return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        try:
+            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
+            raise
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
@@ -318,7 +337,7 @@ class Store(Tables):
             self._after_apply()
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
-        self._keep_reserve()
+        self._space.claim_reserve()
 
     def _begin_time(self) -> None:
         """Go on from the time of the newest record, which the ledger has by now."""
@@ -366,9 +385,7 @@ class Store(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._keep_time()
-        self._look_at_disk()
-        self._write_what_waits_for_space()
-        self._keep_reserve()
+        self._space.mend()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
 
@@ -396,7 +413,7 @@ class Store(Tables):
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
-        self._look_at_disk()
+        self._space.look()
         self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
         held = sum(tree.memory_bytes() for tree in trees)
@@ -423,50 +440,6 @@ class Store(Tables):
                 self._wake("flush")
         else:
             self._maintenance.flush(tree)
-
-    # -- a full disk
-
-    def _keep_reserve(self) -> None:
-        """Claim the reserve again if it was used; then writes are let in again."""
-        if self._reserve.claim():
-            self._port.read_only = None
-
-    def _release_reserve(self) -> bool:
-        """The disk is full: give the reserve free for what is on its way and for deletes, and refuse other writes."""
-        self._port.read_only = DiskFull(f"the disk of {self.path} is full: only deletes are taken; free some space")
-        return self._reserve.release()
-
-    def _look_at_disk(self) -> None:
-        """While there is little space, let no more writes wait than the disk and the reserve have room for."""
-        free = self._reserve.free_bytes()
-        if free is not None and free < self._space_bytes_min:
-            self._short_of_space = True
-            self._coordinator.limit_bytes(max(self.settings.reserve_bytes // 4, free // 8))
-        elif self._short_of_space:
-            self._short_of_space = False
-            self._coordinator.limit_bytes(None)
-
-    def _write_what_waits_for_space(self) -> None:
-        """Nothing of it was written, or it is cut off: writing it again is no retry of a failed fsync."""
-        if self._dispatcher.out_of_space():
-            self._release_reserve()
-        if ran_out_of_space(self._coordinator.failure):
-            self._release_reserve()
-            with suppress(PenstockError):  # there is no space yet
-                self._coordinator.recover()
-        if self._port.read_only is not None and self._ledger.tree.lsn != self._reclaimed_lsn:
-            self._reclaimed_lsn = self._ledger.tree.lsn
-            self._reclaim_journal()
-
-    def _reclaim_journal(self) -> None:
-        """Give up the journal after deletes: also the segment that still grows. Nothing is spilled to a full disk."""
-        try:
-            for tree, _ in self._maintenance.trees():
-                self._maintenance.flush(tree)
-            self._consensus.roll()
-            self._checkpoint.run(everything=True)
-        except (OSError, PenstockError) as error:
-            logger.warning("%s: the journal keeps its space for now (%s)", self.path, error)
 
     # -- tables
 

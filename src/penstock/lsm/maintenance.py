@@ -254,7 +254,9 @@ class Maintenance:
                 return self._compact(tree, catalog, lease, payload, stop)
             except OSError as error:
                 if is_disk_full(error):
-                    raise DiskFull(f"{catalog.folder} has no room for new files: free some space, then retry") from error
+                    raise DiskFull(
+                        f"{catalog.folder} has no room for new files: free some space, then retry"
+                    ) from error
                 raise
 
     @contextmanager

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, DiskFull, Invalid
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs, remove_file
+from penstock.host.files import FileSystem, is_disk_full, make_dirs, remove_file
 from penstock.log.record import Record
 from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
 from penstock.queue.messages import PREFIX
@@ -173,7 +173,12 @@ class FileChain:
         opening = self._next_opening(place, time_us)
         while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
             opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
-        self._make_day(opening.path.rpartition("/")[0])
+        try:
+            self._make_day(opening.path.rpartition("/")[0])
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self._folder} has no room for a folder: free some space, then retry") from error
+            raise
         sizes = self._settings
         return DataWriter.create(
             self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
