@@ -276,27 +276,25 @@ class LocalPort:
     # -- reading
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        try:
-            value = self._lookup(partition, key)
-        except Exception:
-            self._check_usable()  # files that were closed meanwhile raise anything
-            raise
-        if value is None and self._ended:
-            self._check_usable()
-        return value
-
-    def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
         sections = layers.pending.open
         if sections is not None and (rows := sections.get(partition)) is not None:  # the hot path: just written
             value = rows.get(key)
             if type(value) is bytes:
                 return value
-        if self._dispatcher.torn:
-            with self._dispatcher.turn:
-                self._dispatcher.finish()
-                return self._lookup(partition, key)
-        return self._lookup(partition, key)
+        try:
+            if self._dispatcher.torn:
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
+                    found = self._lookup(partition, key)
+            else:
+                found = self._lookup(partition, key)
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
+        if found is None and self._ended:
+            self._check_usable()
+        return found
 
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
@@ -312,8 +310,12 @@ class LocalPort:
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) == 1:
             return [self.lookup(partition, keys[0])]
-        with self.moment([partition]) as moment:
-            return moment.lookup_many(partition, keys)
+        try:
+            with self.moment([partition]) as moment:
+                return moment.lookup_many(partition, keys)
+        except Exception:
+            self._check_usable()
+            raise
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
