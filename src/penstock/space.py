@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 SHORT_RATIO = 4  # space is short with less than so many times what may wait to be written
 WAITING_PART = 8  # of the free space may wait then
+WAITING_BYTES_MIN = 64 << 10  # and so much in any case
 RECLAIM_PAUSE_S = 2.0  # between attempts: each of them needs some of the space that is left
 
 
@@ -66,7 +67,7 @@ class DiskSpace:
         free = self._reserve.free_bytes()
         if free is not None and free < self._short_bytes:
             self._short = True
-            self._coordinator.limit_bytes(max(self._reserve.size_bytes // 4, free // WAITING_PART))
+            self._coordinator.limit_bytes(max(self._reserve.size_bytes // 4, free // WAITING_PART, WAITING_BYTES_MIN))
         elif self._short:
             self._short = False
             self._coordinator.limit_bytes(None)

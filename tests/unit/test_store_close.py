@@ -87,7 +87,7 @@ def test_every_step_of_closing_may_fail(tmp_path: Path, monkeypatch: pytest.Monk
     failed: set[str] = set()
     while True:
         at += 1
-        store = open_store(str(tmp_path), settings=StoreSettings(flush_interval_s=600.0))  # only `close` flushes
+        store = open_store(str(tmp_path), settings=StoreSettings(background=False))  # only `close` flushes
         fill(store, number)
         store.flush()
         number += 1
