@@ -30,6 +30,7 @@ LAYERS = [
     {"registry"},
     {"flusher", "dropped", "reserve"},
     {"local"},
+    {"space"},
     {"batch"},
     {"tables"},
     {"store", "client"},

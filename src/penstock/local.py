@@ -66,19 +66,29 @@ class LocalPort:
         self.incarnation = incarnation
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
+        self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._lock = threads.rlock("local.services")
         self._services: dict[int, Service] = {}  # guarded by _lock; by table
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
-        """The clock, or the time of the newest record if that is later: what the trees go by."""
+        """The store's time, by which the trees judge what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
     def cut_off(self) -> None:
         """In a forked child: refuse everything, without a look at locks that nobody there will release."""
-        self._known = self._write_into = _refuse_in_child  # type: ignore[assignment]
-        self._coordinator = self._dispatcher = self._lock = _InChild()  # type: ignore[assignment]
+        self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
+        self._lock = self._coordinator  # type: ignore[assignment]
+
+    def end(self) -> None:
+        """The store was closed: refuse everything."""
+        self._refuse(_Refusal("the store was closed: open it again"))
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        self._ended = True  # first: a read that began before this looks at it at its end
+        self._known = self._write_into = refusal.refuse  # type: ignore[assignment]
+        self._coordinator = self._dispatcher = refusal  # type: ignore[assignment]
 
     # -- writing
 
@@ -199,7 +209,11 @@ class LocalPort:
 
     def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
         self._check_usable()
-        return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+        try:
+            return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
 
     def _service(self, info: TableInfo | None) -> Service:
         if info is None:
@@ -268,11 +282,19 @@ class LocalPort:
             value = rows.get(key)
             if type(value) is bytes:
                 return value
-        if self._dispatcher.torn:
-            with self._dispatcher.turn:
-                self._dispatcher.finish()
-                return self._lookup(partition, key)
-        return self._lookup(partition, key)
+        try:
+            if self._dispatcher.torn:
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
+                    found = self._lookup(partition, key)
+            else:
+                found = self._lookup(partition, key)
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
+        if found is None and self._ended:
+            self._check_usable()
+        return found
 
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
@@ -288,8 +310,12 @@ class LocalPort:
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) == 1:
             return [self.lookup(partition, keys[0])]
-        with self.moment([partition]) as moment:
-            return moment.lookup_many(partition, keys)
+        try:
+            with self.moment([partition]) as moment:
+                return moment.lookup_many(partition, keys)
+        except Exception:
+            self._check_usable()
+            raise
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
@@ -372,20 +398,22 @@ class AppliedReading:
         return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
 
 
-class _InChild:
-    """Stands for the parts of a store in a forked child."""
+class _Refusal:
+    """Stands for the parts of a store that cannot be used any more."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise Closed(self._reason)
 
     def __getattr__(self, name: str) -> Any:
-        _refuse_in_child()
+        self.refuse()
 
     def __enter__(self) -> NoReturn:
-        _refuse_in_child()
+        self.refuse()
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _refuse_in_child(*_: Any) -> NoReturn:
-    raise Closed("this store was opened before a fork: open or connect to it in this process")
 
 
 class SnapshotPort:

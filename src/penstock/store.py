@@ -18,13 +18,14 @@ from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
 from penstock.dropped import SPILL, DroppedShards
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, explained, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs, publish
 from penstock.host.metrics import Metrics
+from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
@@ -57,6 +58,7 @@ from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
+from penstock.space import DiskSpace
 from penstock.tables import Tables
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class StoreSettings:
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
+    trust_clock: bool = False  # take the machine's wall clock as it is, however far it is from the newest record
     offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
@@ -142,24 +145,26 @@ class Store(Tables):
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
-        self._fs, self._clock, self._random = fs, clock, random
+        self._fs, self._clock, self._random = fs, SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
         self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
-        make_dirs(fs, self.path)
         self._parts = ExitStack()  # closes what is open, the newest first
-        self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
         try:
+            make_dirs(fs, self.path)
+            self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
             self.identity = self._load_identity()
             self._open_parts(engine)
             self._recover()
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._closed = True
             self._parts.close()
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise DiskFull(f"{self.path} cannot be opened, the disk is full: free some space") from error
             raise
         threads.after_fork(self, Store._cut_off)
 
@@ -250,7 +255,7 @@ class Store(Tables):
             self._dispatcher,
             KINDS,
             clock=self._clock,
-            make_room=self._release_reserve,
+            make_room=self._make_room,
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
@@ -277,6 +282,21 @@ class Store(Tables):
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
         )
+        self._space = DiskSpace(
+            self.path,
+            self._reserve,
+            coordinator=self._coordinator,
+            port=self._port,
+            dispatcher=self._dispatcher,
+            maintenance=self._maintenance,
+            consensus=self._consensus,
+            checkpoint=self._checkpoint,
+            clock=self._clock,
+            waiting_bytes_max=settings.coordinator.bytes_max,
+        )
+
+    def _make_room(self) -> bool:
+        return self._space.give_up_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -292,7 +312,12 @@ class Store(Tables):
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
-        return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        try:
+            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
+            raise
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
@@ -315,8 +340,22 @@ class Store(Tables):
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply()
+        self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
-        self._keep_reserve()
+        self._space.claim_reserve()
+
+    def _begin_time(self) -> None:
+        """Go on from the time of the newest record, which the ledger has by now."""
+        note = read_note(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
+        ahead = self.metrics.gauge(
+            "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
+        )
+        ahead.set_function(self._clock.ahead_s)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
@@ -350,7 +389,8 @@ class Store(Tables):
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
         self._port.applied()
-        self._keep_reserve()
+        self._keep_time()
+        self._space.mend()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
 
@@ -378,6 +418,7 @@ class Store(Tables):
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
+        self._space.look()
         self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
         held = sum(tree.memory_bytes() for tree in trees)
@@ -404,18 +445,6 @@ class Store(Tables):
                 self._wake("flush")
         else:
             self._maintenance.flush(tree)
-
-    # -- a full disk
-
-    def _keep_reserve(self) -> None:
-        """Claim the reserve again if it was used; then writes are let in again."""
-        if self._reserve.claim():
-            self._port.read_only = None
-
-    def _release_reserve(self) -> bool:
-        """The disk is full: give the reserve free for what is on its way and for deletes, and refuse other writes."""
-        self._port.read_only = DiskFull(f"the disk of {self.path} is full: only deletes are taken; free some space")
-        return self._reserve.release()
 
     # -- tables
 
@@ -474,14 +503,36 @@ class Store(Tables):
             raise Closed("this store was opened before a fork: open or connect to it in this process")
 
     def close(self) -> None:
-        """Make everything durable and let go of the folder. A second call does nothing."""
+        """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
         self._closed = True
-        with self._parts:
+        try:
+            self._finish()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go(None)
+
+    def _finish(self) -> None:
+        try:
             self._port.close()
+        finally:
             self._coordinator.shutdown()
-            self._leave()
+        self._leave()
+
+    def _let_go(self, failure: BaseException | None) -> None:
+        """Close every part; raises the first error, unless `failure` came before it."""
+        try:
+            self._parts.close()
+        except Exception as error:
+            if failure is None:
+                raise Poisoned(
+                    f"{self.path} is closed, but not without an error ({error}): all that was durable is; open it again"
+                ) from error
+            failure.add_note(f"closing the parts of the store failed, too: {error}")
+        finally:
+            self._port.end()
 
     def _leave(self) -> None:
         """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""

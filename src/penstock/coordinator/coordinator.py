@@ -27,9 +27,10 @@ from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatis
 from penstock.coordinator.states import State, Trigger
 from penstock.coordinator.views import Layers, Subscription
 from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
-from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
+from penstock.host.files import ran_out_of_space
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -157,6 +158,7 @@ class WriteCoordinator(Generic[D, F, V]):
             while True:
                 with self._lock:
                     self._refuse_writes()
+                    self._admission.check_size(size)
                     if self._admission.may_pass(size, waiting):
                         if waiting is not None:
                             self._admission.leave(waiting)
@@ -187,6 +189,8 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def _refuse_writes(self) -> None:
         failure = self._executor.failure
+        if ran_out_of_space(failure):
+            raise DiskFull(f"writes wait for space on the disk ({failure}): free some, then retry") from failure
         if failure is not None:
             raise Poisoned(f"writes are refused after a failure ({failure}): call recover()") from failure
         if self._closing:
@@ -344,6 +348,18 @@ class WriteCoordinator(Generic[D, F, V]):
                 flush_s_total=executor.flush_s_total,
                 flush_s_last=executor.flush_s_last,
             )
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why writes are refused until `recover`."""
+        return self._executor.failure
+
+    def limit_bytes(self, bytes_max: int | None) -> None:
+        """Let at most so many bytes wait to be applied; None: as many as the settings say."""
+        with self._lock:
+            limit = self._settings.bytes_max
+            self._buffer.bytes_max = limit if bytes_max is None else min(limit, bytes_max)
+            self._look()
 
     # -- the background's work
 

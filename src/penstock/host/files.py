@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import sys
@@ -20,6 +21,8 @@ from typing import Protocol, TypeAlias
 
 from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
 from penstock.host import threads
+
+logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -87,6 +90,9 @@ class FileSystem(Protocol):
 
     def fsync_dir(self, path: str) -> None: ...
 
+    def free_bytes(self, path: str) -> int | None:
+        """How much can still be written where `path` is; None where nobody knows."""
+
     def lock(self, path: str) -> Lock:
         """Lock a file (made if absent), or raise `StoreLocked` at once."""
 
@@ -145,9 +151,11 @@ def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
         if ahead:
             zero_fill(file, claimed, target)
     except OSError as error:
-        if is_disk_full(error):
-            raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
-        raise
+        if not is_disk_full(error):
+            raise
+        if target > needed:  # the last bytes of a disk are for those who need no more than that
+            return claim(file, claimed, end, size, 1)
+        raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
     return target
 
 
@@ -193,6 +201,18 @@ def make_dirs(fs: FileSystem, path: str) -> None:
             raise
 
 
+def remove_file(fs: FileSystem, path: str) -> bool:
+    """Unlink a file that nobody needs; whether it is gone. One that stays takes space and does no other harm."""
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be removed (%s): it is tried again later", path, error)
+        return False
+    return True
+
+
 def remove_folder(fs: FileSystem, path: str) -> None:
     """Remove a folder and all that is in it, if it is there. Not durable: after a crash, do it again."""
     if not fs.exists(path):
@@ -218,6 +238,15 @@ def explained() -> Iterator[None]:
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def ran_out_of_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is a full disk."""
+    while error is not None:
+        if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_disk_full(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 class OsFile:
@@ -352,6 +381,13 @@ class OsFileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def free_bytes(self, path: str) -> int | None:
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> Lock:
         return OsLock(path)

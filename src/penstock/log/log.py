@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
@@ -188,9 +188,18 @@ class Log:
         active = self._active
         if active is not None and (active.end + size <= self._settings.segment_bytes or not active.index.offsets):
             return active
-        if active is not None:
+        return self._next_segment()
+
+    def roll(self) -> None:
+        """Seal the segment that grows, if it holds records, and begin another."""
+        with self._writing():
+            if self._active is None or self._active.index.offsets:
+                self._next_segment()
+
+    def _next_segment(self) -> SegmentWriter:
+        if self._active is not None:
             self._sync()  # before the seal: it claims that all before it is synced
-            active.seal(self._last)
+            self._active.seal(self._last)
             self._retire()
         return self._install(self._create(self._last + 1, cut=False))
 
@@ -252,14 +261,24 @@ class Log:
         with self._writing():
             if before > self._last + 1:
                 raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
-            self._bury(set())  # before the segment that keeps them dead may go
+            if not self._bury(set()):  # before the segment that keeps them dead may go
+                return self.first
             while len(self._chain) > 1 and self._chain[1].first <= before:
                 # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                with suppress(FileNotFoundError):  # an interrupted call may have done it
-                    self._fs.unlink(f"{self._folder}/{self._chain[0]}")
+                if not self._remove(self._chain[0]):
+                    break
                 self._chain = self._chain.without_oldest()
-                self._fs.fsync_dir(self._folder)
         return self.first
+
+    def _remove(self, *names: SegmentName) -> bool:
+        """Unlink segments for good; False if one may still be there: what comes after it must wait for the next try."""
+        removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
+        try:
+            self._fs.fsync_dir(self._folder)
+        except OSError as error:
+            logger.warning("%s could not be synced after a clean-up (%s): it is tried again later", self._folder, error)
+            return False
+        return all(removed)
 
     def truncate_back(self, after: int) -> None:
         """Drop every record past `after`, for good."""
@@ -317,15 +336,13 @@ class Log:
         reader.close()
         return reader.header.cut
 
-    def _bury(self, names: set[SegmentName]) -> None:
-        """Unlink dead segments. One that outlived the segment that killed it would come back to life."""
+    def _bury(self, names: set[SegmentName]) -> bool:
+        """Unlink dead segments. One that outlived the segment that killed it would come back to life: False."""
         self._dead |= names
-        for name in sorted(self._dead):
-            with suppress(FileNotFoundError):
-                self._fs.unlink(f"{self._folder}/{name}")
-        if self._dead:
-            self._fs.fsync_dir(self._folder)
-            self._dead.clear()
+        if self._dead and not self._remove(*sorted(self._dead)):
+            return False
+        self._dead.clear()
+        return True
 
     # -- opening and closing
 
@@ -368,7 +385,7 @@ class Log:
                     f"{self._folder}/{file}", 0, "it looks like a segment, and this is no segment's name"
                 )
             if file.endswith(TEMPORARY) and is_segment(file.removesuffix(TEMPORARY)):
-                self._fs.unlink(f"{self._folder}/{file}")
+                remove_file(self._fs, f"{self._folder}/{file}")
             else:
                 left.append(file)
         if left:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem
+from penstock.host.files import FileSystem, remove_file
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
@@ -94,14 +94,8 @@ class Collector:
         ]
 
     def _remove(self, file_name: str) -> int:
-        try:
-            self._fs.unlink(f"{self._root}/{file_name}")
-        except FileNotFoundError:
-            return 0
-        except (IsADirectoryError, PermissionError):  # a folder under a file's name: not ours
-            logger.warning("%s/%s cannot be removed: move it elsewhere", self._root, file_name)
-            return 0
-        return 1
+        path = f"{self._root}/{file_name}"
+        return int(self._fs.exists(path) and remove_file(self._fs, path))  # one that stays is seen unlisted later
 
 
 def _chunk_id(name: str) -> int | None:

@@ -25,6 +25,7 @@ from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.errors import (
     Backpressure,
     CommitFailed,
+    DiskFull,
     GateShut,
     Invalid,
     LeaseLost,
@@ -35,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, is_disk_full, make_dirs
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary
@@ -280,9 +281,16 @@ class Maintenance:
             if lease.job.kind == JobKind.REPAIR:
                 tree.open_all()  # raises if a listed file is not there: then the gate stays shut
                 return False
-            if lease.job.kind == JobKind.FLUSH:
-                return self._flush(tree, catalog, lease)
-            return self._compact(tree, catalog, lease, payload, stop)
+            try:
+                if lease.job.kind == JobKind.FLUSH:
+                    return self._flush(tree, catalog, lease)
+                return self._compact(tree, catalog, lease, payload, stop)
+            except OSError as error:
+                if is_disk_full(error):
+                    raise DiskFull(
+                        f"{catalog.folder} has no room for new files: free some space, then retry"
+                    ) from error
+                raise
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:

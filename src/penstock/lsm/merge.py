@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.archive.chunk import PLAIN, ChunkIdentity, KeyRing, Sealing
 from penstock.errors import Closed, Invalid
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem, OsFileSystem, remove_file
 from penstock.lsm.folding import fold_groups
 from penstock.lsm.index import ROWS_MAX, Summary
 from penstock.lsm.memtable import Memtable
@@ -163,8 +163,7 @@ class _Outputs:
         for chunk_id in self._plan.chunk_ids[: len(self._done) + 1]:
             path = sstable_path(self._plan.folder, chunk_id)
             for name in (path, index_path(path)):
-                if self._fs.exists(name):
-                    self._fs.unlink(name)
+                remove_file(self._fs, name)
 
 
 def slices(

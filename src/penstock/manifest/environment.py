@@ -11,6 +11,7 @@ Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +38,10 @@ from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausib
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.settings import ManifestSettings
 
+logger = logging.getLogger(__name__)
+
 DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
+DISK_FULL_BYTES = 256 << 10  # with less left, a commit that failed has met a full disk
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
 PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
@@ -196,7 +200,8 @@ class LmdbEngine:
             return Backpressure(f"{self._path} has {self._settings.readers_max} readers (readers_max): retry later")
         if isinstance(error, lmdb.BadValsizeError):
             return Invalid(f"{self._path}: a key has 1 to {self._env.max_key_size()} bytes")
-        if isinstance(error, lmdb.DiskError):
+        full = (self._fs.free_bytes(self._path) or DISK_FULL_BYTES) < DISK_FULL_BYTES  # a short write is an EIO here
+        if isinstance(error, lmdb.DiskError) or full:
             return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
         return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
 
@@ -286,14 +291,26 @@ class LmdbEngine:
             env, self._env = self._env, None
             if env is None:
                 return
-            self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
-            self._close_file()
-        env.close()
-        note = self._fs.open(self._path + ".owner", write=True)
-        note.truncate(0)
-        note.fsync()
-        note.close()
-        self._owner.release()
+        try:
+            with self._lock:
+                self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
+                self._close_file()
+            env.close()
+            self._empty_note()
+        finally:
+            self._owner.release()
+
+    def _empty_note(self) -> None:
+        """Say that the file was closed. If that fails, the next opening looks at it more closely."""
+        try:
+            note = self._fs.open(self._path + ".owner", write=True)
+            try:
+                note.truncate(0)
+                note.fsync()
+            finally:
+                note.close()
+        except OSError as error:
+            logger.warning("%s.owner could not be emptied (%s)", self._path, error)
 
     def _close_file(self) -> None:
         with self._file_lock:

@@ -17,7 +17,7 @@ import msgspec
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, parent, publish
+from penstock.host.files import FileSystem, OsFileSystem, parent, publish, remove_file
 from penstock.manifest import tables
 from penstock.manifest.engine import Engine, EngineOpener, ReadView
 from penstock.manifest.environment import LmdbEngine, backup_path
@@ -288,7 +288,11 @@ class Manifest:
             fresh = self.path + ".backup-new"
             if self._fs.exists(fresh):
                 self._fs.unlink(fresh)
-            self._engine.copy(fresh)
+            try:
+                self._engine.copy(fresh)
+            except BaseException:
+                remove_file(self._fs, fresh)  # a disk that is full needs the space
+                raise
             for age in range(kept - 1, 0, -1):
                 if self._fs.exists(backup_path(self.path, age)):
                     self._fs.rename(backup_path(self.path, age), backup_path(self.path, age + 1))

@@ -14,8 +14,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import Closed, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
+from penstock.host.files import ran_out_of_space
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import PartitionId, decode
 from penstock.manifest.keys import WalStateKey
@@ -134,6 +135,11 @@ class Checkpoint:
                 partition.spill.append(self._sections_of(number, lsn))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
+            except (OSError, DiskFull) as error:
+                if not ran_out_of_space(error):
+                    raise
+                logger.warning("shard %d cannot be spilled (%s): the journal keeps its records", number, error)
+                continue
             with self._dispatcher.turn:  # a row of a dropped table would stay for ever
                 self._dispatcher.finish()
                 if self._dispatcher.known(number) is not partition:

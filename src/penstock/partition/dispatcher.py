@@ -20,9 +20,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.files import ran_out_of_space
 from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
@@ -60,6 +61,7 @@ class Partition:
         self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
         self.highest = machine.applied
         self.failures = 0  # in a row
+        self.out_of_space = False  # that is why
         self.retry_at_s = 0.0
         self.refusal: PenstockError | None = None  # why writes are refused
 
@@ -114,6 +116,7 @@ class Dispatcher:
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
+        self._closed = False  # guarded by turn
         self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
 
     # -- partitions
@@ -132,6 +135,8 @@ class Dispatcher:
         if found is not None:
             return found
         with self.turn:
+            if self._closed:  # what is opened anew would lack what only the journal has
+                raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
             return self._open(partition) if found is None else found
 
@@ -258,7 +263,7 @@ class Dispatcher:
             except Exception as error:
                 self._failed(partition, error)
                 break
-            partition.failures = 0
+            partition.failures, partition.out_of_space = 0, False
             partition.backlog.popleft()
         if partition.backlog:
             self._behind.add(partition)
@@ -268,6 +273,9 @@ class Dispatcher:
 
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures += 1
+        partition.out_of_space = ran_out_of_space(error)
+        if partition.out_of_space:  # it is tried until there is space: nobody has to call `resume`
+            partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
         logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
@@ -285,6 +293,10 @@ class Dispatcher:
             for partition in behind:
                 self._drain(partition)
             return sum(1 for partition in behind if partition.backlog)
+
+    def out_of_space(self) -> bool:
+        """Whether a partition cannot apply for want of space on the disk."""
+        return any(partition.out_of_space for partition in self.partitions())
 
     def resume(self, table: int) -> None:
         """Let the paused partitions of a table try again, now."""
@@ -332,6 +344,7 @@ class Dispatcher:
 
     def close(self) -> None:
         with self.turn, ExitStack() as stack:
+            self._closed = True
             for partition in self._partitions.values():
                 stack.callback(partition.machine.close)
                 stack.callback(partition.spill.close)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.journal.record import REFERENCE, JournalRecord
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
@@ -197,14 +196,15 @@ class Staging:
         return gone
 
     def discard(self, table: int, files: Sequence[StagedFile]) -> None:
-        """Remove staged files, then their rows: a crash in between leaves rows, which are purged."""
+        """Remove staged files, then their rows. After a crash in between, or with its file, a row stays: purged."""
+        gone: list[StagedFile] = []
         for file in files:
-            for name in files_of(file.file_name):
-                with suppress(FileNotFoundError):
-                    self._fs.unlink(f"{self._root}/{name}")
-        for folder in {file.file_name.rpartition("/")[0] for file in files}:
+            removed = [remove_file(self._fs, f"{self._root}/{name}") for name in files_of(file.file_name)]
+            if all(removed):
+                gone.append(file)
+        for folder in {file.file_name.rpartition("/")[0] for file in gone}:
             self._fs.fsync_dir(f"{self._root}/{folder}")  # before the rows go: a file without a row is never found
         txn = self._manifest.begin_write()
-        for file in files:
+        for file in gone:
             txn.delete_chunk(ChunkKey(table, file.chunk_id))
         txn.commit()

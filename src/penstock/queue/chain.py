@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, DiskFull, Invalid
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, is_disk_full, make_dirs, remove_file
 from penstock.log.record import Record
 from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
 from penstock.queue.messages import PREFIX
@@ -67,6 +67,7 @@ class FileChain:
         self._file_sequence = 0  # the highest that was ever tried
         self._day = ""  # the folder of the day, once it is durable
         self._doomed: list[str] = []  # listed no more
+        self._stuck: list[str] = []  # the same, but they could not be removed
         self.active: DataWriter | None = None  # None: there is no data file yet
         self._following: DataWriter | None = None  # is being made the active one
         self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
@@ -169,8 +170,23 @@ class FileChain:
         return self._install(self._create(trusted, tail, time_us), trusted)
 
     def _create(self, place: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+        opening = self._next_opening(place, time_us)
+        while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
+            opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
+        try:
+            self._make_day(opening.path.rpartition("/")[0])
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self._folder} has no room for a folder: free some space, then retry") from error
+            raise
+        sizes = self._settings
+        return DataWriter.create(
+            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
+        )
+
+    def _next_opening(self, place: Place, time_us: int) -> Opening:
         self._file_sequence += 1
-        opening = Opening(
+        return Opening(
             file_sequence=self._file_sequence,
             first=place.next_sequence,
             last_lsn=place.last_lsn,
@@ -178,11 +194,6 @@ class FileChain:
             time_us=time_us,
             salt=int.from_bytes(self._random.randbytes(4), "little"),
             identity=self._identity,
-        )
-        self._make_day(opening.path.rpartition("/")[0])
-        sizes = self._settings
-        return DataWriter.create(
-            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
         )
 
     def _make_day(self, day: str) -> None:
@@ -246,20 +257,15 @@ class FileChain:
     def drop_oldest(self, count: int) -> None:
         """List the oldest sealed files no more. `bury` unlinks them."""
         manifest = self._manifest
-        paths = [manifest.files[place].path for place in range(count)]
+        paths = [*self._stuck, *(manifest.files[place].path for place in range(count))]
         self._write(Manifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
+        self._stuck = []
         self._doomed += paths
 
     def bury(self) -> None:
-        """Unlink what is listed no more. A file that stays only takes space, until `collect`."""
+        """Unlink what is listed no more. A file that stays only takes space, until the next ones go."""
         doomed, self._doomed = self._doomed, []
-        for path in doomed:
-            try:
-                self._fs.unlink(f"{self._folder}/{path}")
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                logger.warning("%s/%s could not be removed (%s): collect() will", self._folder, path, error)
+        self._stuck += [path for path in doomed if not remove_file(self._fs, f"{self._folder}/{path}")]
         for folder in {path.rpartition("/")[0] for path in doomed}:
             with suppress(OSError):  # it is not empty
                 while folder:

@@ -29,7 +29,7 @@ import pyarrow as pa
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem
+from penstock.host.files import FileSystem, is_disk_full
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, Batch, Messages, stamped
@@ -245,7 +245,7 @@ class PersistentQueue:
             size = sum(encoded_size(len(body)) for body in bodies)
             file = files.file_for(size, time)  # one file for all: no LSN spans two
             file.claim(size)
-            with file.whole():
+            with self._refused_if_full(), file.whole():
                 for body in bodies:
                     file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
             self._show()
@@ -255,6 +255,19 @@ class PersistentQueue:
         """Let readers see all that was appended, if an interrupt kept `append_bodies` from it."""
         with self._writing():
             self._show()
+
+    @contextmanager
+    def _refused_if_full(self) -> Iterator[None]:
+        """In a store, an append that found no space was none: the same one comes again, to the same place.
+
+        Alone, another one might come, and what this one left behind it could pass for a record after a crash.
+        """
+        try:
+            yield
+        except OSError as error:
+            if self._cut_after_lsn is None or not is_disk_full(error):
+                raise
+            raise DiskFull(f"{self._folder} has no room for messages: free some space, then retry") from error
 
     def sync(self) -> int:
         """Make all that was appended durable; the sequence after the last durable message."""

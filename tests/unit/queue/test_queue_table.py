@@ -848,7 +848,7 @@ def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
     queue = store.queue("events")
     for number in range(20):
         queue.put(b"%d" % number * 50, durable=True)
-    store._release_reserve()
+    store._space.give_up_reserve()
     with pytest.raises(Exception, match="full"):
         queue.put(b"x")
     queue.trim(11, durable=True)
