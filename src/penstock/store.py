@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
@@ -408,7 +409,7 @@ class Store(Tables):
     def checkpoint(self) -> CheckpointReport:
         """Drop all of the journal that can be dropped, now."""
         self._check_usable()
-        return self._checkpoint.run(everything=True)
+        return threads.uninterrupted(lambda: self._checkpoint.run(everything=True))
 
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
@@ -444,7 +445,7 @@ class Store(Tables):
             if self._maintenance.request_flush(tree):
                 self._wake("flush")
         else:
-            self._maintenance.flush(tree)
+            threads.uninterrupted(lambda: self._maintenance.flush(tree))
 
     # -- tables
 
@@ -492,7 +493,11 @@ class Store(Tables):
         for partition in partitions_of(wanted):
             self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
-        return compact_trees(self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
+        cancelled: list[bool] = []
+        compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
+        return threads.uninterrupted(
+            lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
+        )
 
     # -- the end
 
@@ -505,6 +510,11 @@ class Store(Tables):
     def close(self) -> None:
         """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
+            return
+        threads.uninterrupted(self._close)
+
+    def _close(self) -> None:
+        if self._closed:
             return
         self._closed = True
         try:

@@ -141,6 +141,83 @@ def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
     return thread
 
 
+_WAKE_S = 0.2
+
+
+def uninterrupted(
+    act: Callable[[], T], *, cancel: Callable[[], object] | None = None, undo: Callable[[T], object] | None = None
+) -> T:
+    """Call `act` where no signal's handler can come into it; what one raised meanwhile is raised when it has ended.
+
+    Signals interrupt the main thread alone, so there `act` runs in another one. `cancel` asks it to end early; `undo`
+    takes back what it made, because nobody will get it. For what is not done often: it costs a thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return act()
+    call = _Call(act)
+    interrupt = call.begin()
+    while not call.outcome:
+        try:
+            call.ended.acquire(timeout=_WAKE_S)
+        except BaseException as error:
+            interrupt = interrupt or error
+            if cancel is not None:
+                cancel()
+    succeeded, value = call.outcome[0]
+    if interrupt is not None:
+        if succeeded and undo is not None:
+            undo(value)
+        raise interrupt
+    if not succeeded:
+        raise value
+    return cast(T, value)
+
+
+class _Call:
+    """A function that runs in a thread of its own, once that is allowed to: an interrupt may come before it is."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+        self._allowed = False
+        self._permit = threading.Lock()
+        self._permit.acquire()
+        self.ended = threading.Lock()
+        self.ended.acquire()
+        self.outcome: list[tuple[bool, Any]] = []  # whether it returned, and what; or what it raised
+
+    def begin(self) -> BaseException | None:
+        """Start it; an interrupt that came after that was done."""
+        try:
+            threading.Thread(target=self._run, name="penstock-call", daemon=True).start()
+            self._allowed = True
+            self._permit.release()
+        except RuntimeError:  # the interpreter is ending and takes no new threads
+            self._allowed = True
+            self._permit.release()
+            self._run()
+        except BaseException as error:
+            if not self._allowed:
+                self._permit.release()  # a thread that was started after all ends at once
+                raise
+            with suppress(RuntimeError):
+                self._permit.release()
+            return error
+        return None
+
+    def _run(self) -> None:
+        with self._permit:
+            if not self._allowed:
+                return
+        try:
+            value = self._act()
+        except BaseException as error:
+            self.outcome.append((False, error))
+        else:
+            self.outcome.append((True, value))
+        finally:
+            self.ended.release()
+
+
 def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
     """Call `close(owner)` when the interpreter exits, last registered first; call what is returned to forget it.
 

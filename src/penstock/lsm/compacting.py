@@ -5,7 +5,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.host.clock import Clock
@@ -26,17 +26,20 @@ class CompactionReport:
 
 
 def compact_trees(
-    maintenance: Maintenance, trees: Sequence[Tree], *, clock: Clock, timeout_s: float
+    maintenance: Maintenance, trees: Sequence[Tree], *, clock: Clock, timeout_s: float, stop: Callable[[], bool]
 ) -> CompactionReport:
     """Bring each tree into as few files as possible.
 
-    `timeout_s` is for the work of others on them: `GateShut` if it takes longer. What was merged by then stays so.
+    `timeout_s` is for the work of others on them: `GateShut` if it takes longer. What was merged by then stays so, and
+    so it does when `stop` says that the caller wants no more.
     """
     deadline_s, merged = clock.monotonic_s() + timeout_s, 0
     before = [tree.statistics() for tree in trees]
     for tree in trees:
         maintenance.flush(tree, max(0.0, deadline_s - clock.monotonic_s()))
         rest_s = max(0.0, deadline_s - clock.monotonic_s())
+        if stop():
+            break
         merged += maintenance.compact(tree, everything=True, timeout_s=rest_s)
     after = [tree.statistics() for tree in trees]
     return CompactionReport(
