@@ -131,7 +131,7 @@ def test_an_interrupt_at_any_point_leaves_a_store_that_goes_on(tmp_path: Path, n
     ledger = Ledger(tmp_path)
     for _ in range(3):
         ledger.batch()
-    steps = {"merge": 7, "batch": 23, "work": 37, "maintain": 211, "make_and_drop": 41, "read": 53}
+    steps = {"merge": 7, "batch": 23, "work": 37, "maintain": 61, "make_and_drop": 41, "read": 53}
     assert interrupt_everywhere(ledger, getattr(ledger, name), first=offset, step=steps[name]) > 10
 
 
@@ -141,7 +141,7 @@ def test_an_interrupt_at_every_point(tmp_path: Path, name: str) -> None:
     ledger = Ledger(tmp_path)
     for _ in range(3):
         ledger.batch()
-    step = 11 if name == "maintain" else 1
+    step = 3 if name == "maintain" else 1
     interrupt_everywhere(ledger, getattr(ledger, name), first=1, step=step)
 
 

@@ -205,9 +205,9 @@ class _Call:
         return None
 
     def _run(self) -> None:
-        with self._permit:
-            if not self._allowed:
-                return
+        self._permit.acquire()
+        if not self._allowed:
+            return
         try:
             value = self._act()
         except BaseException as error:
