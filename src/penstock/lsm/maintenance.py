@@ -25,6 +25,7 @@ from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.errors import (
     Backpressure,
     CommitFailed,
+    CorruptionError,
     DiskFull,
     GateShut,
     Invalid,
@@ -167,7 +168,19 @@ class Maintenance:
             return list(self._trees.values())
 
     def _open_table(self, meta: FileMeta) -> Sstable:
-        return Sstable.open(f"{self._root}/{meta.file_name}", fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        """A listed file. It must be there, and be the one that was listed."""
+        path = f"{self._root}/{meta.file_name}"
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        except FileNotFoundError as error:
+            raise CorruptionError(
+                error.filename or path, 0, "this file is listed in the manifest, and missing"
+            ) from None
+        found = table.summary
+        if (found.store, found.chunk_id, found.rows) != (self._store, meta.chunk_id, meta.rows):
+            table.close()
+            raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
+        return table
 
     def _open_files(self, metas: Sequence[FileMeta]) -> list[TableFile]:
         """Files for a version, opened now: when they are committed, nothing may fail any more."""
