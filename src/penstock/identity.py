@@ -24,11 +24,14 @@ _SUM = struct.Struct("<I")
 def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
     """The identity of the store in a folder, drawn now if there is none. `CorruptionError` if a first file was lost."""
     path = f"{root}/STORE"
-    if not fs.exists(f"{root}/manifest") and fs.exists(f"{root}/journal"):
+    has_manifest = fs.exists(f"{root}/manifest")
+    if not has_manifest and fs.exists(f"{root}/journal"):
         raise CorruptionError(f"{root}/manifest", 0, "the manifest is missing, although the store has a journal")
     if fs.exists(path):
+        if not has_manifest:
+            fs.fsync_dir(root)  # whoever made it may have died before that, and a manifest must not outlive it
         return _read(fs, path)
-    if fs.exists(f"{root}/manifest"):
+    if has_manifest:
         raise CorruptionError(path, 0, "the store's identity is missing, although it has a manifest")
     if fs.exists(f"{path}.tmp"):
         fs.unlink(f"{path}.tmp")

@@ -179,7 +179,7 @@ class Edit:
                 CHUNK_FILES.delete(view, old.file_name)
             view.put(CHUNK_FILES.name, file_key, mine)
         elif owner != mine:
-            other = CHUNK_FILES.codec.decode(owner, f"the owner of file {value.file_name}")
+            other = CHUNK_FILES.codec.decode(file_key, owner)
             raise Invalid(
                 f"file {value.file_name} belongs to chunk {other.chunk_id} of table {other.db_id}, "
                 f"it cannot be chunk {key.chunk_id} of table {key.db_id} too"
