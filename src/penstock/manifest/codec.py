@@ -82,6 +82,8 @@ class RecordCodec(Generic[R]):
     def _other_version(self, key: bytes, value: bytes) -> Exception:
         where = self._place(key)
         version = record_version(value, where)
+        if value[_VERSION.size :] == seal(self._table, key, self.version, value[_HEAD.size :])[_VERSION.size :]:
+            return CorruptionError(where, 0, f"record version {version} does not match the checksum")
         if version > self.version:
             return UnsupportedVersion(f"{where} has record version {version}, this Penstock reads {self.version}")
         return CorruptionError(where, 0, f"record version {version} was not migrated to {self.version}")

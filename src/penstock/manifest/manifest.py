@@ -20,7 +20,7 @@ from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, parent, publish, remove_file
 from penstock.manifest import tables
 from penstock.manifest.engine import Engine, EngineOpener, ReadView
-from penstock.manifest.environment import LmdbEngine, backup_path
+from penstock.manifest.environment import LmdbEngine, backup_path, forget_closing
 from penstock.manifest.examine import examine
 from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, DbId, JobId, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.migrations import migrate
@@ -317,6 +317,7 @@ class Manifest:
                 fs.rename(path, path + ".damaged")
             if fs.exists(path + "-lock"):  # it names readers of the damaged file
                 fs.unlink(path + "-lock")
+            forget_closing(fs, path)  # the stamp is that of the damaged file
             copy = fs.open(path + ".restored", write=True)
             publish(fs, copy, path)
             copy.close()
@@ -334,7 +335,7 @@ def _newest_sound_backup(fs: FileSystem, path: str) -> str:
     )
     for age in ages:
         try:
-            examine(backup_path(path, age))
+            examine(fs, backup_path(path, age))
         except CorruptionError:
             continue
         return backup_path(path, age)

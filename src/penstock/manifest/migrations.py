@@ -56,8 +56,8 @@ def migrate(
 
 
 def is_current(view: ReadView) -> bool:
-    """Whether every table has the version that this Penstock writes."""
-    return all(view.get(_META, key) in (None, value) for key, value in map(_schema_row, ALL))
+    """Whether every table has the version that this Penstock writes, or no version because it is new."""
+    return all(_schema(view, table) in (None, table.codec.version) for table in ALL)
 
 
 def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
@@ -69,7 +69,10 @@ def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
         return None
     where = f"manifest schema of table {table.name}"
     # What is said of version 1 has the number alone, later ones are sealed as records are.
-    version = record_version(value if len(value) == _VERSION.size else unseal(_META, key, value, where)[1], where)
+    payload = value if len(value) == _VERSION.size else unseal(_META, key, value, where)[1]
+    if len(payload) != _VERSION.size:
+        raise CorruptionError(where, 0, "this is no version")
+    version = record_version(payload, where)
     if version > table.codec.version:
         raise UnsupportedVersion(
             f"manifest table {table.name} has version {version}, this Penstock knows {table.codec.version}: upgrade it"
