@@ -154,7 +154,10 @@ class PageWalk:
         page = self._page(number, _BRANCH if depth > 1 else _LEAF)
         nodes = self._nodes(number, page)
         self._counts[0 if depth > 1 else 1] += 1
-        order = (lambda key: key[::-1]) if integer else (lambda key: key)  # integers are little-endian
+
+        def order(key: bytes) -> bytes:
+            return key[::-1] if integer else key  # integers are little-endian
+
         before = low
         for place, (size, flags, start, end) in enumerate(nodes):
             key = page[start:end]
