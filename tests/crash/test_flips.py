@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,19 +40,18 @@ class Damage:
 class Opener:
     """A process that opens stores; after its death another one."""
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
-        self._environment = environment
+    def __init__(self, bug: str) -> None:
+        self._bug = bug
         self._child: subprocess.Popen[str] | None = None
 
     def open(self, root: Path) -> dict[str, Any]:
         if self._child is None or self._child.poll() is not None:
             self._child = subprocess.Popen(
-                [sys.executable, SCRIPT, "open"],
+                [sys.executable, SCRIPT, "open", self._bug],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env=self._environment,
             )
         assert self._child.stdin is not None
         assert self._child.stdout is not None
@@ -74,8 +73,8 @@ class Opener:
 
 
 @contextmanager
-def opener() -> Iterator[Opener]:
-    found = Opener()
+def opener(bug: str = "") -> Iterator[Opener]:
+    found = Opener(bug)
     try:
         yield found
     finally:
@@ -224,6 +223,47 @@ def test_some_damage(images: Images, tmp_path: Path) -> None:
     assert wrong == []
     assert sum(count for name, count in outcomes.items() if name.endswith("error")) > 30
     assert sum(count for name, count in outcomes.items() if name.endswith("read")) > 10
+
+
+def no_end(image: Image) -> Damage:
+    tail = max(name for name in image if name.startswith("journal/"))
+    del image[tail]
+    return Damage("lose", tail, "")
+
+
+def no_spill(image: Image) -> Damage:
+    for name in [name for name in image if "-log/" in name]:
+        del image[name]
+    return Damage("lose", "tables/3/0-log", "")
+
+
+def rows_left_out(image: Image) -> Damage:
+    """Pages of the manifest with rows of sstables say that they have one row: no checksum of a row can tell."""
+    content = bytearray(image["manifest"])
+    for page in range(2 * 4096, len(content), 4096):
+        is_leaf, of_chunks = content[page + 10] == 2, b".sst" in content[page : page + 4096]
+        if is_leaf and of_chunks and b"1-" in content[page : page + 4096]:
+            content[page + 12 : page + 14] = (16 + 2).to_bytes(2, "little")
+    assert content != image["manifest"]
+    image["manifest"] = bytes(content)
+    return Damage("flip", "manifest", "")
+
+
+@pytest.mark.parametrize(("bug", "damage"), [("journal", no_end), ("spill", no_spill), ("manifest", rows_left_out)])
+def test_a_store_that_compares_less_is_caught(
+    images: Images, tmp_path: Path, bug: str, damage: Callable[[Image], Damage]
+) -> None:
+    verdicts = []
+    for seeded in ("", bug):
+        with opener(seeded) as child:
+            lay_out(images.closed, tmp_path / "store")
+            expected = child.open(tmp_path / "store")["seen"]
+            image = dict(images.closed)
+            done = damage(image)
+            lay_out(image, tmp_path / "store")
+            verdicts.append(verdict(child.open(tmp_path / "store"), expected, image, done))
+    assert verdicts[0] is None
+    assert verdicts[1] is not None
 
 
 @pytest.mark.campaign
