@@ -197,7 +197,6 @@ class Store(Tables):
             tree_settings=settings.tree,
             wake=self._wake,
         )
-        self._dropped = DroppedShards(self._fs, self.path, self._maintenance)
         self._collector = Collector(
             self._maintenance,
             self._manifest,
@@ -206,6 +205,8 @@ class Store(Tables):
             clock=self._clock,
             settings=settings.collection,
         )
+        self.readers = self._collector.readers
+        self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
         self._site = Site(
             fs=self._fs,
@@ -217,6 +218,7 @@ class Store(Tables):
             maintenance=self._maintenance,
             settings={"queue": settings.queue},
             published=lambda: self._dispatcher.published,
+            may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._ledger = Ledger(ledger, conditions())

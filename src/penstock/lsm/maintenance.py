@@ -288,12 +288,12 @@ class Maintenance:
         """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
         with self._at_work(lease.job.table, payload.shard) as found:
+            if lease.job.kind == JobKind.REPAIR:
+                self._check_listed(lease.job.table, payload.shard)  # raises: then the gate stays shut
+                return False
             if found is None:
                 return False
             tree, catalog = found
-            if lease.job.kind == JobKind.REPAIR:
-                tree.open_all()  # raises if a listed file is not there: then the gate stays shut
-                return False
             try:
                 if lease.job.kind == JobKind.FLUSH:
                     return self._flush(tree, catalog, lease)
@@ -304,6 +304,11 @@ class Maintenance:
                         f"{catalog.folder} has no room for new files: free some space, then retry"
                     ) from error
                 raise
+
+    def _check_listed(self, db_id: int, shard: int) -> None:
+        """Open every listed file of a shard, whether its tree is open or not."""
+        for meta in Catalog(self._manifest, db_id, shard, "").load()[0]:
+            self._open_table(meta).close()
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:

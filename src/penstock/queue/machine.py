@@ -217,6 +217,8 @@ class QueueMachine:
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time also those that a crash left."""
+        if not self._site.may_remove():
+            return
         with self._lock:
             if not self._collected:
                 self.queue.collect()
