@@ -161,6 +161,7 @@ class Maintenance:
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
         txn.delete_wal_state(WalStateKey(db_id, shard))
+        txn.delete_metrics(db_id)
         txn.commit()
 
     def trees(self) -> list[tuple[Tree, Catalog]]:

@@ -28,6 +28,7 @@ from penstock.manifest.operations import (
     BumpGeneration,
     CommitReceipt,
     DeleteChunk,
+    DeleteMetrics,
     DeletePendingIndex,
     DeleteWalState,
     ManifestOp,
@@ -121,6 +122,10 @@ class ManifestTxn:
 
     def merge_metric(self, key: MetricKey, delta: MetricDelta) -> None:
         self._add(MergeMetric(key, delta))
+
+    def delete_metrics(self, scope: int) -> None:
+        """Remove all metrics of a table."""
+        self._add(DeleteMetrics(scope))
 
     def bump_generation(self, component: int, increment: int = 1) -> None:
         self._add(BumpGeneration(component, increment))

@@ -70,6 +70,8 @@ def test_everything_comes_back(place: Place) -> None:
     for shard in range(3):
         txn.put_wal_state(WalStateKey(1, shard), WalStateRecord(shard, 5, 5, 5, restart_epoch=shard))
     residencies: list[ChunkResidency] = [RemoteArchived("o1"), RemoteArchived("o2", verified=True), Evicted("o3")]
+    verified = RemoteArchived("o3", verified=True)
+    txn.upsert_chunk(ChunkKey(1, 3), ChunkEntryRecord("c3", 1, 1, residency=verified))
     for chunk_id, residency in enumerate(residencies, start=1):
         txn.upsert_chunk(ChunkKey(1, chunk_id), ChunkEntryRecord(f"c{chunk_id}", 1, 1, residency=residency))
     txn.merge_metric(MetricKey(1, 7), MetricDelta(1.5, 1, 1.5, 1.5))
