@@ -316,8 +316,14 @@ class Store(Tables):
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
         kept = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
-        reach = (kept.stored_lsn, kept.durable_lsn)
-        return SpillLog(self._fs, folder, random=self._random, identity=self.identity, reach=reach)
+        return SpillLog(
+            self._fs,
+            folder,
+            random=self._random,
+            identity=self.identity,
+            partition=descriptor.partition,
+            reach=(kept.stored_lsn, kept.durable_lsn),
+        )
 
     def _recover(self) -> None:
         """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""

@@ -137,7 +137,8 @@ BUGS: dict[str, Callable[[], None]] = {
 
 def _unchecked_spill(store: Store, descriptor: PartitionDescriptor) -> SpillLog:
     folder = f"{store.path}/{descriptor.folder}{SPILL}"
-    return SpillLog(store._fs, folder, random=store._random, identity=store.identity)
+    partition = descriptor.partition
+    return SpillLog(store._fs, folder, random=store._random, identity=store.identity, partition=partition)
 
 
 def main() -> None:

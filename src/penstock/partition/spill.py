@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from penstock.errors import Closed, CorruptionError
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem
-from penstock.journal.record import Group, JournalRecord, decode, encode
+from penstock.journal.record import Group, JournalRecord, PartitionId, decode, encode
 from penstock.log import Log, LogSettings
 from penstock.partition.machine import Entry
 
@@ -28,9 +28,17 @@ class SpillLog:
     """What a partition spilled and has not stored."""
 
     def __init__(
-        self, fs: FileSystem, folder: str, *, random: Random, identity: bytes, reach: tuple[int, int] = (0, 0)
+        self,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        identity: bytes,
+        partition: PartitionId,
+        reach: tuple[int, int] = (0, 0),
     ) -> None:
         """Open what was spilled. `reach`: the partition has stored all up to one LSN, and spilled up to another."""
+        self._partition = partition
         self._fs = fs
         self._folder = folder
         self._random = random
@@ -49,6 +57,8 @@ class SpillLog:
         """Read everything; each entry must follow the one before, and the first one what is stored."""
         for record in self._open():
             kept = decode(record.body, where=self._folder, lsn=record.index)
+            if any(section.header.partition != self._partition for section in kept.groups[0].sections):
+                raise CorruptionError(self._folder, 0, "what was spilled here is another partition's")
             previous = kept.groups[0].condition  # empty in entries of the first version
             if kept.last_epoch > stored and previous and _PREVIOUS.unpack(previous)[0] > max(stored, self.upto):
                 before = _PREVIOUS.unpack(previous)[0]
