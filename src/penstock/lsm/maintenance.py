@@ -491,7 +491,10 @@ class Maintenance:
 
     def _summary(self, catalog: Catalog, chunk_id: int) -> Summary:
         path = f"{self._root}/{catalog.file_name(chunk_id)}"
-        table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        except FileNotFoundError as error:
+            raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:
             if table.summary.store != self._store or table.summary.chunk_id != chunk_id:
                 raise Invalid(f"{path} was built for another store or under another id: build it again")
