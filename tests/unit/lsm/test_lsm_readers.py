@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from store_model import SETTINGS, open_simulated
 
+import penstock
+from penstock.lsm.collection import CollectionSettings
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
-from penstock.store import Store
+from penstock.store import Store, StoreSettings
 from penstock.testing import FakeClock, SimulatedDisk
 
 SMALL = replace(SETTINGS, queue=QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64))
@@ -51,3 +54,28 @@ def test_files_wait_for_readers_of_before_the_opening(lease_s: float) -> None:
             maintained(store)
         assert len(list(data_files(disk, folder))) == 1
         assert not disk.exists("/store/tables/3")
+
+
+def test_leases_of_clients_are_written_down(tmp_path: Path) -> None:
+    root, now = tmp_path / "store", StoreSettings(collection=CollectionSettings(grace_s=0.0))
+    with penstock.open(root, settings=now) as store:
+        client = penstock.connect(root)
+        client.snapshot(lease_s=500.0)
+        assert store.readers._longest_s == 500.0
+        store.close()  # while the client has it
+    with penstock.open(root, settings=now) as store:
+        assert store.readers._longest_s == 500.0
+        assert not store.readers.may_remove()
+    with penstock.open(root, settings=now) as store:  # the 500 s are not over: nobody may forget them
+        assert not store.readers.may_remove()
+    client.close()
+
+
+def test_leases_that_ended_are_forgotten(tmp_path: Path) -> None:
+    root, now = tmp_path / "store", StoreSettings(collection=CollectionSettings(grace_s=0.0))
+    with penstock.open(root, settings=now) as store, penstock.connect(root) as client:
+        with client.snapshot(lease_s=500.0):
+            pass
+        assert store.readers._longest_s == 500.0
+    with penstock.open(root, settings=now) as store:
+        assert store.readers.may_remove()
