@@ -28,7 +28,7 @@ LAYERS = [
     {"kinds"},
     {"queue", "kv"},
     {"registry"},
-    {"flusher", "dropped", "reserve"},
+    {"flusher", "dropped", "identity", "reserve"},
     {"local"},
     {"space"},
     {"batch"},

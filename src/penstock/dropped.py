@@ -39,8 +39,12 @@ _FOLDER = re.compile("[0-9]{2}|[0-9]{4}")
 class DroppedShards:
     """What is still to be removed."""
 
-    def __init__(self, fs: FileSystem, root: str, maintenance: Maintenance) -> None:
+    def __init__(
+        self, fs: FileSystem, root: str, maintenance: Maintenance, may_remove: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`may_remove`: whether no reader elsewhere can be left who got a snapshot before the opening."""
         self._fs = fs
+        self._may_remove = may_remove
         self._root = root
         self._maintenance = maintenance
         self._shards: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = deque()
@@ -66,7 +70,7 @@ class DroppedShards:
         """Remove the files of all that nobody reads or works on. What fails is left to the next opening."""
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
-            is_read = machine is not None and machine.is_read()
+            is_read = not self._may_remove() or (machine is not None and machine.is_read())
             if is_read or self._maintenance.is_at_work(descriptor.table, descriptor.shard):
                 self._shards.rotate(-1)
                 continue

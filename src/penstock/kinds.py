@@ -47,6 +47,7 @@ class Site:
     maintenance: Maintenance
     settings: Mapping[str, Any]  # of kinds, by their names
     published: Callable[[], int]  # the last LSN of which every section is applied
+    may_remove: Callable[[], bool] = lambda: True  # files: no reader elsewhere has them from before the opening
 
 
 class State(Protocol):

@@ -24,9 +24,10 @@ from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs
 from penstock.host.metrics import Metrics
 from penstock.host.steady_clock import SteadyClock, read_note
+from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
@@ -44,9 +45,12 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.jobs import JobQueue
+from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import WalStateRecord
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
+from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -157,7 +161,7 @@ class Store(Tables):
         try:
             make_dirs(fs, self.path)
             self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
-            self.identity = self._load_identity()
+            self.identity = load_identity(fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             self._start()
@@ -171,29 +175,12 @@ class Store(Tables):
 
     # -- opening
 
-    def _load_identity(self) -> bytes:
-        """The store's UUID: drawn when it is made, in every file it writes."""
-        path = f"{self.path}/STORE"
-        if self._fs.exists(path):
-            file = self._fs.open(path)
-            identity = file.pread(64, 0)
-            file.close()
-            if len(identity) != 16:
-                raise CorruptionError(path, 0, f"the store's identity has {len(identity)} bytes instead of 16")
-            return identity
-        if self._fs.exists(f"{self.path}/STORE.tmp"):
-            self._fs.unlink(f"{self.path}/STORE.tmp")
-        identity = self._random.randbytes(16)
-        file = self._fs.create(f"{self.path}/STORE.tmp")
-        file.pwrite(identity, 0)
-        publish(self._fs, file, path)
-        file.close()
-        return identity
-
     def _open_parts(self, engine: EngineOpener) -> None:
         settings = self.settings
         self._manifest = Manifest.open(f"{self.path}/manifest", fs=self._fs, clock=self._clock, engine=engine)
         self._parts.callback(self._manifest.close)
+        self._extent = JournalExtent(self._manifest)
+        self._parts.callback(self._extent.closed)  # the journal is closed by then
         self._jobs = JobQueue(self._manifest, random=self._random)
         self._engines = Engines()
         self.offers = OfferBoard(clock=self._clock, random=self._random)
@@ -211,7 +198,6 @@ class Store(Tables):
             tree_settings=settings.tree,
             wake=self._wake,
         )
-        self._dropped = DroppedShards(self._fs, self.path, self._maintenance)
         self._collector = Collector(
             self._maintenance,
             self._manifest,
@@ -220,6 +206,8 @@ class Store(Tables):
             clock=self._clock,
             settings=settings.collection,
         )
+        self.readers = self._collector.readers
+        self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
         self._site = Site(
             fs=self._fs,
@@ -231,6 +219,7 @@ class Store(Tables):
             maintenance=self._maintenance,
             settings={"queue": settings.queue},
             published=lambda: self._dispatcher.published,
+            may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._ledger = Ledger(ledger, conditions())
@@ -279,6 +268,7 @@ class Store(Tables):
             self._dispatcher,
             self._consensus,
             self._manifest,
+            self._extent,
             forget_verdicts=self._forget_verdicts,
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
@@ -305,11 +295,11 @@ class Store(Tables):
     def _open_journal(self) -> Log:
         folder, settings = f"{self.path}/journal", self.settings.journal
         try:
-            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
         except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
             if not self._reserve.release():
                 raise
-            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
@@ -326,7 +316,15 @@ class Store(Tables):
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        return SpillLog(self._fs, folder, random=self._random, identity=self.identity)
+        kept = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        return SpillLog(
+            self._fs,
+            folder,
+            random=self._random,
+            identity=self.identity,
+            partition=descriptor.partition,
+            reach=(kept.stored_lsn, kept.durable_lsn),
+        )
 
     def _recover(self) -> None:
         """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""

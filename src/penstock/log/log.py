@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -62,6 +62,17 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class LogEnd:
+    """How far a log reaches. The names in its folder say only how far what is left of it reaches."""
+
+    path: str  # of its last segment, or the folder if there is none
+    offset: int
+    first: int
+    last: int
+    incarnation: int  # the highest of its segments; 0 if there is none
+
+
+@dataclass(frozen=True, slots=True)
 class LogStatistics:
     """A log at one moment."""
 
@@ -91,6 +102,7 @@ class Log:
         self._cuts: list[int] = []  # every index the log was cut back to since it was opened
         self._failure: BaseException | None = None
         self._closed = False
+        self.closed_cleanly = False  # all that was appended is durable, and nothing follows
         self.repair: Repair | None = None
 
     @classmethod
@@ -102,12 +114,16 @@ class Log:
         random: Random,
         settings: LogSettings | None = None,
         identity: bytes = bytes(16),
+        check_end: Callable[[LogEnd], None] | None = None,
     ) -> Log:
-        """Open or create the log in `folder`. The caller sees to it that nobody else has it open."""
+        """Open or create the log in `folder`. The caller sees to it that nobody else has it open.
+
+        `check_end` is told how far the log reaches before anything is changed: it raises if that is not far enough.
+        """
         if len(identity) != 16:
             raise Invalid(f"a log's identity has 16 bytes, not {len(identity)}")
         log = cls(fs, folder, random=random, settings=settings or LogSettings(), identity=identity)
-        log._open()
+        log._open(check_end)
         return log
 
     # -- what is in it
@@ -346,7 +362,7 @@ class Log:
 
     # -- opening and closing
 
-    def _open(self) -> None:
+    def _open(self, check_end: Callable[[LogEnd], None] | None) -> None:
         make_dirs(self._fs, self._folder)
         # What is visible may not be durable yet; nothing may be unlinked on the strength of it before it is.
         self._fs.fsync_dir(self._folder)
@@ -354,17 +370,21 @@ class Log:
         self._incarnation = incarnation + 1
         self._look_at(strangers)
         if not self._chain:
+            if check_end is not None:
+                check_end(LogEnd(self._folder, 0, 1, 0, 0))
             self._install(self._create(1, cut=False))
             return
-        for place in {self._chain.place_of(name.first) for name in dead}:
-            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
-        self._bury(dead)
         name = self._chain[-1]
         reader = self.open_segment(name)
         try:
             tail = scan_tail(reader)
         finally:
             reader.close()
+        if check_end is not None:
+            check_end(LogEnd(reader.file.path, tail.end, self.first, tail.last, incarnation))
+        for place in {self._chain.place_of(name.first) for name in dead}:
+            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
+        self._bury(dead)
         if tail.seal is not None:
             reseal(self._fs, reader, tail)
         else:
@@ -404,6 +424,7 @@ class Log:
             if self._failure is None and self._active is not None:
                 with self._writing(), suppress(DiskFull):  # without a seal the next open has a little more to do
                     self._sync()
+                    self.closed_cleanly = True
                     self._active.seal(self._last)
         finally:
             self._closed = True

@@ -25,6 +25,7 @@ from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.errors import (
     Backpressure,
     CommitFailed,
+    CorruptionError,
     DiskFull,
     GateShut,
     Invalid,
@@ -160,6 +161,7 @@ class Maintenance:
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
         txn.delete_wal_state(WalStateKey(db_id, shard))
+        txn.delete_metrics(db_id)
         txn.commit()
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
@@ -167,7 +169,19 @@ class Maintenance:
             return list(self._trees.values())
 
     def _open_table(self, meta: FileMeta) -> Sstable:
-        return Sstable.open(f"{self._root}/{meta.file_name}", fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        """A listed file. It must be there, and be the one that was listed."""
+        path = f"{self._root}/{meta.file_name}"
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        except FileNotFoundError as error:
+            raise CorruptionError(
+                error.filename or path, 0, "this file is listed in the manifest, and missing"
+            ) from None
+        found = table.summary
+        if (found.store, found.chunk_id, found.rows) != (self._store, meta.chunk_id, meta.rows):
+            table.close()
+            raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
+        return table
 
     def _open_files(self, metas: Sequence[FileMeta]) -> list[TableFile]:
         """Files for a version, opened now: when they are committed, nothing may fail any more."""
@@ -275,12 +289,12 @@ class Maintenance:
         """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
         with self._at_work(lease.job.table, payload.shard) as found:
+            if lease.job.kind == JobKind.REPAIR:
+                self._check_listed(lease.job.table, payload.shard)  # raises: then the gate stays shut
+                return False
             if found is None:
                 return False
             tree, catalog = found
-            if lease.job.kind == JobKind.REPAIR:
-                tree.open_all()  # raises if a listed file is not there: then the gate stays shut
-                return False
             try:
                 if lease.job.kind == JobKind.FLUSH:
                     return self._flush(tree, catalog, lease)
@@ -291,6 +305,11 @@ class Maintenance:
                         f"{catalog.folder} has no room for new files: free some space, then retry"
                     ) from error
                 raise
+
+    def _check_listed(self, db_id: int, shard: int) -> None:
+        """Open every listed file of a shard, whether its tree is open or not."""
+        for meta in Catalog(self._manifest, db_id, shard, "").load()[0]:
+            self._open_table(meta).close()
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:
@@ -472,7 +491,10 @@ class Maintenance:
 
     def _summary(self, catalog: Catalog, chunk_id: int) -> Summary:
         path = f"{self._root}/{catalog.file_name(chunk_id)}"
-        table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        except FileNotFoundError as error:
+            raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:
             if table.summary.store != self._store or table.summary.chunk_id != chunk_id:
                 raise Invalid(f"{path} was built for another store or under another id: build it again")

@@ -1,8 +1,8 @@
 """The LMDB engine: one file, default durability.
 
 A new file is made under another name, with its tables, and renamed: a file under the manifest's name is always whole.
-While it is owned, `<path>.owner` is locked and holds the id of this boot; a clean close empties it. Damage in an LMDB
-file can abort the process, so a doubtful file is looked at in a child process first (see `examine.py`).
+While it is owned, `<path>.owner` is locked; a clean close leaves a stamp of the file there. Damage in an LMDB file can
+abort the process or hide rows, so a file without its stamp is examined before it is mapped (see `examine.py`).
 
 Thread: any. The map may move only while no transaction is open in this process, so `_lock` counts readers and growing
 waits for them (and holds new ones back, but never a reader inside another's `read`, which would deadlock).
@@ -34,7 +34,7 @@ from penstock.host.clock import Clock
 from penstock.host.files import File, FileSystem, absolute, claim, parent
 from penstock.host.forking import close_on_exec
 from penstock.manifest.engine import TABLES
-from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
+from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.settings import ManifestSettings
 
@@ -47,6 +47,7 @@ PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value:
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
 AHEAD_BYTES = 1 << 20  # how much of the file is written before LMDB comes there
 AHEAD_BYTES_MIN = AHEAD_BYTES // 16  # with less left, the next step is written
+_OPEN = b"open"  # noted from the opening to the stamp of a clean close
 AHEAD_LOOK_COMMITS = 8  # how often it is looked where LMDB is
 
 
@@ -115,7 +116,7 @@ class LmdbEngine:
         self._env: Any = None  # changed under _lock
         self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is written ahead
         self._file: File | None = None  # guarded by _file_lock: the same file, to be written ahead
-        self._owner = fs.lock(path + ".owner")
+        self._owner = fs.lock(_note_path(path))
         try:
             self._prepare()
             self._open_env()
@@ -296,21 +297,22 @@ class LmdbEngine:
                 self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
                 self._close_file()
             env.close()
-            self._empty_note()
+            self._leave_stamp()
         finally:
             self._owner.release()
 
-    def _empty_note(self) -> None:
-        """Say that the file was closed. If that fails, the next opening looks at it more closely."""
+    def _leave_stamp(self) -> None:
+        """Say what was closed. If that fails, the next opening examines the file."""
         try:
-            note = self._fs.open(self._path + ".owner", write=True)
+            file = self._fs.open(self._path, write=True)
             try:
-                note.truncate(0)
-                note.fsync()
+                file.fsync()  # what commits did not need, such as pages of one that was undone, is in the hash too
+                stamp = ClosingStamp.of(file)
             finally:
-                note.close()
-        except OSError as error:
-            logger.warning("%s.owner could not be emptied (%s)", self._path, error)
+                file.close()
+            _write_note(self._fs, self._path, stamp.encode())
+        except (OSError, CorruptionError) as error:
+            logger.warning("%s: its closing was not noted (%s): the next opening examines it", self._path, error)
 
     def _close_file(self) -> None:
         with self._file_lock:
@@ -326,23 +328,18 @@ class LmdbEngine:
 
     def _prepare(self) -> None:
         """Make the file, or decide whether it can be trusted enough to be mapped."""
-        note = self._fs.open(self._path + ".owner", write=True)
-        last_boot = note.pread(64, 0)
-        boot = boot_id(self._fs)
-        exists = self._fs.exists(self._path)
-        if not exists and self._fs.exists(backup_path(self._path, 1)):
-            raise CorruptionError(self._path, 0, "the file is gone and a backup of it is there")
-        died_in_another_boot = bool(last_boot) and (last_boot != boot or boot == UNKNOWN_BOOT)
-        if exists and (died_in_another_boot or not is_plausible(self._fs, self._path)):
-            examine(self._path)
-        if not exists:
-            self._create()
-        if last_boot != boot:
-            note.truncate(0)
-            note.pwrite(boot, 0)
-            note.fsync()
-            self._fs.fsync_dir(parent(self._path))
+        note = self._fs.open(_note_path(self._path))
+        noted = note.pread(2 * STAMP_BYTES, 0)
         note.close()
+        if self._fs.exists(self._path):
+            check_file(self._fs, self._path, ClosingStamp.decode(noted))
+        elif noted or self._fs.exists(backup_path(self._path, 1)):
+            raise CorruptionError(self._path, 0, "the file is gone, and what belongs to it is there")
+        else:
+            self._create()
+        if noted != _OPEN:
+            _write_note(self._fs, self._path, _OPEN)
+            self._fs.fsync_dir(parent(self._path))
 
     def _create(self) -> None:
         fresh = self._path + ".new"
@@ -398,6 +395,26 @@ class LmdbEngine:
             finally:
                 self._moving = False
                 self._lock.notify_all()
+
+
+def _note_path(path: str) -> str:
+    return path + ".owner"
+
+
+def _write_note(fs: FileSystem, path: str, note: bytes) -> None:
+    """Say what became of the file. A crash may leave a part of it: then the file is examined."""
+    file = fs.open(_note_path(path), write=True)
+    try:
+        file.pwrite(note, 0)
+        file.truncate(len(note))
+        file.fsync()
+    finally:
+        file.close()
+
+
+def forget_closing(fs: FileSystem, path: str) -> None:
+    """Have the file examined at its next opening, whatever its stamp said. Requires: its owner's lock."""
+    _write_note(fs, path, _OPEN)
 
 
 def backup_path(path: str, age: int) -> str:

@@ -70,6 +70,17 @@ def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
     return msgspec.structs.replace(staged, size_bytes=size, digest=digest)
 
 
+def check_intact(fs: FileSystem, root: str, staged: StagedFile) -> None:
+    """`CorruptionError` if a file that a record names is not what it was when the record was written."""
+    path = f"{root}/{staged.file_name}"
+    try:
+        found = _measure(fs, root, staged.file_name)
+    except FileNotFoundError:
+        raise CorruptionError(path, 0, "a record of the journal names this file, and it is missing") from None
+    if found != (staged.size_bytes, staged.digest):
+        raise CorruptionError(path, 0, "it does not have the size and hash that the journal names")
+
+
 def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
     digest, size = hashlib.sha256(), 0
     for name in files_of(file_name):

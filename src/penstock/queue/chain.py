@@ -17,7 +17,16 @@ from penstock.errors import CorruptionError, DiskFull, Invalid
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem, is_disk_full, make_dirs, remove_file
 from penstock.log.record import Record
-from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
+from penstock.queue.files import (
+    VERSION,
+    VERSION_OF_SHARD,
+    DataReader,
+    DataWriter,
+    FileIndex,
+    Opening,
+    Place,
+    shard_identity,
+)
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, data_files
 from penstock.queue.tail import scan_tail
@@ -55,13 +64,21 @@ class FileChain:
     """Sealed files, the active one, and the manifest that names them."""
 
     def __init__(
-        self, fs: FileSystem, folder: str, *, random: Random, settings: QueueSettings, identity: bytes
+        self,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        settings: QueueSettings,
+        identity: bytes,
+        of_shard: bool = False,
     ) -> None:
         self._fs = fs
         self._folder = folder
         self._random = random
         self._settings = settings
         self._identity = identity
+        self._of_shard = of_shard  # of a store; alone, a queue's folder may have any name, and may change it
         self._manifests = ManifestWriter(fs, folder)
         self._manifest = Manifest.fresh()  # the last one that was written
         self._file_sequence = 0  # the highest that was ever tried
@@ -193,7 +210,8 @@ class FileChain:
             last_time_us=place.last_time_us,
             time_us=time_us,
             salt=int.from_bytes(self._random.randbytes(4), "little"),
-            identity=self._identity,
+            identity=shard_identity(self._identity, self._folder) if self._of_shard else self._identity,
+            version=VERSION_OF_SHARD if self._of_shard else VERSION,
         )
 
     def _make_day(self, day: str) -> None:

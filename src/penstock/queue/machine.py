@@ -25,7 +25,7 @@ from penstock.kinds import Piece, Site, State, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor
-from penstock.partition.reference import StagedFile, Staging, decode_reference
+from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
 from penstock.queue.persistent import PersistentQueue
@@ -116,6 +116,8 @@ class QueueMachine:
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
                     staged = decode_reference(part.payload).files
+                    for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
+                        check_intact(self._site.fs, self._site.root, file)
                     found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
                     files += staged
                 else:
@@ -217,6 +219,8 @@ class QueueMachine:
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time also those that a crash left."""
+        if not self._site.may_remove():
+            return
         with self._lock:
             if not self._collected:
                 self.queue.collect()

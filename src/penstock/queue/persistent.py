@@ -70,7 +70,9 @@ class PersistentQueue:
         self._folder = folder
         self._clock = clock
         self._cut_after_lsn = cut_after_lsn  # None: alone
-        self._files = FileChain(fs, folder, random=random, settings=settings, identity=identity)
+        self._files = FileChain(
+            fs, folder, random=random, settings=settings, identity=identity, of_shard=cut_after_lsn is not None
+        )
         self._view = View()  # replaced whole, never changed: readers take it without a lock
         self._reader = QueueReader(fs, folder, identity)
         self._failure: Exception | None = None

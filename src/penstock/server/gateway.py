@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from msgspec import structs
@@ -181,6 +181,9 @@ class Gateway:
     def close(self) -> None:
         """Answer nothing from now on, and let go of everything."""
         self._work.close()
+        if not len(self._snapshots):
+            with suppress(PenstockError):  # then files are kept for a while after the next opening, too
+                self._store.readers.forget()
         self._scans.close_all()
         self._snapshots.close_all()
         self._queries.close()
@@ -335,6 +338,7 @@ class Gateway:
 
     def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.Held:
         self._snapshots.check_room(rights.client)
+        self._store.readers.expect(lease_s)
         snapshot = self._port.snapshot()
         try:
             self._snapshots.add(name, snapshot, client=rights.client, lease_s=lease_s, keeps_s=keeps_s)
