@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, StoreLocked
+from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -162,8 +162,12 @@ def reveal(fs: FileSystem, source: str, target: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """A path as every process understands it, whatever its own folder is by then."""
-    return os.path.abspath(path).rstrip("/") or "/"
+    """A path as every process understands it, whatever its own folder is by then and wherever links lead by then."""
+    if path and "\0" not in path:
+        real = os.path.realpath(path).rstrip("/") or "/"
+        if not any("\ud800" <= each <= "\udfff" for each in real):  # bytes that are not text: LMDB takes no such name
+            return real
+    raise Invalid(f"{path!r} is not a path: give a folder whose name is text")
 
 
 def parent(path: str) -> str:
@@ -287,6 +291,9 @@ class OsLock:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
+    def __del__(self) -> None:
+        self.release()  # an interrupt came before its taker could release it
+
 
 class OsFileSystem:
     """The file system of this machine."""
@@ -328,11 +335,12 @@ class OsFileSystem:
 
     def lock(self, path: str) -> Lock:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        lock = OsLock(fd)  # before it is locked: whatever happens in between, it is released
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(fd)
+            lock.release()
             if isinstance(error, BlockingIOError):
                 raise StoreLocked(f"{path} is locked by another process: close it there first") from None
             raise
-        return OsLock(fd)
+        return lock

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.client import place
-from penstock.errors import StoreLocked
+from penstock.errors import StoreLocked, WaitExpired
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, absolute, make_dirs
@@ -18,7 +18,6 @@ from penstock.server.service import Service
 from penstock.store import Store, StoreSettings, open_store
 
 YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
-KNOCK_S = 5.0
 
 
 def open(  # noqa: A001 - penstock.open reads well
@@ -50,7 +49,7 @@ def open(  # noqa: A001 - penstock.open reads well
             try:
                 store = open_store(name, settings=settings, fs=files, clock=clock, random=random, engine=engine)
             except StoreLocked as locked:
-                _ask_to_yield(name, locked, late=clock.monotonic_s() >= deadline_s)
+                _ask_to_yield(name, locked, clock, deadline_s)
                 continue
             try:
                 Service(store, random=random)
@@ -62,12 +61,17 @@ def open(  # noqa: A001 - penstock.open reads well
         opening.release()
 
 
-def _ask_to_yield(path: str, locked: StoreLocked, *, late: bool) -> None:
-    """Make an owner go that a client started; raises if it does not."""
-    answer = place.knock(path, "yield", KNOCK_S)
+def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: float) -> None:
+    """Make an owner go that a client started; `StoreLocked` if it does not go before the deadline."""
+    answer, reason = None, "its owner does not answer"
+    try:
+        answer = place.knock(path, "yield", deadline_s - clock.monotonic_s())
+    except WaitExpired as error:
+        reason = str(error)
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
-    if late:
-        reason = "its owner does not answer" if answer is None else f"its owner is needed: {answer.reason}"
+    if clock.monotonic_s() >= deadline_s:
+        if answer is not None:
+            reason = f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
     place.pause()
