@@ -113,9 +113,7 @@ class GroupTaker:
                 raise OutcomeUnknown("an earlier sending of this is still at work: send it again")
         self._port.flush(None)
 
-    def _outcome(
-        self, group: _Checked, outcome: PenstockError | PendingGroup | None, rights: Rights
-    ) -> wire.Outcome:
+    def _outcome(self, group: _Checked, outcome: PenstockError | PendingGroup | None, rights: Rights) -> wire.Outcome:
         if outcome is None:
             return HAPPENED
         if isinstance(outcome, PenstockError):  # or an earlier sending of it happened, and ended what it depended on

@@ -37,6 +37,7 @@ from penstock.kv.section import Rows
 from penstock.local import LocalPort
 from penstock.partition.ledger import Condition, Verdict, encode_condition
 from penstock.server.rights import LOCAL
+from penstock.server.service import service_of
 from penstock.server.writes import GroupTaker
 from penstock.store import Store
 
@@ -213,8 +214,14 @@ def test_while_a_sending_is_at_work_its_repetition_is_not_refused(
 ) -> None:
     """The first sending hangs before it is submitted, the second finds the table paused."""
     store.kv("users")
-    taker, table = GroupTaker(owner.port), owner.port.table("users")
+    service, table = service_of(owner), owner.port.table("users")
+    assert service is not None
     assert table is not None
+    gateway = service.gateway()
+
+    def take(group: wire.SentGroup, *more: wire.SentGroup, again: bool) -> list[wire.Outcome]:
+        return wire.unpack(gateway.answer(wire.pack(wire.Write([group, *more], again)), LOCAL), wire.Outcomes).outcomes
+
     payload = KvKind().encode(Rows.of({b"a": b"1"}))
     group = wire.SentGroup(encode_condition(Condition(("p", 1))), True, [wire.SentSection(table.table << 16, payload)])
     entered, go_on, submit = threading.Event(), threading.Event(), LocalPort.submit
@@ -229,21 +236,20 @@ def test_while_a_sending_is_at_work_its_repetition_is_not_refused(
 
     monkeypatch.setattr(LocalPort, "submit", wait)
     results: list[Any] = []
-    sending = threading.Thread(target=lambda: results.append(taker.take(wire.Write([group], False), LOCAL)))
+    sending = threading.Thread(target=lambda: results.append(take(group, again=False)))
     sending.start()
     assert entered.wait(30.0)
     with pytest.raises(OutcomeUnknown, match="still at work"):
-        taker.take(wire.Write([group], True), LOCAL)
+        take(group, again=True)
     go_on.set()
     sending.join(30.0)
-    assert results[0].outcomes[0].fault is None
-    again = taker.take(wire.Write([group], True), LOCAL)
-    assert again.outcomes == [wire.Outcome(Verdict.DUPLICATE, happened=True)]
+    assert results[0] == [wire.Outcome(Verdict.ACCEPTED)]
+    assert take(group, again=True) == [wire.Outcome(Verdict.DUPLICATE, happened=True)]
     assert owner.kv("users")[b"a"] == b"1"
     other = wire.SentGroup(encode_condition(Condition(("p", 2))), True, group.sections)
-    refused = taker.take(wire.Write([other, other], False), LOCAL)  # nobody else has it: it is certain
-    assert [found.fault is not None for found in refused.outcomes] == [True]
-    assert not taker._at_work
+    refused = take(other, other, again=False)  # nobody else has it: it is certain
+    assert [outcome.fault is not None for outcome in refused] == [True]
+    assert not gateway._taker._at_work
 
 
 # -- who is told, and of what
