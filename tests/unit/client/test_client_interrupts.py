@@ -1,25 +1,20 @@
-"""An interrupt in any line of the client leaves it usable: nothing is lost, nothing doubled, nobody locked out."""
+"""An interrupt at any point of the client leaves it usable: nothing is lost, nothing doubled, nobody locked out."""
 
 from __future__ import annotations
 
 import itertools
-import linecache
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+import interrupts
 import pytest
 from owner_processes import outcome
 
 import penstock
-from penstock import client as client_package
 from penstock.client.connect import connect
 from penstock.client.flusher import RemoteFlusher
-from penstock.client.port import FlightPort
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError
 from penstock.host.files import OsFileSystem
@@ -30,8 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-FOLDER = os.path.dirname(client_package.__file__)
-LINES_MAX = 2_000
+POINTS_MAX = 3_000
 
 
 @pytest.fixture
@@ -48,49 +42,21 @@ def store(owner: Store) -> Iterator[RemoteStore]:
         yield client
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line of the client that this thread runs."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.where = ""
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(FOLDER):
-            return None
-        # A `with` is traced again between its body and its exit, where the interpreter lets no signal in.
-        is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and not self.where and not is_with:
-            if not self.left:
-                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-            self.left -= 1
-        return self._trace
-
-    def __enter__(self) -> Interrupt:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
+@pytest.fixture(autouse=True)
+def _in_the_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_CODE", ("/penstock/client/",))
 
 
-def at_every_line(
+def at_every_point(
     act: Callable[[int], Any], after: Callable[[int, bool, str], None], before: Callable[[], None] = lambda: None
 ) -> int:
-    """Do something again and again, interrupted one line later each time, until it is not; how often it was."""
-    for number in range(LINES_MAX):
+    """Do something again and again, interrupted at a later point each time, until it is not; how often it was."""
+    for number in range(POINTS_MAX):
+        done: list[int] = []
         before()
-        done = False
-        with Interrupt(number) as interrupt:
-            try:
-                act(number)
-                done = True
-            except KeyboardInterrupt:
-                pass
-        after(number, done, interrupt.where)
-        if not interrupt.where:
+        points = interrupts.interrupted_at(number + 1, lambda: done.append(act(number)))  # noqa: B023
+        after(number, bool(done), interrupts.where[-1] if interrupts.where else "")
+        if points <= number:
             assert done
             return number
     raise AssertionError("it has no end")
@@ -120,7 +86,7 @@ class Model:
 
 def test_a_durable_write(store: RemoteStore, owner: Store) -> None:
     model = Model(store, owner)
-    assert at_every_line(model.merge, lambda _, __, where: model.check(where)) > 15
+    assert at_every_point(model.merge, lambda _, __, where: model.check(where)) > 15
 
 
 def test_a_batch_with_a_token(store: RemoteStore, owner: Store) -> None:
@@ -136,7 +102,7 @@ def test_a_batch_with_a_token(store: RemoteStore, owner: Store) -> None:
         assert batch.duplicate or not done
         assert store.kv("counts")[b"batched"] == number + 1, where
 
-    assert at_every_line(write, again) > 30
+    assert at_every_point(write, again) > 30
 
 
 def test_a_batch_is_whole_or_not_there(store: RemoteStore, owner: Store) -> None:
@@ -163,7 +129,7 @@ def test_a_batch_is_whole_or_not_there(store: RemoteStore, owner: Store) -> None
                 assert "dropped" in str(error), where
         assert store.kv("users").get(b"b%d" % number) is None, where
 
-    assert at_every_line(write, check) > 30
+    assert at_every_point(write, check) > 30
 
 
 def test_plain_writes_and_a_flush(store: RemoteStore, owner: Store) -> None:
@@ -176,7 +142,7 @@ def test_plain_writes_and_a_flush(store: RemoteStore, owner: Store) -> None:
         store.flush()
         model.sure += 1
 
-    assert at_every_line(write, lambda _, __, where: model.check(where)) > 15
+    assert at_every_point(write, lambda _, __, where: model.check(where)) > 15
 
 
 READS: dict[str, Callable[[RemoteStore], Any]] = {
@@ -191,7 +157,7 @@ READS: dict[str, Callable[[RemoteStore], Any]] = {
 @pytest.mark.parametrize("name", READS)
 def test_reads(store: RemoteStore, owner: Store, name: str) -> None:
     model = Model(store, owner)
-    at_every_line(lambda _: READS[name](store), lambda _, __, where: model.check(where))
+    at_every_point(lambda _: READS[name](store), lambda _, __, where: model.check(where))
 
 
 def test_a_line_that_must_be_found_again(store: RemoteStore, owner: Store) -> None:
@@ -205,7 +171,7 @@ def test_a_line_that_must_be_found_again(store: RemoteStore, owner: Store) -> No
         OsFileSystem().lock(f"{owner.path}/OPENING").release()
         model.check(where)
 
-    assert at_every_line(read, check) > 40
+    assert at_every_point(read, check) > 40
 
 
 def test_connecting_and_closing(owner: Store) -> None:
@@ -233,24 +199,24 @@ def test_connecting_and_closing(owner: Store) -> None:
         assert sure <= found <= tried, where
         sure = tried = found
 
-    assert at_every_line(use, check) > 60
+    assert at_every_point(use, check) > 60
     assert sure > 0
 
 
-def test_recovery(owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that sends in its caller's thread."""
-    counts, tried = store.kv("counts"), 0
+def recover_at_every_point(owner: Store, store: RemoteStore) -> int:
+    """`recover` sends in its caller's thread, the only one that does."""
+    counts, users, tried = store.kv("counts"), store.kv("users"), 0
 
     def fail(*_: Any) -> None:
         raise Closed("for now")
 
     def write() -> None:
         nonlocal tried
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:
             patched.setattr(RemoteFlusher, "_send_message", fail)
             for _ in range(3):
                 counts.merge(b"n", 1, operator="add_i64")
-                store.kv("users").delete_range(b"x", b"y")
+                users.delete_range(b"x", b"y")
             tried += 3
             assert isinstance(outcome(store.flush), OutcomeUnknown)
 
@@ -259,20 +225,26 @@ def test_recovery(owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPa
         assert not isinstance(outcome(store.flush), Exception), where
         assert counts.get(b"n") == tried == owner.kv("counts").get(b"n"), where
 
-    assert at_every_line(lambda _: store.recover(), check, write) > 60
+    return at_every_point(lambda _: store.recover(), check, write)
 
 
-def test_a_client_that_sends_in_its_callers_thread_would_be_seen(
+def test_recovery(owner: Store, store: RemoteStore) -> None:
+    assert recover_at_every_point(owner, store) > 60
+
+
+def test_a_message_that_is_forgotten_would_be_seen(
     owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: an interrupt then finds the client failed."""
-    model = Model(store, owner)
-    monkeypatch.setattr(
-        FlightPort, "_wait", lambda port, epoch, timeout_s: port._coordinator.wait_applied(epoch, timeout_s)
-    )
+    """The control: what was sent and not answered gets new numbers, and happens twice."""
+    send = RemoteFlusher._send_message
+
+    def forget(flusher: RemoteFlusher, answer_s: float) -> PenstockError | None:
+        flusher._message = ()
+        return send(flusher, answer_s)
+
+    monkeypatch.setattr(RemoteFlusher, "_send_message", forget)
     with pytest.raises(AssertionError):
-        at_every_line(model.merge, lambda _, __, where: model.check(where))
-    store.recover()
+        recover_at_every_point(owner, store)
 
 
 def test_two_threads_one_of_them_interrupted(store: RemoteStore, owner: Store) -> None:
@@ -291,7 +263,7 @@ def test_two_threads_one_of_them_interrupted(store: RemoteStore, owner: Store) -
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        at_every_line(model.merge, lambda _, __, where: model.check(where))
+        at_every_point(model.merge, lambda _, __, where: model.check(where))
     finally:
         stop.set()
         thread.join()
