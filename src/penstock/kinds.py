@@ -301,14 +301,17 @@ class Port(Reading, Protocol):
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         """Put a group of its own into the pending delta."""
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float = 60.0) -> Epoch:
+    def settle(self, group: PendingGroup, size: int) -> Epoch:
         """Submit a group and wait until it is judged: `group.verdict` says how."""
 
-    def flush(self, epoch: int | None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it."""
+    def flush(self, epoch: int | None, timeout_s: float = 60.0, *, table: int | None = None) -> Acknowledgement:
+        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it.
 
-    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
-        """Ask the service of a table."""
+        `table`: of the epoch's write, if that is all the caller asks about.
+        """
+
+    def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
+        """Ask the service of a table; `wait_s`: how long the call itself may wait there."""
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         """Make a table if it is absent."""

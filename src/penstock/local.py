@@ -140,8 +140,13 @@ class LocalPort:
         """Wait until a write can be read by everybody."""
         self._coordinator.wait_applied(epoch, timeout_s)
 
-    def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
+    def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
         return self._coordinator.wait_applied(epoch, timeout_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why writes are refused until the store recovers; None while they are taken."""
+        return self._coordinator.failure
 
     def was_used(self, token: tuple[str, int]) -> bool:
         return self._dispatcher.ledger.was_used(*token)
@@ -207,7 +212,7 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
-    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+    def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
         try:
             return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)

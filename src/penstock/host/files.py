@@ -172,8 +172,12 @@ def reveal(fs: FileSystem, source: str, target: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """A path as every process understands it, whatever its own folder is by then."""
-    return os.path.abspath(path).rstrip("/") or "/"
+    """A path as every process understands it, whatever its own folder is by then and wherever links lead by then."""
+    if path and "\0" not in path:
+        real = os.path.realpath(path).rstrip("/") or "/"
+        if not any("\ud800" <= each <= "\udfff" for each in real):  # bytes that are not text: LMDB takes no such name
+            return real
+    raise Invalid(f"{path!r} is not a path: give a folder whose name is text")
 
 
 def parent(path: str) -> str:
@@ -342,6 +346,9 @@ class OsLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()  # an interrupt came before its taker could release it
 
 
 class OsFileSystem:

@@ -71,7 +71,7 @@ class Consumer:
                 deliveries_max=self.settings.deliveries_max,
                 dead_letter=self.settings.dead_letter,
             )
-            found = self._ask("get", asked, list[Delivery])
+            found = self._ask("get", asked, list[Delivery], wait_s=wait_s)
             if found or timeout_s <= 0:
                 return [message for delivery in found for message in _messages(delivery)]
 
@@ -152,8 +152,8 @@ class Consumer:
         found: list[Bounds] = self._ask("bounds", Call(), list[Bounds])
         return found
 
-    def _ask(self, name: str, call: Call, kind: Any) -> Any:
-        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call)), type=kind)
+    def _ask(self, name: str, call: Call, kind: Any, *, wait_s: float = 0.0) -> Any:
+        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call), wait_s=wait_s), type=kind)
 
     def _command(self, condition: str, asked: Any) -> None:
         from penstock.queue.kind import QueueKind

@@ -55,7 +55,8 @@ class Service:
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
-        self._folder, self._bell = self._hang_bell(absolute(store.path))
+        self._path = absolute(store.path)
+        self._folder, self._bell = self._hang_bell(self._path)
         store.at_close(self.close)
         _services[store] = ref(self)
         threads.after_fork(self, Service._cut_off)
@@ -163,4 +164,4 @@ class Service:
             thread.start()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
-        place.remove_sockets(absolute(self._store.path))
+        place.remove_sockets(self._path)
