@@ -310,11 +310,6 @@ class WriteCoordinator(Generic[D, F, V]):
         return self._executor.state
 
     @property
-    def failure(self) -> BaseException | None:
-        """Why writes are refused until `recover`, if they are."""
-        return self._executor.failure
-
-    @property
     def last(self) -> Epoch:
         """The last epoch given out."""
         return self._epochs.last

@@ -46,13 +46,14 @@ def open(  # noqa: A001 - penstock.open reads well
         return opener(fs=fs)
     files = fs if isinstance(fs, OsFileSystem) else OsFileSystem()
     return threads.uninterrupted(
-        lambda: _open_and_serve(name, files, opener, clock, random, clock.monotonic_s() + timeout_s), undo=Store.close
+        lambda: _open_and_serve(name, files, opener, clock=clock, random=random, timeout_s=timeout_s), undo=Store.close
     )
 
 
 def _open_and_serve(
-    name: str, files: OsFileSystem, opener: Callable[..., Store], clock: Clock, random: Random, deadline_s: float
+    name: str, files: OsFileSystem, opener: Callable[..., Store], *, clock: Clock, random: Random, timeout_s: float
 ) -> Store:
+    deadline_s = clock.monotonic_s() + timeout_s
     with explained():
         make_dirs(files, name)
         opening = place.hold_opening(files, name, clock, deadline_s)
