@@ -284,7 +284,8 @@ class Actor(Attempts):
             self._acknowledged.update(places)
 
     def _consumer(self, name: str) -> Consumer:
-        consumer: Consumer = self.store.queue("q", create=False).consumer(name)
+        queue = self.store.queue("q", create=False)
+        consumer: Consumer = queue.consumer(name, visibility_timeout_s=5.0)  # an owner that must yield waits for these
         return consumer
 
     # -- tables that come and go

@@ -22,7 +22,7 @@ import msgspec
 
 from faults import process
 from faults.actor import QUEUES, TABLES, scratch_of
-from faults.history import Dump, Note, Operation, Violation, Word, read_history
+from faults.history import Dump, Event, Note, Operation, Outcome, Violation, Word, read_history
 from faults.model import Model
 from faults.plan import ACTORS, ROUNDS_PER_STORE, Round
 from faults.process import Ended, Started, Task
@@ -176,9 +176,10 @@ class Trial:
         shim.calm()
         faults = shim.faults()
         report.count_faults(faults)
-        (self._folder / f"{plan.number:04d}.faults").write_text("\n".join(map(str, [plan, "", *faults])))
         histories = [*self._later, *(Path(task.history) for task in tasks)]
         wrong += self._look(plan, histories)
+        about = [plan, "faults:", *faults, "wrong:", *wrong]
+        (self._folder / f"{plan.number:04d}.round").write_text("\n".join(map(str, about)))
         report.violations += [f"{plan.seed} ({plan.mode}): {text}" for text in _some(wrong)]
         return not wrong
 
@@ -270,18 +271,18 @@ class Trial:
         task = msgspec.structs.replace(task, first=task.first + NUMBERS // 2, bug="")
         wrong = self._wait(self._nursery.start(task), task, time.monotonic() + ROUND_S)
         reading = read_history(Path(task.history))
+        wrong += [f"{event.actor}: {event.text}" for event in reading if isinstance(event, Violation)]
         if not dump.exists():
-            texts = [event.text for event in reading if isinstance(event, Violation)]
-            return [f"cannot be read: {texts or wrong}"]
+            return ["cannot be read", *wrong]
         self._later = [Path(task.history)]
         return wrong + self._model.check(histories, msgspec.json.decode(dump.read_bytes(), type=Dump))
 
-    def _count(self, histories: list[list[Any]]) -> None:
+    def _count(self, histories: list[list[Event]]) -> None:
         for events in histories:
             for event in events:
                 if isinstance(event, Note):
                     self._report.notes[event.text] += 1
-                elif hasattr(event, "word"):
+                elif isinstance(event, Outcome):
                     self._report.outcomes[event.word] += 1
 
 
@@ -297,17 +298,18 @@ def _some(wrong: list[str]) -> list[str]:
     return few if len(few) == len(wrong) else [*few, f"and {len(wrong) - len(few)} like these"]
 
 
-def _tokens(histories: list[list[Any]]) -> list[tuple[Operation, Word]]:
+def _tokens(histories: list[list[Event]]) -> list[tuple[Operation, Word]]:
     """The last operations with tokens, and what their senders know of them."""
     found: dict[tuple[str, int], tuple[Operation, Word]] = {}
     for events in histories:
-        operations = {event.number: event for event in events if isinstance(event, Operation) and event.token}
-        words = {event.number: event.word for event in events if hasattr(event, "word")}
-        for number, operation in operations.items():
-            word = words.get(number, "unknown")
-            before = found.get((operation.actor, operation.token or 0))
+        words = {(event.actor, event.number): event.word for event in events if isinstance(event, Outcome)}
+        for operation in events:
+            if not isinstance(operation, Operation) or operation.token is None:
+                continue
+            word = words.get((operation.actor, operation.number), "unknown")
+            before = found.get((operation.actor, operation.token))
             if before is None or before[1] != "done":
-                found[operation.actor, operation.token or 0] = operation, _known(before, word)
+                found[operation.actor, operation.token] = operation, _known(before, word)
     return list(found.values())
 
 

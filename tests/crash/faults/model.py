@@ -293,7 +293,7 @@ def _out_of_order(attempts: list[Attempt]) -> Iterator[str]:
     told_late = {
         (attempt.operation.actor, attempt.epoch)
         for attempt in attempts
-        if attempt.operation.client and attempt.operation.what in ("flush", "stream") and attempt.word == "refused"
+        if attempt.operation.client and attempt.word == "refused"
     }
     missing: dict[tuple[str, int], Attempt] = {}
     for attempt in attempts:

@@ -102,7 +102,7 @@ def draw_rounds(seed: int, numbers: Iterable[int]) -> Iterator[Round]:
 def draw_round(seed: int, number: int) -> Round:
     """The same for the same seed and number."""
     chance = random.Random(f"{seed}:{number}")
-    mode = chance.choices(["owner", "served", "detached"], [14, 4, 1])[0]
+    mode = chance.choices(["owner", "served", "detached"], [14, 4, 2])[0]
     rules = [_draw_fault(chance) for _ in range(chance.randrange(2, 7))]
     kill = chance.choices(["point", "time", "end", "none"], [5, 3, 1, 3])[0]
     if kill == "point":
