@@ -70,7 +70,7 @@ class Actor(Attempts):
         self._kind = "kv"
         common: Mapping[Callable[[], Any], int] = {
             self.stream: 10, self.flush: 4, self.single: 10, self.whole: 4, self.batch: 6, self.tokened: 6,
-            self.again: 4, self.append: 3, self.expiring: 3, self.ephemeral: 0, self.work: 4, self.take: 3,
+            self.again: 4, self.append: 3, self.expiring: 3, self.ephemeral: 1, self.work: 4, self.take: 3,
             self.scratch: 4, self.snapshot: 2, self.scan: 2, self.read: 5, self.load: 1,
         }  # fmt: skip
         if self.client:
