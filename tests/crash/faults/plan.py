@@ -73,8 +73,14 @@ CALLS: dict[tuple[str, str], int] = {
     ("mkdir", "spill"): 5,
     ("mkdir", "folder"): 10,
 }
+MAKING = (
+    ("pwrite", "store"),
+    ("create", "store"),
+    ("create", "manifest"),
+    ("ftruncate", "manifest"),
+    ("mkdir", "folder"),
+)
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
-OPENING_CALLS = frozenset({"create", "open"})  # where descriptors run out
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,16 @@ def draw_round(seed: int, number: int) -> Round:
     """The same for the same seed and number."""
     chance = random.Random(f"{seed}:{number}")
     mode = chance.choices(["owner", "served", "detached"], [14, 4, 2])[0]
-    rules = [_draw_fault(chance) for _ in range(chance.randrange(2, 7))]
+    rules = [_draw_fault(chance, *_draw_call(chance)) for _ in range(chance.randrange(2, 7))]
     kill = chance.choices(["point", "time", "end", "none"], [5, 3, 1, 3])[0]
     if kill == "point":
         rules += [_draw_kill(chance) for _ in range(3)]
     after_s = chance.uniform(0.0, 0.6) if kill == "time" else None
     kills_client = mode != "owner" and chance.random() < 0.3
+    makes_store = number % ROUNDS_PER_STORE == 0  # some calls are made then, and never again
+    if makes_store:
+        making = random.Random(f"{seed}:{number}:making")
+        rules.append(_draw_fault(making, *making.choice(MAKING), making.randrange(1, 3)))
     return Round(
         number=number,
         seed=f"{seed}:{number}",
@@ -118,7 +128,7 @@ def draw_round(seed: int, number: int) -> Round:
         owner_kill_s=None if kills_client else after_s,
         client_kill_s=after_s if kills_client else None,
         ending="kill" if kill == "end" else chance.choice(["heal", "heal", "close"]),
-        faults_at_open=chance.random() < 0.3,
+        faults_at_open=chance.random() < 0.3 or makes_store,
         compacts=chance.random() < 0.15,
         kills_reader=chance.random() < 0.1,
     )
@@ -129,8 +139,7 @@ def _draw_call(chance: random.Random) -> tuple[str, str, int]:
     return call, component, 1 + min(int(chance.expovariate(2.0 / count)), 2 * count)
 
 
-def _draw_fault(chance: random.Random) -> Rule:
-    call, component, after = _draw_call(chance)
+def _draw_fault(chance: random.Random, call: str, component: str, after: int) -> Rule:
     times = chance.choices([1, chance.randrange(2, 6), 200], [12, 3, 1])[0]
     if call == "pwrite" and chance.random() < 0.25:
         return Rule(call, component, "short", after=after, times=times)
