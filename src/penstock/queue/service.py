@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.errors import Invalid, PartitionPaused, PenstockError
+from penstock.errors import Invalid, OutcomeUnknown, PartitionPaused, PenstockError
 from penstock.journal.record import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
@@ -138,9 +138,18 @@ class QueueService:
         port.wait_applied(epoch)  # type: ignore[attr-defined]
         puts = receipt.section
         if puts.first is None:
-            self._machine(self._partitions[call.shard])  # says that the queue was dropped, or why it is behind
-            raise PartitionPaused(f"the message is durable, but shard {call.shard} of {self._info.name} is behind")
+            raise self._not_numbered(call.shard)
         return puts.lsn, puts.first + receipt.offset
+
+    def _not_numbered(self, shard: int) -> OutcomeUnknown:
+        """What to tell of a durable message that its shard has not applied; `NotFound` if the queue was dropped."""
+        reason = "it has not applied it yet"
+        try:
+            self._machine(self._partitions[shard])
+        except PartitionPaused as behind:  # not a refusal: the message will be there when the shard goes on
+            reason = str(behind)
+        name = self._info.name
+        return OutcomeUnknown(f"a message for shard {shard} of {name} is durable and has no number yet ({reason})")
 
     def _seek(self, call: Call) -> int:
         machine = self._machine(self._partitions[call.shard])

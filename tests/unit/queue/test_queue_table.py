@@ -19,6 +19,7 @@ from penstock.errors import (
     Invalid,
     KindMismatch,
     NotFound,
+    OutcomeUnknown,
     PartitionPaused,
     TokenTooOld,
 )
@@ -828,7 +829,7 @@ def test_a_failed_sync_of_queue_files_holds_no_journal_back(
 def test_a_shard_that_had_no_room_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is durable waits in the journal; nothing was written by halves."""
     queue = store.queue("events")
-    queue.put(b"a", durable=True)
+    queue.append(b"a")
 
     def full(*_: object) -> None:
         raise DiskFull("simulated")
@@ -839,9 +840,11 @@ def test_a_shard_that_had_no_room_goes_on(store: Store, monkeypatch: pytest.Monk
         queue.put_many([b"c", b"d"], durable=True)
         with pytest.raises(PartitionPaused):
             queue.read()
+        with pytest.raises(OutcomeUnknown, match="durable and has no number yet"):
+            queue.append(b"e")  # no refusal: it will be there
     store.resume("events")
-    assert contents(queue) == [{1: b"a", 2: b"b", 3: b"c", 4: b"d"}]
-    assert queue.append(b"e").sequence == 5
+    assert contents(queue) == [{1: b"a", 2: b"b", 3: b"c", 4: b"d", 5: b"e"}]
+    assert queue.append(b"f").sequence == 6
 
 
 def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
