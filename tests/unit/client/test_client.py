@@ -182,7 +182,7 @@ def test_a_client_reads_what_it_wrote_and_others_after_a_flush(owner: Store, sto
     epoch = mine.put(b"a", b"2")
     assert store.flush(epoch).epoch >= epoch
     assert owner.kv("users")[b"a"] == b"2"
-    owner.kv("users").put(b"a", b"3")
+    owner.kv("users").put(b"a", b"3", durable=True)  # others see what is durable
     assert mine[b"a"] == b"3"
 
 

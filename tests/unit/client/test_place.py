@@ -51,9 +51,9 @@ def sockets(folder: Path) -> set[Path]:
     return {each for each in folder.rglob("*") if stat.S_ISSOCK(each.lstat().st_mode)}
 
 
-def check_store(path: str | Path, beside: Path, *, elsewhere: bool | None = None) -> None:
+def check_store(path: str | Path, beside: Path, *, elsewhere: bool | None = None, timeout_s: float = 30.0) -> None:
     """Own a store, use it through a client, and look where the sockets are."""
-    with penstock.open(path) as store, connect(path) as client:
+    with penstock.open(path) as store, connect(path, timeout_s=timeout_s) as client:
         client.kv("users").put(b"a", b"1", durable=True)
         assert store.kv("users")[b"a"] == b"1"
         run = Path(os.path.realpath(path)) / "run"
@@ -126,7 +126,7 @@ def test_what_an_odd_path_would_do_to_a_uri(short: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(place, "_takes_sockets", lambda _: True)
     for name in ("a#b", "a b"):
         with pytest.raises((AssertionError, penstock.errors.PenstockError, OSError)):
-            check_store(short / name, short)
+            check_store(short / name, short, timeout_s=2.0)
 
 
 def test_a_pointer_to_a_folder_that_somebody_else_made(short: Path) -> None:

@@ -147,7 +147,8 @@ def test_a_stopped_owner_is_told_from_none(path: Path) -> None:
 def test_a_client_that_is_killed_while_its_owner_starts(path: Path) -> None:
     code = """
         import os, threading
-                start = starting.StartingOwner.__init__
+        from penstock.client import starting
+        start = starting.StartingOwner.__init__
         def begin(*arguments):
             start(*arguments)
             print("started", flush=True)

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.client import place
-from penstock.errors import StoreLocked
+from penstock.errors import StoreLocked, WaitExpired
 from penstock.host.files import OsFileSystem
 from penstock.server import opening
 
@@ -51,5 +51,12 @@ def test_no_knock_outlasts_the_deadline(silent: Path, monkeypatch: pytest.Monkey
 
 def test_a_knock_that_outlasts_it_is_seen(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: as it was, five seconds whatever the caller said."""
-    monkeypatch.setattr(opening, "KNOCK_S_MIN", opening.KNOCK_S)
+
+    def as_it_was(path: str, locked: StoreLocked, *_: object) -> None:
+        try:
+            place.knock(path, "yield", 5.0)
+        except WaitExpired:
+            raise StoreLocked("its owner does not answer") from locked
+
+    monkeypatch.setattr(opening, "_ask_to_yield", as_it_was)
     assert max(knocks(silent, 0.5, monkeypatch)) > 0.5
