@@ -201,6 +201,7 @@ class Store(Tables):
             tree_settings=settings.tree,
             wake=self._wake,
         )
+        self._parts.callback(self._maintenance.close)
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance)
         self._collector = Collector(
             self._maintenance,

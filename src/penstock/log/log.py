@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem, make_dirs
 from penstock.log.chain import Chain, SegmentName, read_names
@@ -161,15 +161,16 @@ class Log:
     def append(self, bodies: Sequence[bytes], *, kind: int = KIND_DATA, flags: int = 0) -> Index:
         """Write records as one batch; the index of the last. They are durable after `sync`.
 
-        `DiskFull`: nothing was written; the same call may be made again when there is space.
+        `DiskFull`, `ProcessLimit`: nothing was written; the same call may be made again when there is room.
         """
         if not KIND_DATA <= kind <= 255 or not 0 <= flags <= 255:
             raise Invalid(f"kind must be {KIND_DATA} to 255 and flags 0 to 255, not {kind} and {flags}")
         size = check_bodies(bodies)
         with self._writing():
             segment = self._segment_for(size)
-            segment.claim(size)
-            segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
+            with segment.file.pin():
+                segment.claim(size)
+                segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
             self._last = Index(self._last + len(bodies))
         return self._last
 
@@ -229,13 +230,13 @@ class Log:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time."""
+        """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time."""
         self._check_open()
         if self._failure is not None:
             raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
         try:
             yield
-        except (DiskFull, Invalid, NotFound):
+        except (DiskFull, ProcessLimit, Invalid, NotFound):
             raise
         except BaseException as error:
             self._failure = error
@@ -253,12 +254,13 @@ class Log:
             if before > self._last + 1:
                 raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
             self._bury(set())  # before the segment that keeps them dead may go
-            while len(self._chain) > 1 and self._chain[1].first <= before:
-                # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                with suppress(FileNotFoundError):  # an interrupted call may have done it
-                    self._fs.unlink(f"{self._folder}/{self._chain[0]}")
-                self._chain = self._chain.without_oldest()
-                self._fs.fsync_dir(self._folder)
+            with self._fs.folder(self._folder) as folder:
+                while len(self._chain) > 1 and self._chain[1].first <= before:
+                    # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
+                    with suppress(FileNotFoundError):  # an interrupted call may have done it
+                        self._fs.unlink(f"{self._folder}/{self._chain[0]}")
+                    self._chain = self._chain.without_oldest()
+                    folder.fsync()
         return self.first
 
     def truncate_back(self, after: int) -> None:
@@ -295,7 +297,7 @@ class Log:
         try:
             segment = self._create(after + 1, cut=cut)  # the moment it is done: one rename
             self._forget(after)  # before the chain: a cursor must not look past it
-        except (DiskFull, Invalid):
+        except (DiskFull, ProcessLimit, Invalid):
             self._incarnation -= 1  # before the rename: nothing has changed
             raise
         except BaseException:
@@ -305,7 +307,8 @@ class Log:
         self._install(segment)
         if active is not None:
             active.file.close()
-        self._bury(doomed)
+        with suppress(ProcessLimit):  # the cut is done; they are buried with the next
+            self._bury(doomed)
 
     def _forget(self, after: int) -> None:
         self._synced = self._last = Index(after)
@@ -320,12 +323,14 @@ class Log:
     def _bury(self, names: set[SegmentName]) -> None:
         """Unlink dead segments. One that outlived the segment that killed it would come back to life."""
         self._dead |= names
-        for name in sorted(self._dead):
-            with suppress(FileNotFoundError):
-                self._fs.unlink(f"{self._folder}/{name}")
-        if self._dead:
-            self._fs.fsync_dir(self._folder)
-            self._dead.clear()
+        if not self._dead:
+            return
+        with self._fs.folder(self._folder) as folder:
+            for name in sorted(self._dead):
+                with suppress(FileNotFoundError):
+                    self._fs.unlink(f"{self._folder}/{name}")
+            folder.fsync()
+        self._dead.clear()
 
     # -- opening and closing
 
@@ -374,7 +379,8 @@ class Log:
             return
         try:
             if self._failure is None and self._active is not None:
-                with self._writing(), suppress(DiskFull):  # without a seal the next open has a little more to do
+                # Without a seal the next open has a little more to do.
+                with self._writing(), suppress(DiskFull, ProcessLimit):
                     self._sync()
                     self._active.seal(self._last)
         finally:

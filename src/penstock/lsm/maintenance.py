@@ -136,9 +136,18 @@ class Maintenance:
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
         """Forget a tree; its files stay. Waits for work on it to end."""
         with self._changed:
-            self._trees.pop((db_id, shard), None)  # before the wait: nothing new begins
+            tree, _ = self._trees.pop((db_id, shard), (None, None))  # before the wait: nothing new begins
             if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
                 raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
+        if tree is not None:
+            tree.close()
+
+    def close(self) -> None:
+        """Forget all trees, without a wait. Requires: no handler works any more."""
+        with self._changed:
+            trees, self._trees = [tree for tree, _ in self._trees.values()], {}
+        for tree in trees:
+            tree.close()
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
         """Remove a shard's rows in the manifest for good; its files are the caller's. Again does no harm."""

@@ -479,6 +479,13 @@ class Tree:
         for file in self._version.files():
             file.table()
 
+    def close(self) -> None:
+        """Let go of all files, those of snapshots too: what is not being read cannot be read any more."""
+        with self._lock:
+            versions = [self._version, *(snapshot.version for snapshot in self._snapshots)]
+        for file in {file for version in versions for file in version.files()}:
+            file.close()
+
     def expires(self) -> bool:
         """Whether some row does."""
         version = self._version

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError
+from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
@@ -115,6 +115,9 @@ class Dispatcher:
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by _turn; lookups need no lock
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
         self._behind: set[Partition] = set()  # guarded by _turn: those with a backlog
+        # Guarded by _turn: entries of partitions that could not be opened for want of descriptors. They are few: writes
+        # to such a partition are refused.
+        self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
 
@@ -140,11 +143,18 @@ class Dispatcher:
         if info is None:
             raise NotFound(f"table {partition >> 16} was dropped")
         descriptor = describe(info, partition & 0xFFFF)
-        spill = self._make_spill(descriptor)
-        opened = Partition(descriptor, self._factory.open(descriptor, info.options), spill)
-        for entry in spill.entries(opened.machine.stored):
-            self._enqueue(opened, entry)
-        self._partitions[partition] = opened  # with all that was spilled for it, or not at all
+        with ExitStack() as undo:  # a second attempt must find nothing open
+            spill = self._make_spill(descriptor)
+            undo.callback(spill.close)
+            machine = self._factory.open(descriptor, info.options)
+            undo.callback(machine.close)
+            opened = Partition(descriptor, machine, spill)
+            for entry in (*spill.entries(machine.stored), *self._unopened.get(partition, ())):
+                if entry.lsn > opened.highest:
+                    self._enqueue(opened, entry)
+            undo.pop_all()
+        self._partitions[partition] = opened  # with all that waits for it, or not at all
+        self._unopened.pop(partition, None)
         self._drain(opened)
         return opened
 
@@ -236,7 +246,14 @@ class Dispatcher:
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
-        partition = self.partition(number)
+        try:
+            partition = self.partition(number)
+        except ProcessLimit as error:  # its entries wait, the journal keeps them, and everybody else goes on
+            logger.error("shard %d of table %d cannot be opened now: %s", number & 0xFFFF, number >> 16, error)
+            waiting = self._unopened.setdefault(number, [])
+            if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
+                waiting.append(entry)
+            return
         if entry.lsn <= partition.highest:
             return  # stored or spilled before: a replay
         self._enqueue(partition, entry)
@@ -268,6 +285,8 @@ class Dispatcher:
 
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures += 1
+        if isinstance(error, ProcessLimit):  # nothing is wrong with the partition: it is tried for as long as it takes
+            partition.failures = min(partition.failures, max(1, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
         logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
@@ -280,10 +299,15 @@ class Dispatcher:
     def retry(self) -> int:
         """Try failing partitions again whose pause is over; how many are still behind."""
         with self.quiet():
+            for number in list(self._unopened):
+                try:
+                    self.partition(number)
+                except ProcessLimit:
+                    break  # the others would fare no better
             behind = [partition for partition in self._partitions.values() if partition.backlog]
             for partition in behind:
                 self._drain(partition)
-            return sum(1 for partition in behind if partition.backlog)
+            return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
     def resume(self, table: int) -> None:
         """Let the paused partitions of a table try again, now."""
@@ -324,6 +348,7 @@ class Dispatcher:
         if partition is not None:
             partition.spill.abandon()
             self._behind.discard(partition)
+        self._unopened.pop(number, None)
         self.tracker.forget(number)
         self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
 
