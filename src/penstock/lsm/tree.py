@@ -92,6 +92,10 @@ class Snapshot(View):
         """A view of this state with newer rows on top, for as long as this snapshot is open."""
         return _Overlay(replace(self._version, frozen=(rows, *self._version.frozen)), self)
 
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self._version, _ClosedVersion)
+
     def check_open(self) -> None:
         if isinstance(self._version, _ClosedVersion):
             self._version.refuse()
@@ -103,7 +107,7 @@ class Snapshot(View):
 
     def end(self, closed: _ClosedVersion) -> None:
         """Answer nothing any more."""
-        if not isinstance(self._version, _ClosedVersion):
+        if not self.is_closed:
             self._version = closed  # type: ignore[assignment]
 
     def __enter__(self) -> Snapshot:
@@ -479,13 +483,6 @@ class Tree:
         for file in self._version.files():
             file.table()
 
-    def close(self) -> None:
-        """Let go of all files, those of snapshots too: what is not being read cannot be read any more."""
-        with self._lock:
-            versions = [self._version, *(snapshot.version for snapshot in self._snapshots)]
-        for file in {file for version in versions for file in version.files()}:
-            file.close()
-
     def expires(self) -> bool:
         """Whether some row does."""
         version = self._version
@@ -536,7 +533,11 @@ class Tree:
             snapshots = list(self._snapshots)
             self._view = View(_TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
         for snapshot in snapshots:
+            for file in () if snapshot.is_closed else snapshot.version.files():
+                file.forget()
             snapshot.end(_TREE_CLOSED)
+        for file in self._version.files():
+            file.forget()
 
     def statistics(self) -> TreeStatistics:
         version = self._version

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.errors import Closed, Invalid
+from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.mappings import MAPPINGS
 from penstock.lsm.memtable import Memtable
@@ -122,18 +122,9 @@ class TableFile:
             if run is not None:
                 run.find = None
 
-    def close(self) -> None:
-        """Let go of the table for good. Those who read go on with what they have."""
-        self._open = _refuse
-        self.forget()
-
     def retire(self, doomed: deque[FileMeta]) -> None:
         """It is listed no more: when the last version lets go of it, its files are doomed."""
         weakref.finalize(self, doomed.append, self.meta).atexit = False
-
-
-def _refuse(meta: FileMeta) -> Sstable:
-    raise Closed(f"the table of {meta.file_name} was dropped, or its store was closed: it cannot be read any more")
 
 
 class Run:
