@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import log_scenario
@@ -132,7 +133,7 @@ class Famine(SimulatedDisk):
         super()._take_descriptor(path)
 
 
-def persist(act: Callable[[], None]) -> int:
+def persist(act: Callable[[], object]) -> int:
     """Do something until it is done; how often it was refused."""
     refused = 0
     while True:
@@ -223,10 +224,10 @@ def log_in_famine(begin: int) -> int:
     persist(lambda: opened.append(Log.open(fs, "/log", random=random.Random(1), settings=settings)))
     log = opened[-1]
     for number in range(12):
-        persist(lambda body=b"%02d" % number * 40: log.append([body]) and None)
-        persist(lambda: log.sync() and None)
+        persist(partial(log.append, [b"%02d" % number * 40]))
+        persist(log.sync)
         if number in (5, 9):
-            persist(lambda: log.truncate_front(log.synced - 2) and None)
+            persist(lambda: log.truncate_front(log.synced - 2))
         if number == 7:
             persist(lambda: log.truncate_back(log.synced - 1))
     assert not log.statistics().poisoned

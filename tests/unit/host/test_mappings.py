@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,8 @@ def test_a_mapping_is_read_only(tmp_path: Path) -> None:
     assert view.readonly
     with pytest.raises(TypeError):
         view[0] = 1
-    assert view.obj[1:3] == b"at"  # a slice of what is mapped is bytes: a get goes this way
+    mapping: Any = view.obj
+    assert mapping[1:3] == b"at"  # a slice of what is mapped is bytes: a get goes this way
 
 
 def test_a_file_that_is_too_short_is_not_mapped(tmp_path: Path) -> None:

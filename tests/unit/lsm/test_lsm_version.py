@@ -27,6 +27,7 @@ from penstock.lsm.view import View
 from penstock.testing import SimulatedDisk
 
 MANY = 2_000
+LATER = 1 << 60  # an expiry: such rows are looked at one by one
 
 
 class Files:
@@ -207,18 +208,18 @@ def test_gets_beside_files_that_are_forgotten(tmp_path: Path, few: Mappings) -> 
 
 @pytest.fixture(scope="module")
 def thousands() -> Files:
-    """A run of files with a row each, under a file whose rows lie between theirs; some rows are deletes."""
+    """A run of files with a row each, under a file whose rows lie one by one between theirs: it is cut at each."""
     files = Files(SimulatedDisk(), "")
     for number in range(MANY):
         files.add(puts({b"%06d" % (2 * number): b"old"}), level=1)
-    newer = {b"%06d" % (2 * n + 1): (0, b"new", 5, NEVER) for n in range(MANY)}
-    newer |= {b"%06d" % (2 * n): (DELETE, b"", 5, NEVER) for n in range(0, MANY, 10)}
+    newer = {b"%06d" % (2 * n + 1): (0, b"new", 5, LATER) for n in range(MANY)}
+    newer |= {b"%06d" % (2 * n): (DELETE, b"", 5, NEVER) for n in range(0, 100, 10)}
     files.add(newer, level=0, run=1)
     return files
 
 
 def rows_of_thousands() -> dict[bytes, bytes]:
-    old = {b"%06d" % (2 * n): b"old" for n in range(MANY) if n % 10}
+    old = {b"%06d" % (2 * n): b"old" for n in range(MANY) if n >= 100 or n % 10}
     return dict(sorted({**old, **{b"%06d" % (2 * n + 1): b"new" for n in range(MANY)}}.items()))
 
 
