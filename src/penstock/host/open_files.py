@@ -5,8 +5,8 @@ sstables. Only so many of them have a descriptor, by a budget out of the process
 file that was idle longest gives its descriptor up, and gets one again at its next use, by its name.
 
 A file that was written and not synced is synced before it gives its descriptor up: Linux reports a failed write to the
-descriptors that were open then, and one that is opened later may never hear of it. Should that sync fail, the file
-remembers, and whoever uses it next is told: nothing is tried again.
+descriptors that were open then, and one that is opened later may never hear of it. Should a sync fail, that one or one
+that was asked for, the file remembers, and whoever uses it next is told: nothing is tried again.
 
 When the process has no descriptor left in spite of the budget, because others took them, idle files are closed, and
 after a short wait the caller gets `ProcessLimit`. An operation takes its descriptor before it does anything, so that
@@ -64,7 +64,7 @@ class _Account:
         self.closed = False
         self.dirty = False  # written since the last sync
         self.wrote = False  # written at all
-        self.failure: BaseException | None = None  # of the sync before it gave its descriptor up
+        self.failure: BaseException | None = None  # of a sync: it is never used again
 
 
 class OpenFiles:
@@ -347,8 +347,9 @@ class BoundedFile:
         try:
             account.dirty = False  # before the act: what is written beside it makes it dirty again
             act(raw)
-        except OSError:
-            raise  # final: these bytes are never synced again, here neither
+        except OSError as error:
+            account.failure = error  # final: nobody syncs these bytes again, or reads what may be gone
+            raise
         except BaseException:
             account.dirty = True  # interrupted: nobody knows how far it came
             raise

@@ -94,16 +94,16 @@ class TableFile:
             with self._lock:
                 table = self._table
                 if table is None:
-                    table = self._table = self._open(self.meta)
+                    table = self._open(self.meta)
+                    self._ranges = table.range_deletes  # now: whoever opened a file wants to make a version of it
+                    self._table = table
                     MAPPINGS.hold(self)
         return table
 
     @property
     def range_deletes(self) -> RangeDeletes:
         """Those of the file. They stay in memory: every version wants them, and a version cannot fail to be made."""
-        if self._ranges is None:
-            self._ranges = self.table().range_deletes
-        return self._ranges
+        return self._ranges if self._ranges is not None else self.table().range_deletes
 
     def shorten(self, run: Run, table: Sstable) -> None:
         """Let a run go to the table directly, until this file lets go of it."""

@@ -151,6 +151,8 @@ def test_a_failed_sync_is_not_tried_again_on_the_way_out() -> None:
     before = disk.operations
     fs.create("/b")
     assert disk.operations == before + 1
+    with pytest.raises(OSError, match="sync failed before"):
+        file.fsync()
 
 
 def test_an_interrupt_leaves_the_file_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
