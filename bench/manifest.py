@@ -65,12 +65,14 @@ class Plain:
         self._tables = [self._env.open_db(name) for name in (b"chunk_catalog", b"wal_state", b"metrics")]
 
     def commit(self, db_id: int, shard: int, chunk_id: int) -> None:
-        row, state = CHUNKS.codec.encode(chunk(db_id, chunk_id)), WAL_STATE.codec.encode(progress(chunk_id))
-        metric = METRICS.codec.encode(MetricRecord(1.0, chunk_id, 1.0, 1.0, (), chunk_id))
+        rows = (
+            CHUNKS.packed(ChunkKey(db_id, chunk_id), chunk(db_id, chunk_id)),
+            WAL_STATE.packed(WalStateKey(db_id, shard), progress(chunk_id)),
+            METRICS.packed(MetricKey(db_id, shard), MetricRecord(1.0, chunk_id, 1.0, 1.0, (), chunk_id)),
+        )
         with self._env.begin(write=True) as txn:
-            txn.put(ChunkKey(db_id, chunk_id).pack(), row, db=self._tables[0])
-            txn.put(WalStateKey(db_id, shard).pack(), state, db=self._tables[1])
-            txn.put(MetricKey(db_id, shard).pack(), metric, db=self._tables[2])
+            for table, (key, value) in zip(self._tables, rows, strict=True):
+                txn.put(key, value, db=table)
 
     def close(self) -> None:
         self._env.close()

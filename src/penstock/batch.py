@@ -107,10 +107,8 @@ class StoreBatch:
         group = self._group()
         if group is None:
             return
-        if not group.condition:
+        if not group.condition and not self._durable:
             self.epoch = self._port.submit(group, self._bytes)
-            if self._durable:
-                self._port.flush(self.epoch)
             return
         self.epoch = self._port.settle(group, self._bytes)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
@@ -152,7 +150,7 @@ class _BatchPort:
         self._batch._bytes += size
         return Epoch(0)
 
-    def flush(self, epoch: int | None, timeout_s: float = 0.0) -> None:
+    def flush(self, epoch: int | None, timeout_s: float = 0.0, *, table: int | None = None) -> None:
         """A batch is durable at its end."""
 
     def time_us(self) -> int:

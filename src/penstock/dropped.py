@@ -4,28 +4,47 @@ A snapshot outlives the drop of its tables, so that files go when nobody reads t
 emptied: a replay of the journal up to the drop must find it whole, or not at all.
 
 Thread: `add` from the dispatcher's; everything else from one at a time (opening, the scheduler's task, closing).
+Invariant: only files with names that kinds give theirs are removed. What somebody else put there stays, with the
+folders above it, and is reported.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import deque
 from collections.abc import Callable
 
-from penstock.host.files import FileSystem, remove_folder, reveal
-from penstock.journal.record import partition_id
+from penstock.errors import PenstockError
+from penstock.host.files import FileSystem, parent, reveal
+from penstock.journal.record import SHARD_BITS, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 
-GONE = "-gone"  # behind the name of a folder that is being removed
+logger = logging.getLogger(__name__)
+
+GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
+TABLES_MAX, SHARDS_MAX = 1 << 48, 1 << SHARD_BITS
+_TABLE = re.compile("[1-9][0-9]{0,14}")
+_SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({SPILL})?({GONE}[0-9]*)?")
+# Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days.
+_FILE = re.compile(
+    r"([0-9]{20}\.[a-z]+|[0-9]{20}-[0-9]{10}\.log|[0-9]{10}\.data|manifest\.(1|2|current))(\.tmp)?",
+)
+_FOLDER = re.compile("[0-9]{2}|[0-9]{4}")
 
 
 class DroppedShards:
     """What is still to be removed."""
 
-    def __init__(self, fs: FileSystem, root: str, maintenance: Maintenance) -> None:
+    def __init__(
+        self, fs: FileSystem, root: str, maintenance: Maintenance, may_remove: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`may_remove`: whether no reader elsewhere can be left who got a snapshot before the opening."""
         self._fs = fs
+        self._may_remove = may_remove
         self._root = root
         self._maintenance = maintenance
         self._shards: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = deque()
@@ -37,36 +56,81 @@ class DroppedShards:
     def find(self, exists: Callable[[int], bool]) -> None:
         """Find what an earlier process did not get to: folders of tables that do not exist."""
         for name in self._fs.listdir(f"{self._root}/tables"):
-            if name.isdigit() and int(name) != LEDGER_TABLE and not exists(int(name)):
-                folders = self._fs.listdir(f"{self._root}/tables/{name}")
-                shards = {int(folder.removesuffix(GONE).removesuffix(SPILL)) for folder in folders}
-                for shard in sorted(shards or {0}):
-                    number = partition_id(int(name), shard)
-                    self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
+            if not _TABLE.fullmatch(name) or not LEDGER_TABLE != int(name) < TABLES_MAX or exists(int(name)):
+                continue
+            folders = self._names(f"{self._root}/tables/{name}")
+            if folders is None:
+                continue
+            found = filter(None, map(_SHARD.fullmatch, folders))
+            for shard in sorted({int(match[1]) for match in found if int(match[1]) < SHARDS_MAX} or {0}):
+                number = partition_id(int(name), shard)
+                self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
 
     def remove(self) -> None:
-        """Remove the files of all that nobody reads."""
+        """Remove the files of all that nobody reads or works on. What fails is left to the next opening."""
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
-            if machine is not None and machine.is_read():
+            is_read = not self._may_remove() or (machine is not None and machine.is_read())
+            if is_read or self._maintenance.is_at_work(descriptor.table, descriptor.shard):
                 self._shards.rotate(-1)
                 continue
-            if machine is not None:
-                machine.close()
-            self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
-            for folder in (descriptor.folder, descriptor.folder + SPILL):
-                self._remove_folder(f"{self._root}/{folder}")
-            table = f"{self._root}/tables/{descriptor.table}"
-            if self._fs.exists(table) and not self._fs.listdir(table):
-                self._fs.rmdir(table)
-            self._shards.popleft()
+            self._shards.popleft()  # first: after a failed fsync nothing is tried again
+            try:
+                self._remove_shard(descriptor, machine)
+            except (OSError, PenstockError) as error:
+                logger.warning("%s/%s is removed later (%s)", self._root, descriptor.folder, error)
+
+    def _remove_shard(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
+        if machine is not None:
+            machine.close()
+        self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        for folder in (descriptor.folder, descriptor.folder + SPILL):
+            self._remove_folder(f"{self._root}/{folder}")
+        table = f"{self._root}/tables/{descriptor.table}"
+        if self._names(table) == []:
+            self._fs.rmdir(table)
 
     def _remove_folder(self, folder: str) -> None:
-        gone = folder + GONE
-        if self._fs.exists(folder):
-            remove_folder(self._fs, gone)  # of an earlier attempt
+        """Remove a folder, if it is there, and what earlier attempts left of it."""
+        gone, number = folder + GONE, 1
+        if self._fs.exists(gone):
+            self._fs.fsync_dir(parent(gone))  # an earlier attempt may have ended before that
+        while left := self._empty(gone):
+            logger.warning("%s stays, of a dropped table: %d files in it are not ours, as %s", gone, len(left), left[0])
+            number += 1
+            gone = f"{folder}{GONE}{number}"
+        if self._names(folder) is not None:
             reveal(self._fs, folder, gone)
-        remove_folder(self._fs, gone)
+            self._empty(gone)
+
+    def _names(self, folder: str) -> list[str] | None:
+        try:
+            return self._fs.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _empty(self, folder: str) -> list[str]:
+        """Remove a folder as far as it is ours; the files that are not. Not durable: after a crash, do it again."""
+        left: list[str] = []
+        names = self._names(folder)
+        if names is None:
+            return [folder] if self._fs.exists(folder) else []
+        for name in names:
+            path = f"{folder}/{name}"
+            if _FOLDER.fullmatch(name):
+                left += self._empty(path)
+            elif not _FILE.fullmatch(name) or not self._unlink(path):
+                left.append(path)
+        if not left:
+            self._fs.rmdir(folder)
+        return left
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            self._fs.unlink(path)
+        except (IsADirectoryError, PermissionError):  # the second is what some systems say of a folder
+            return False
+        return True
 
     def close(self) -> None:
         """Let go of what is open."""

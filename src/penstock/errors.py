@@ -68,10 +68,11 @@ class CommitFailed(RetryLater):
 class OutcomeUnknown(RetryLater):
     """The one retry after which something may have changed: it happened, or it did not."""
 
-    def __init__(self, message: str, *, first: int = 0, last: int = 0) -> None:
+    def __init__(self, message: str, *, first: int = 0, last: int = 0, token: tuple[str, int] | None = None) -> None:
         super().__init__(message)
         self.first = first  # the epochs in doubt, both included; 0 where there are none
         self.last = last
+        self.token = token  # under which it may be done again, if its writer gave one
 
 
 class WaitExpired(RetryLater):

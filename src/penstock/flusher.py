@@ -89,7 +89,9 @@ class StoreFlusher:
         if not again or attempt is None or attempt.last_epoch != batch.last:
             attempt = self._prepare(batch)
         last = attempt.after + len(attempt.made)
-        if self._consensus.committed < last:  # else an interrupt came right behind the sync: it is not written twice
+        if (
+            attempt.made and self._consensus.committed < last
+        ):  # else an interrupt came right behind the sync: it is not written twice
             assert self._consensus.committed == attempt.after
             last = self._propose([encode(record) for record, _, _ in attempt.made])
         flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(attempt.made, last - len(attempt.made) + 1)]
@@ -140,7 +142,7 @@ class StoreFlusher:
             for group, verdict in zip(groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
         self._applied()
-        return flushed[-1].lsn
+        return self._dispatcher.published
 
     def recover(self) -> None:
         self._consensus.recover()

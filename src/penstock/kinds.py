@@ -47,6 +47,7 @@ class Site:
     maintenance: Maintenance
     settings: Mapping[str, Any]  # of kinds, by their names
     published: Callable[[], int]  # the last LSN of which every section is applied
+    may_remove: Callable[[], bool] = lambda: True  # files: no reader elsewhere has them from before the opening
 
 
 class State(Protocol):
@@ -182,6 +183,9 @@ class Kind(Protocol):
     def decode(self, payload: bytes) -> Any:
         """The section that `encode` was given; `CorruptionError` for other bytes."""
 
+    def weight(self, payload: bytes) -> int:
+        """The memory that `receive` takes for a section, about, by a look at the counts in it; it may be malformed."""
+
     def receive(self, payload: bytes) -> Any:
         """The section that another process sent, looked at in full; `Invalid` if it breaks a rule of the API."""
 
@@ -190,6 +194,9 @@ class Kind(Protocol):
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
         """The other tables that a call writes to; `Invalid` if another process sent one that is malformed."""
+
+    def waits(self, name: str, argument: bytes) -> bool:
+        """Whether a call waits for something that others do. Requires: `check_call` has passed it."""
 
     def check_options(self, options: bytes) -> None:
         """`Invalid` if another process sent options that are malformed."""
@@ -294,14 +301,17 @@ class Port(Reading, Protocol):
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         """Put a group of its own into the pending delta."""
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float = 60.0) -> Epoch:
+    def settle(self, group: PendingGroup, size: int) -> Epoch:
         """Submit a group and wait until it is judged: `group.verdict` says how."""
 
-    def flush(self, epoch: int | None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it."""
+    def flush(self, epoch: int | None, timeout_s: float = 60.0, *, table: int | None = None) -> Acknowledgement:
+        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it.
 
-    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
-        """Ask the service of a table."""
+        `table`: of the epoch's write, if that is all the caller asks about.
+        """
+
+    def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
+        """Ask the service of a table; `wait_s`: how long the call itself may wait there."""
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         """Make a table if it is absent."""

@@ -4,7 +4,7 @@ Reads of one's own writes go through the coordinator's layers: what is pending, 
 A group that its LSN shows to be in the tree already is passed over, so that no operand counts twice. Other processes
 read through `AppliedReading`, which shows nothing that a crash could take back.
 
-Whatever is read of more than one row is read between two records: see `Dispatcher.quiet`.
+Whatever is read of more than one row is read between two records: see `Dispatcher.finish`.
 
 Thread: any.
 """
@@ -33,7 +33,7 @@ from penstock.partition.ledger import (
     decode_condition,
     encode_ops,
 )
-from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
+from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import kind_named
 
@@ -66,19 +66,29 @@ class LocalPort:
         self.incarnation = incarnation
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
+        self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._lock = threads.rlock("local.services")
         self._services: dict[int, Service] = {}  # guarded by _lock; by table
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
-        """The clock, or the time of the newest record if that is later: what the trees go by."""
+        """The store's time, by which the trees judge what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
     def cut_off(self) -> None:
         """In a forked child: refuse everything, without a look at locks that nobody there will release."""
-        self._known = self._write_into = _refuse_in_child  # type: ignore[assignment]
-        self._coordinator = self._dispatcher = self._lock = _InChild()  # type: ignore[assignment]
+        self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
+        self._lock = self._coordinator  # type: ignore[assignment]
+
+    def end(self) -> None:
+        """The store was closed: refuse everything."""
+        self._refuse(_Refusal("the store was closed: open it again"))
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        self._ended = True  # first: a read that began before this looks at it at its end
+        self._known = self._write_into = refusal.refuse  # type: ignore[assignment]
+        self._coordinator = self._dispatcher = refusal  # type: ignore[assignment]
 
     # -- writing
 
@@ -119,7 +129,7 @@ class LocalPort:
         if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
             for name, argument in condition.others:
                 self._service(self._dispatcher.ledger.table_by_id(condition_table(argument))).admit(name, argument)
-        return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
+        return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
 
     def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
@@ -130,8 +140,13 @@ class LocalPort:
         """Wait until a write can be read by everybody."""
         self._coordinator.wait_applied(epoch, timeout_s)
 
-    def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
+    def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
         return self._coordinator.wait_applied(epoch, timeout_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why writes are refused until the store recovers; None while they are taken."""
+        return self._coordinator.failure
 
     def was_used(self, token: tuple[str, int]) -> bool:
         return self._dispatcher.ledger.was_used(*token)
@@ -197,9 +212,13 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
-    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+    def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+        try:
+            return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
 
     def _service(self, info: TableInfo | None) -> Service:
         if info is None:
@@ -268,10 +287,19 @@ class LocalPort:
             value = rows.get(key)
             if type(value) is bytes:
                 return value
-        if self._dispatcher.torn:
-            with self._dispatcher.quiet():
-                return self._lookup(partition, key)
-        return self._lookup(partition, key)
+        try:
+            if self._dispatcher.torn:
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
+                    found = self._lookup(partition, key)
+            else:
+                found = self._lookup(partition, key)
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
+        if found is None and self._ended:
+            self._check_usable()
+        return found
 
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
@@ -287,8 +315,12 @@ class LocalPort:
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) == 1:
             return [self.lookup(partition, keys[0])]
-        with self.moment([partition]) as moment:
-            return moment.lookup_many(partition, keys)
+        try:
+            with self.moment([partition]) as moment:
+                return moment.lookup_many(partition, keys)
+        except Exception:
+            self._check_usable()
+            raise
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
@@ -303,7 +335,8 @@ class LocalPort:
         self._check_usable()
         machines = [self.machine(partition) for partition in partitions]
         waiting: list[list[Any]] = [[] for _ in partitions]
-        with self._dispatcher.quiet():
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
             deltas = self._coordinator.seal_pending().deltas if own else ()
             lsn, time_us = self._dispatcher.published, self.time_us()
             states = [machine.snapshot() for machine in machines]
@@ -334,12 +367,12 @@ class LocalPort:
         lsn, tables, states = self._dispatcher.snapshot()
         return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us())
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Between two records."""
+    def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of keys as everybody sees them, of one moment."""
         self._check_usable()
-        with self._dispatcher.quiet():
-            yield
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
+            return list(map(self.machine(partition).get, keys))
 
 
 class AppliedReading:
@@ -353,8 +386,7 @@ class AppliedReading:
         return self.lookup_many(partition, [key])[0]
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        with self._port.quiet():
-            return list(map(self._port.machine(partition).get, keys))
+        return self._port.applied_values(partition, keys)
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
@@ -371,20 +403,22 @@ class AppliedReading:
         return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
 
 
-class _InChild:
-    """Stands for the parts of a store in a forked child."""
+class _Refusal:
+    """Stands for the parts of a store that cannot be used any more."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise Closed(self._reason)
 
     def __getattr__(self, name: str) -> Any:
-        _refuse_in_child()
+        self.refuse()
 
     def __enter__(self) -> NoReturn:
-        _refuse_in_child()
+        self.refuse()
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _refuse_in_child(*_: Any) -> NoReturn:
-    raise Closed("this store was opened before a fork: open or connect to it in this process")
 
 
 class SnapshotPort:

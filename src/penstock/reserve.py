@@ -5,7 +5,7 @@ Thread: `claim` from opening and one task of the scheduler, `release` from whoev
 
 from __future__ import annotations
 
-from penstock.host.files import FileSystem, publish, zero_fill
+from penstock.host.files import FileSystem, publish, remove_file, zero_fill
 
 
 class Reserve:
@@ -13,32 +13,36 @@ class Reserve:
 
     def __init__(self, fs: FileSystem, root: str, size_bytes: int) -> None:
         self._fs = fs
+        self._root = root
         self._path = f"{root}/RESERVE"
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
 
     def claim(self) -> bool:
         """Have the space; False if the disk does not give it."""
         if self._fs.exists(self._path):
             return True
+        free = self.free_bytes()
+        if free is not None and free < 2 * self.size_bytes:  # what is left is for deletes
+            return False
         temporary = f"{self._path}.tmp"
         try:
             if self._fs.exists(temporary):  # of a process that died
                 self._fs.unlink(temporary)
             file = self._fs.create(temporary)
             try:
-                zero_fill(file, 0, self._size_bytes)
+                zero_fill(file, 0, self.size_bytes)
                 publish(self._fs, file, self._path)
             finally:
                 file.close()
         except OSError:
-            if self._fs.exists(temporary):
-                self._fs.unlink(temporary)
+            remove_file(self._fs, temporary)
             return False
         return True
 
+    def free_bytes(self) -> int | None:
+        """How much the disk has beside it; None where nobody knows."""
+        return self._fs.free_bytes(self._root)
+
     def release(self) -> bool:
         """Give the space free; False if there was none."""
-        if not self._fs.exists(self._path):
-            return False
-        self._fs.unlink(self._path)
-        return True
+        return self._fs.exists(self._path) and remove_file(self._fs, self._path)

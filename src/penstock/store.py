@@ -14,24 +14,29 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
 from penstock.dropped import SPILL, DroppedShards
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
 from penstock.flusher import StoreFlusher
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish
+from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs
 from penstock.host.metrics import Metrics
+from penstock.host.steady_clock import SteadyClock, read_note
+from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
 from penstock.journal.record import decode
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.kinds import Machine, Site
+from penstock.kinds import Machine, Site, partitions_of
 from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
+from penstock.log.chain import is_segment
 from penstock.lsm.collection import CollectionSettings, Collector
+from penstock.lsm.compacting import CompactionReport, compact_trees
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.offering import MergeOffers
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
@@ -40,9 +45,12 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.jobs import JobQueue
+from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import WalStateRecord
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
+from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -55,11 +63,13 @@ from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
+from penstock.space import DiskSpace
 from penstock.tables import Tables
 
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
+COMPACT_WAIT_S = 60.0  # for others that work on the table
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
@@ -80,6 +90,7 @@ class StoreSettings:
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
+    trust_clock: bool = False  # take the machine's wall clock as it is, however far it is from the newest record
     offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
@@ -117,14 +128,15 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
     """Be the owner of the store in `path`; it is made if there is none."""
-    return Store(
-        str(path),
-        settings=settings or StoreSettings(),
-        fs=fs or OsFileSystem(),
-        clock=clock or SystemClock(),
-        random=random or system_random(),
-        engine=engine,
-    )
+    with explained():
+        return Store(
+            str(path),
+            settings=settings or StoreSettings(),
+            fs=fs or OsFileSystem(),
+            clock=clock or SystemClock(),
+            random=random or system_random(),
+            engine=engine,
+        )
 
 
 class Store(Tables):
@@ -138,52 +150,37 @@ class Store(Tables):
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
-        self._fs, self._clock, self._random = fs, clock, random
+        self._fs, self._clock, self._random = fs, SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
         self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
-        make_dirs(fs, self.path)
         self._parts = ExitStack()  # closes what is open, the newest first
-        self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
         try:
-            self.identity = self._load_identity()
+            make_dirs(fs, self.path)
+            self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
+            self.identity = load_identity(fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._closed = True
             self._parts.close()
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise DiskFull(f"{self.path} cannot be opened, the disk is full: free some space") from error
             raise
         threads.after_fork(self, Store._cut_off)
 
     # -- opening
 
-    def _load_identity(self) -> bytes:
-        """The store's UUID: drawn when it is made, in every file it writes."""
-        path = f"{self.path}/STORE"
-        if self._fs.exists(path):
-            file = self._fs.open(path)
-            identity = file.pread(64, 0)
-            file.close()
-            if len(identity) != 16:
-                raise CorruptionError(path, 0, f"the store's identity has {len(identity)} bytes instead of 16")
-            return identity
-        if self._fs.exists(f"{self.path}/STORE.tmp"):
-            self._fs.unlink(f"{self.path}/STORE.tmp")
-        identity = self._random.randbytes(16)
-        file = self._fs.create(f"{self.path}/STORE.tmp")
-        file.pwrite(identity, 0)
-        publish(self._fs, file, path)
-        file.close()
-        return identity
-
     def _open_parts(self, engine: EngineOpener) -> None:
         settings = self.settings
         self._manifest = Manifest.open(f"{self.path}/manifest", fs=self._fs, clock=self._clock, engine=engine)
         self._parts.callback(self._manifest.close)
+        self._extent = JournalExtent(self._manifest)
+        self._parts.callback(self._extent.closed)  # the journal is closed by then
         self._jobs = JobQueue(self._manifest, random=self._random)
         self._engines = Engines()
         self.offers = OfferBoard(clock=self._clock, random=self._random)
@@ -202,7 +199,6 @@ class Store(Tables):
             wake=self._wake,
         )
         self._parts.callback(self._maintenance.close)
-        self._dropped = DroppedShards(self._fs, self.path, self._maintenance)
         self._collector = Collector(
             self._maintenance,
             self._manifest,
@@ -211,6 +207,8 @@ class Store(Tables):
             clock=self._clock,
             settings=settings.collection,
         )
+        self.readers = self._collector.readers
+        self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
         self._site = Site(
             fs=self._fs,
@@ -222,6 +220,7 @@ class Store(Tables):
             maintenance=self._maintenance,
             settings={"queue": settings.queue},
             published=lambda: self._dispatcher.published,
+            may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._ledger = Ledger(ledger, conditions())
@@ -241,12 +240,13 @@ class Store(Tables):
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
+        self._parts.callback(self._maintenance.stop)
         self._flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
             KINDS,
             clock=self._clock,
-            make_room=self._release_reserve,
+            make_room=self._make_room,
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
@@ -269,10 +269,26 @@ class Store(Tables):
             self._dispatcher,
             self._consensus,
             self._manifest,
+            self._extent,
             forget_verdicts=self._forget_verdicts,
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
         )
+        self._space = DiskSpace(
+            self.path,
+            self._reserve,
+            coordinator=self._coordinator,
+            port=self._port,
+            dispatcher=self._dispatcher,
+            maintenance=self._maintenance,
+            consensus=self._consensus,
+            checkpoint=self._checkpoint,
+            clock=self._clock,
+            waiting_bytes_max=settings.coordinator.bytes_max,
+        )
+
+    def _make_room(self) -> bool:
+        return self._space.give_up_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -280,15 +296,20 @@ class Store(Tables):
     def _open_journal(self) -> Log:
         folder, settings = f"{self.path}/journal", self.settings.journal
         try:
-            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
         except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
             if not self._reserve.release():
                 raise
-            return Log.open(self._fs, folder, random=self._random, settings=settings, identity=self.identity)
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
-        return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        try:
+            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
+            raise
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
@@ -296,7 +317,15 @@ class Store(Tables):
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        return SpillLog(self._fs, folder, random=self._random, identity=self.identity)
+        kept = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        return SpillLog(
+            self._fs,
+            folder,
+            random=self._random,
+            identity=self.identity,
+            partition=descriptor.partition,
+            reach=(kept.stored_lsn, kept.durable_lsn),
+        )
 
     def _recover(self) -> None:
         """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""
@@ -311,8 +340,22 @@ class Store(Tables):
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply()
+        self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
-        self._keep_reserve()
+        self._space.claim_reserve()
+
+    def _begin_time(self) -> None:
+        """Go on from the time of the newest record, which the ledger has by now."""
+        note = read_note(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
+        ahead = self.metrics.gauge(
+            "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
+        )
+        ahead.set_function(self._clock.ahead_s)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
 
     def _start(self) -> None:
         export_trees(self._maintenance, self.metrics)
@@ -346,7 +389,8 @@ class Store(Tables):
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
         self._port.applied()
-        self._keep_reserve()
+        self._keep_time()
+        self._space.mend()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
 
@@ -364,7 +408,7 @@ class Store(Tables):
     def checkpoint(self) -> CheckpointReport:
         """Drop all of the journal that can be dropped, now."""
         self._check_usable()
-        return self._checkpoint.run(everything=True)
+        return threads.uninterrupted(lambda: self._checkpoint.run(everything=True))
 
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
@@ -374,6 +418,7 @@ class Store(Tables):
 
     def _after_apply(self) -> None:
         """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
+        self._space.look()
         self._port.applied()
         trees = [tree for tree, _ in self._maintenance.trees()]
         held = sum(tree.memory_bytes() for tree in trees)
@@ -385,9 +430,9 @@ class Store(Tables):
                 self._flush_soon(largest)
         if not self._started:
             return
-        for tree in trees:
-            tree.wait_while_stopped(APPLY_WAIT_S)
         deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S  # this batch is in by then; the next one waits as long
+        for tree in trees:
+            tree.wait_while_stopped(max(0.0, deadline_s - self._clock.monotonic_s()))
         while held > self.settings.rows_bytes_max and self._clock.monotonic_s() < deadline_s:
             largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
             self._flush_soon(largest)
@@ -399,19 +444,7 @@ class Store(Tables):
             if self._maintenance.request_flush(tree):
                 self._wake("flush")
         else:
-            self._maintenance.flush(tree)
-
-    # -- a full disk
-
-    def _keep_reserve(self) -> None:
-        """Claim the reserve again if it was used; then writes are let in again."""
-        if self._reserve.claim():
-            self._port.read_only = None
-
-    def _release_reserve(self) -> bool:
-        """The disk is full: give the reserve free for what is on its way and for deletes, and refuse other writes."""
-        self._port.read_only = DiskFull(f"the disk of {self.path} is full: only deletes are taken; free some space")
-        return self._reserve.release()
+            threads.uninterrupted(lambda: self._maintenance.flush(tree))
 
     # -- tables
 
@@ -452,13 +485,18 @@ class Store(Tables):
         self._check_usable()
         self._coordinator.recover()
 
-    def compact(self, name: str) -> None:
-        """Bring a table into as few files as possible, in this thread."""
+    def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
+        """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
+        self._check_usable()
         wanted = self._existing(name)
-        for tree, catalog in self._maintenance.trees():
-            if catalog.db_id == wanted.table:
-                self._maintenance.flush(tree)
-                self._maintenance.compact(tree, everything=True)
+        for partition in partitions_of(wanted):
+            self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
+        cancelled: list[bool] = []
+        compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
+        return threads.uninterrupted(
+            lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
+        )
 
     # -- the end
 
@@ -469,20 +507,47 @@ class Store(Tables):
             raise Closed("this store was opened before a fork: open or connect to it in this process")
 
     def close(self) -> None:
-        """Make everything durable and let go of the folder. A second call does nothing."""
+        """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
+        threads.uninterrupted(self._close)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
-        with self._parts:
+        try:
+            self._finish()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go(None)
+
+    def _finish(self) -> None:
+        try:
             self._port.close()
+        finally:
             self._coordinator.shutdown()
-            self._leave()
+        self._leave()
+
+    def _let_go(self, failure: BaseException | None) -> None:
+        """Close every part; raises the first error, unless `failure` came before it."""
+        try:
+            self._parts.close()
+        except Exception as error:
+            if failure is None:
+                raise Poisoned(
+                    f"{self.path} is closed, but not without an error ({error}): all that was durable is; open it again"
+                ) from error
+            failure.add_note(f"closing the parts of the store failed, too: {error}")
+        finally:
+            self._port.end()
 
     def _leave(self) -> None:
         """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
         folder, size = f"{self.path}/journal", 0
         try:
-            for name in self._fs.listdir(folder):
+            for name in filter(is_segment, self._fs.listdir(folder)):
                 file = self._fs.open(f"{folder}/{name}")
                 size += file.size()
                 file.close()

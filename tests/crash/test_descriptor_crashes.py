@@ -249,12 +249,6 @@ def test_a_log_that_gets_no_descriptor_is_not_poisoned(quiet: None) -> None:
 
 
 def test_without_a_budget_it_is_poisoned(monkeypatch: Patch) -> None:
-    open_queue = queue_scenario.open_queue
-
-    def unbounded(fs: FileSystem, seed: int, **options: Any) -> object:
-        return open_queue(fs._inner if isinstance(fs, BoundedFileSystem) else fs, seed, **options)
-
-    monkeypatch.setattr(open_files.BoundedFileSystem, "__new__", lambda cls, inner, files: inner)
-    monkeypatch.setattr(queue_scenario, "open_queue", unbounded)
+    monkeypatch.setitem(globals(), "bounded", lambda fs: fs)
     with pytest.raises((OSError, AssertionError)):
         queue_in_famine(8, 1)

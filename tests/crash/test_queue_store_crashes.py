@@ -164,10 +164,10 @@ def acknowledged_twice(patch: Patch) -> None:
 def numbered_again_after_reopening(patch: Patch) -> None:
     """What the files hold already is appended once more, under new sequences."""
 
-    def again(self: QueueMachine, bodies: list[bytes], entry: Entry) -> None:
+    def again(self: QueueMachine, bodies: list[bytes], entry: Entry, following: int) -> None:
         if bodies:
             lsn = max(entry.lsn, self.queue.last_lsn + 1)
-            self.next = self.queue.append_bodies(bodies, lsn=lsn, time_us=entry.time_us)
+            self.queue.append_bodies(bodies, lsn=lsn, time_us=entry.time_us)
 
     patch.setattr(QueueMachine, "_append", again)
 
@@ -178,8 +178,9 @@ def trims_forgotten_by_a_roll(patch: Patch) -> None:
 
     def ahead(self: QueueMachine, *args: Any) -> None:
         init(self, *args)
-        self._applied = self._stored = max(self._stored, self.queue.stored_lsn)
-        self.next = self.queue.next_sequence
+        self._stored = max(self._stored, self.queue.stored_lsn)
+        now = self._progress[0]._replace(lsn=self._stored, next=self.queue.next_sequence)
+        self._progress = now, now
 
     patch.setattr(QueueMachine, "__init__", ahead)
 

@@ -7,7 +7,7 @@ Invariant: a chunk appears under its name whole, synced, or not at all.
 from __future__ import annotations
 
 from penstock.errors import CorruptionError
-from penstock.host.files import Buffer, FileSystem, publish
+from penstock.host.files import Buffer, FileSystem, publish, remove_file
 
 WRITE_BYTES = 1 << 20
 
@@ -29,8 +29,7 @@ class TemporaryFile:
 
     def abort(self) -> None:
         self.file.close()
-        if self._fs.exists(self.file.path):
-            self._fs.unlink(self.file.path)
+        remove_file(self._fs, self.file.path)
 
 
 class PlainWriter:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import penstock
 from penstock.cli.shown import given, shown
-from penstock.errors import NotFound
+from penstock.errors import NotFound, Poisoned
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A Penstock store.")
 console = Console(highlight=False)
@@ -123,6 +123,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     port: Annotated[int, typer.Option(help="0: any that is free")] = 0,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
+    from penstock.server.healing import Healer
     from penstock.server.tcp import serve_tcp
 
     stopping = threading.Event()
@@ -131,7 +132,12 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     with penstock.open(store) as opened:
         found = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
         print(f"penstock://{host}:{found}", flush=True)
-        stopping.wait()
+        healer = Healer(opened, opened.clock)
+        while not stopping.wait(0.25):
+            if not healer.heal():
+                raise Poisoned(
+                    f"writes to {store} fail and it does not recover ({opened.port.failure}): see to its disk"
+                )
 
 
 def _print(columns: tuple[str, ...], rows: Iterator[Any]) -> None:

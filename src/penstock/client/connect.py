@@ -7,26 +7,20 @@ Thread: any.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 from pyarrow import flight
 
-import penstock
 from penstock.client import place, wire
 from penstock.client.connection import PATIENCE_S
-from penstock.client.report import Report
+from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, StoreLocked, WaitExpired
-from penstock.host import threads
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import OsFileSystem, absolute, make_dirs
 
-KNOCK_S = 10.0
+TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
 OPTIONS = [  # of gRPC, which would otherwise remember for minutes that nobody was there
     ("grpc.use_local_subchannel_pool", 1),
@@ -39,76 +33,65 @@ class LocalDoor:
     """To the store in a folder of this machine."""
 
     def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
-        self._path = path
+        self.folder = self.name = path
         self._create = create
         self._clock = clock
         self._fs = OsFileSystem()
-
-    @property
-    def name(self) -> str:
-        return self._path
+        self._starting: StartingOwner | None = None  # one that did not report yet
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return []
 
     def open(self, deadline_s: float) -> flight.FlightClient:
-        answer = place.knock(self._path, "serve", KNOCK_S)
+        answer = self._knock(deadline_s)
+        waits_s = place.PAUSE_S
         while answer is None or not answer.location:
-            if not self._create and not place.has_store(self._path):
-                raise NotFound(f"there is no store in {self._path}: give another path, or make one with penstock.open")
-            if self._clock.monotonic_s() >= deadline_s:
+            if not self._create and not place.has_store(self.folder):
+                raise NotFound(f"there is no store in {self.folder}: give another path, or make one with penstock.open")
+            if self._is_late(deadline_s):
                 reason = "" if answer is None else f" ({answer.reason})"
-                raise WaitExpired(f"no owner of {self._path} came up{reason}: try again")
+                raise WaitExpired(f"no owner of {self.folder} came up{reason}: try again")
             answer = self._start(deadline_s)
+            if answer is None or not answer.location:
+                place.pause(waits_s)
+                waits_s = min(2 * waits_s, 1.0)  # starting one only to hear that the store is locked is dear
         return flight.FlightClient(answer.location, generic_options=OPTIONS)
+
+    def _is_late(self, deadline_s: float) -> bool:
+        return self._clock.monotonic_s() >= deadline_s
+
+    def _knock(self, deadline_s: float) -> place.Answer | None:
+        return place.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
 
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
-            make_dirs(self._fs, self._path)
-        opening = place.hold_opening(self._fs, self._path, self._clock, deadline_s)
-        answer = None
+            make_dirs(self._fs, self.folder)
+        opening = place.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
-            answer = place.knock(self._path, "serve", KNOCK_S)
+            answer = self._knock(deadline_s)
             if answer is None:
-                start_owner(self._path)
-                answer = place.knock(self._path, "serve", KNOCK_S)
+                self._bring_up(deadline_s)
+                answer = self._knock(deadline_s)
+            return answer
         except (StoreLocked, WaitExpired):  # by one who does not answer yet, or never will
-            if self._clock.monotonic_s() >= deadline_s:
+            if self._is_late(deadline_s):
                 raise
+            return None
         finally:
             opening.release()
-        if answer is None or not answer.location:
-            place.pause()
-        return answer
 
-
-def start_owner(path: str) -> None:
-    """Start a detached owner and wait until it serves. Requires: OPENING."""
-    code = str(Path(penstock.__file__).parents[1])
-    known = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": f"{code}:{known}" if known else code}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.server", path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd="/",
-        env=environment,
-        start_new_session=True,  # Ctrl-C here is not meant for it
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        said = process.stdout.readline()
-        try:
-            report = msgspec.json.decode(said, type=Report)
-        except msgspec.DecodeError:  # it could not even begin: the last line of a traceback says why
-            said = (said + process.stdout.read()).rstrip().rpartition(b"\n")[2]
-            text, name = said.decode(errors="replace"), "PenstockError" if said else "WaitExpired"  # nothing: killed
-            report = Report(wire.Fault(name, f"an owner of {path} could not be started: {text or 'it was ended'}"))
-    threads.spawn(process.wait, name="penstock-owner-reaper")
-    if report.fault is not None:
-        raise wire.error_of(report.fault)
+    def _bring_up(self, deadline_s: float) -> None:
+        """Wait until an owner serves that was started here, now or before. Requires: OPENING."""
+        if self._starting is None:
+            self._starting = StartingOwner(self.folder, self._clock)
+        report = self._starting.wait_report(deadline_s)
+        if report is None:
+            pid = self._starting.pid
+            raise WaitExpired(f"an owner of {self.folder} was started (process {pid}), not serving yet: try again")
+        self._starting = None
+        if report.fault is not None:
+            raise wire.error_of(report.fault)
 
 
 class RemoteDoor:
@@ -116,6 +99,7 @@ class RemoteDoor:
 
     def __init__(self, address: str, token: str, roots: bytes | None) -> None:
         self.name = f"{SCHEME}{address}"
+        self.folder = ""
         self._address = address
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
         self._roots = roots
@@ -139,12 +123,13 @@ def connect(
 ) -> RemoteStore:
     """The store in `path`, whoever owns it; an owner is started if there is none.
 
-    `NotFound` if there is no store, unless `create=True`. `timeout_s`: how long an owner is waited for, now and
-    whenever it went away. A path `penstock://host:port` is a store that is served over TCP: it takes a `token`, and
-    `authority`, a PEM file with the certificate of who signed the server's (None: those the system trusts).
+    `NotFound` if there is no store, unless `create=True`. `timeout_s`: how long any call waits, for an owner to be
+    there and for its answer: `WaitExpired` then, `OutcomeUnknown` for a write. A path `penstock://host:port` is a store
+    that is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate of who signed the
+    server's (None: those the system trusts).
     """
-    if not timeout_s > 0:
-        raise Invalid(f"timeout_s is {timeout_s}: give more than 0")
+    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
+        raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
     clock, door = SystemClock(), _door_of(str(path), create, token, authority)
     return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
 

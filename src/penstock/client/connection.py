@@ -2,8 +2,9 @@
 
 Thread: any.
 Invariants: (1) a request that may not be made twice is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line
-is used only after the owner at its end showed the identity of the store it was first connected to. (3) every call has a
-deadline, which the owner hears of: one whose client is stopped gives up its thread then.
+is used only after the owner at its end showed the identity of the store it was first connected to. (3) every call has
+one deadline for all of it: finding or starting an owner, sending, the answer. The owner hears of it, and gives up its
+thread then, if the client is stopped. (4) `_lock` is never held while anything is waited for.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.client import wire
-from penstock.client.forking import abandon
 from penstock.client.place import pause
 from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.forking import abandon
 
 T = TypeVar("T")
-PATIENCE_S = 30.0  # for an owner to be there (again)
-CALL_S = 120.0  # for one answer
-PAGE_S = 60.0  # for a page of a scan
+PATIENCE_S = 30.0  # for an owner to be there (again) and to answer
+FORGET_S = 5.0  # for what nobody waits for
+CALL_S_MIN = 0.05  # an owner was found in the last moment: it is asked all the same
 
 
 class Door(Protocol):
@@ -33,6 +34,10 @@ class Door(Protocol):
     @property
     def name(self) -> str:
         """Of the store, for messages."""
+
+    @property
+    def folder(self) -> str:
+        """Where the store is on this machine; empty if it is not."""
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         """A line to the owner, who is found or started before the deadline; `WaitExpired` if not."""
@@ -75,37 +80,45 @@ class Connection:
         assert self._owner is not None
         return self._owner
 
-    def deadline_s(self) -> float:
-        """Until when an owner must be there."""
-        return self._clock.monotonic_s() + self._patience_s
+    @property
+    def patience_s(self) -> float:
+        """How long a call waits."""
+        return self._patience_s
+
+    def deadline_s(self, more_s: float = 0.0) -> float:
+        """Until when a call that begins now must be answered."""
+        return self._clock.monotonic_s() + self._patience_s + more_s
+
+    def _left_s(self, deadline_s: float) -> float:
+        return max(CALL_S_MIN, deadline_s - self._clock.monotonic_s())
 
     # -- asking
 
-    def ask(self, request: Any, kind: type[T], *, repeat: bool = True, timeout_s: float = CALL_S) -> T:
+    def ask(self, request: Any, kind: type[T], *, repeat: bool = True, wait_s: float = 0.0) -> T:
         """The answer to a request."""
-        return wire.unpack(self.ask_raw(request, repeat=repeat, timeout_s=timeout_s), kind)
+        return wire.unpack(self.ask_raw(request, repeat=repeat, wait_s=wait_s), kind)
 
-    def ask_raw(self, request: Any, *, repeat: bool = True, timeout_s: float = CALL_S) -> bytes:
-        """The answer to a request, as it came. `repeat`: it may be made again."""
-        body, deadline_s = wire.pack(request), self.deadline_s()
+    def ask_raw(self, request: Any, *, repeat: bool = True, wait_s: float = 0.0) -> bytes:
+        """The answer to a request, as it came. `repeat`: it may be made again. `wait_s`: how long it asks to wait."""
+        body, deadline_s = wire.pack(request), self.deadline_s(wait_s)
         while True:
             line = self._open(deadline_s)
             try:
-                return self._send(line, body, timeout_s)
+                return self._send(line, body, self._left_s(deadline_s))
             except GoneError as gone:
                 self._drop(line)
                 if not repeat and not gone.untouched:
                     raise OutcomeUnknown(
-                        f"the owner of {self._door.name} ended before it answered ({gone}): "
+                        f"the owner of {self._door.name} did not answer ({gone}): "
                         f"it did {type(request).__name__}, or it did not"
                     ) from None
                 if self._clock.monotonic_s() >= deadline_s:
                     raise self._nobody(gone) from None
             pause()
 
-    def send_once(self, request: Any, timeout_s: float = CALL_S) -> bytes:
+    def send_once(self, request: Any, timeout_s: float) -> bytes:
         """Send a request over the line there is, or a new one; `GoneError` if no answer comes."""
-        line = self._open(self.deadline_s())
+        line = self._open(min(self.deadline_s(), self._clock.monotonic_s() + timeout_s))
         try:
             return self._send(line, wire.pack(request), timeout_s)
         except GoneError:
@@ -120,13 +133,13 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading, timeout_s: float = PAGE_S) -> tuple[list[Any], bool]:
+    def read(self, reading: wire.Reading) -> tuple[list[Any], bool]:
         """The record batches of a page, and whether there are more pages."""
         deadline_s = self.deadline_s()
         while True:
             line = self._open(deadline_s)
             try:
-                return self._read_page(line, wire.pack(reading), timeout_s)
+                return self._read_page(line, wire.pack(reading), self._left_s(deadline_s))
             except GoneError as gone:
                 self._drop(line)
                 if isinstance(reading, wire.More):
@@ -173,11 +186,10 @@ class Connection:
         """Say that something is not needed; who does not hear it finds out by its lease."""
         if self._in_child:
             return
-        with self._lock:
-            line = self._line
+        line = self._line  # without the lock: the interpreter may call this while this very thread has it
         if line is not None:
             try:
-                self._send(line, wire.pack(request), 5.0)
+                self._send(line, wire.pack(request), min(FORGET_S, self._patience_s))
             except (GoneError, PenstockError):
                 return
 
@@ -189,22 +201,29 @@ class Connection:
     def _open(self, deadline_s: float) -> flight.FlightClient:
         if self._in_child:
             raise Closed("this connection was made before a fork: connect in this process")
+        while (line := self._line) is None:  # any number of threads may look for the owner: the first line is used
+            with self._lock:
+                closed = self._closed
+            if closed:
+                raise Closed(f"the connection to {self._door.name} was closed: connect again")
+            self._find_owner(deadline_s)
+        return line
+
+    def _find_owner(self, deadline_s: float) -> None:
+        """Try once to open a line to an owner."""
+        line = self._door.open(deadline_s)
+        try:
+            owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
+        except GoneError as gone:
+            if self._clock.monotonic_s() >= deadline_s:
+                raise self._nobody(gone) from None
+            pause()
+            return
         with self._lock:
-            while self._line is None:
-                if self._closed:
-                    raise Closed(f"the connection to {self._door.name} was closed: connect again")
-                line = self._door.open(deadline_s)
-                try:
-                    owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), 30.0), wire.Owner)
-                except GoneError as gone:
-                    if self._clock.monotonic_s() >= deadline_s:
-                        raise self._nobody(gone) from None
-                    pause()
-                    continue
-                if self._owner is not None and owner.identity != self._owner.identity:
-                    raise Closed(f"there is another store in {self._door.name} than before: connect again")
+            if self._owner is not None and owner.identity != self._owner.identity:
+                raise Closed(f"there is another store in {self._door.name} than before: connect again")
+            if self._line is None and not self._closed:
                 self._owner, self._line = owner, line
-            return self._line
 
     def _drop(self, line: flight.FlightClient) -> None:
         with self._lock:

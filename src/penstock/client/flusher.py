@@ -1,12 +1,20 @@
 """Between a client's coordinator and the owner: a batch of deltas becomes messages.
 
-Every group has a token, the user's or one of this client's own, so that a message whose answer was lost is sent again
-and nothing happens twice. The owner answers when all of a message is durable and applied.
+The way of a batch:
+ 1. Its groups are encoded, once, into a queue.
+ 2. As many as fit become a message. A group without a token of the user gets the next number of this client's own.
+ 3. The message is sent until it is answered: without an answer its outcome is unknown, so it goes again as it is, to
+    this owner or the next, and the tokens see to it that nothing happens twice.
+ 4. Every group that was answered leaves the queue: done, or not done and its writer is told. The owner stops looking at
+    a message behind a plain group it refuses; what it did not look at is numbered anew in the next message.
 
-Thread: the coordinator's: `make_durable` by one thread at a time.
-Invariants: (1) a section is encoded once. (2) groups happen in their order: what the owner did not take is sent again
-before anything after it. (3) a message has at most GROUPS_MAX groups, so that all its tokens are still remembered when
-it is sent again.
+So numbers rise in the order of sending, and an unanswered message has GROUPS_MAX of them at most: none is ever below
+the window in which the ledger remembers tokens, however long the queue is.
+
+Thread: the coordinator's: `make_durable` by one thread at a time; that is its background thread, and the caller of
+`recover`. Those who wait for a write do not send, so that they can give up, or be interrupted, at any time.
+Invariants: (1) groups happen in their order. (2) a group leaves the queue only when its outcome is known. (3) nobody's
+write is dropped unless its writer is told, or somebody else is.
 """
 
 from __future__ import annotations
@@ -14,14 +22,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-
-import msgspec
+from itertools import islice
 
 from penstock.client import wire
 from penstock.client.connection import Connection, GoneError
-from penstock.client.place import pause
+from penstock.client.refusals import Refusal, Refusals, in_doubt
 from penstock.coordinator import Batch, Durability
-from penstock.errors import NotFound, OutcomeUnknown, PenstockError, RetryLater
+from penstock.errors import (
+    FixTheCall,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    Reopen,
+    Restore,
+    RetryLater,
+    StoreLocked,
+)
 from penstock.host.clock import Clock
 from penstock.journal.record import PartitionId
 from penstock.kinds import Kind
@@ -30,29 +47,43 @@ from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
 
 SEND_S = 60.0  # for a batch to be taken, with an owner that comes and goes
+ANSWER_S = 120.0  # for one message: the owner may have files to read and sync
 MESSAGE_BYTES = 8 << 20  # about: more go into another message
+SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message has not too many
+GROUP_BYTES_MAX = wire.MESSAGE_BYTES_MAX - (1 << 20)  # of a group's sections: it must fit into a message
 BACKOFF_S = 0.05
-REFUSALS_MAX = 64  # kept for those who ask later
+
+
+class WholeGroup(PendingGroup):
+    """A group that its writer submitted as such: it happens as a whole or not at all."""
+
+    __slots__ = ("awaited", "error")
+
+    def __init__(self, group: PendingGroup, *, awaited: bool) -> None:
+        super().__init__(group.condition)
+        self.sections = group.sections
+        self.awaited = awaited  # its writer will look at `verdict` and `error`
+        self.error: PenstockError | None = None
 
 
 class _Outgoing:
     """A group on its way."""
 
-    __slots__ = ("bytes", "group", "own_token", "sent")
+    __slots__ = ("bytes", "condition", "group", "sections", "sent")
 
-    def __init__(self, group: PendingGroup | None, sent: wire.SentGroup, *, own_token: bool) -> None:
-        self.group = group
-        self.sent = sent
-        self.own_token = own_token  # of this client: that it was used before means that this group happened
-        self.bytes = sum(len(section.payload) for section in sent.sections)
+    def __init__(self, group: PendingGroup | None, condition: Condition, sections: list[wire.SentSection]) -> None:
+        self.group = group  # None: a part of a plain one
+        self.condition = condition  # with a token, if the user gave one
+        self.sections = sections
+        self.bytes = sum(SECTION_BYTES + len(section.payload) for section in sections)
+        self.sent: wire.SentGroup | None = None  # as it stands in the last message
 
+    @property
+    def plain(self) -> bool:
+        return not isinstance(self.group, WholeGroup)
 
-class Refusal(msgspec.Struct, frozen=True, eq=False):
-    """Writes that the owner would not take."""
-
-    first: int  # epochs, both included
-    last: int
-    error: PenstockError
+    def tables(self) -> set[int]:
+        return {section.partition >> 16 for section in self.sections}
 
 
 class RemoteFlusher:
@@ -73,12 +104,14 @@ class RemoteFlusher:
         self._clock = clock
         self._send_s = send_s
         self._last_number = 0  # of a token
-        self._kept: deque[_Outgoing] = deque()  # of a batch that failed
-        self.refused: dict[int, PenstockError] = {}  # by the id of a group that somebody waits for
-        self.awaited: set[int] = set()  # the ids of such groups
-        self.whole: set[int] = set()  # the ids of groups that were submitted as such and are not encoded yet
-        self.refusals: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
-        self.news: deque[Refusal] = deque(maxlen=REFUSALS_MAX)  # of these, those that nobody was told of
+        self._last_epoch = 0  # of the batch whose these are:
+        self._queue: deque[_Outgoing] = deque()  # groups whose outcome is not known
+        self._message: tuple[_Outgoing, ...] = ()  # the first of them: sent, and not answered
+        self._taken: set[int] = set()  # tables that had writes which happened
+        self._refused: dict[int, PenstockError] = {}  # tables that had writes which did not
+        self._ending = threading.Event()
+        self.refusals = Refusals()
+        self.answers = 0  # how many messages were answered
         self.idle = threading.Event()  # no batch is under way
         self.idle.set()
         self.unsent_bytes = 0  # about, since the last batch went
@@ -91,32 +124,16 @@ class RemoteFlusher:
         self.unsent_bytes = 0
         self.idle.clear()
         try:
-            return self._make_durable(batch, again=again)
+            if self._last_epoch != batch.last:  # otherwise it failed, and goes on where it was
+                self._begin(batch)
+            if again:  # somebody waits for it: `recover`
+                self._send_all(self._connection.patience_s, self._connection.patience_s)
+            else:
+                self._send_all(self._send_s, ANSWER_S)
+            self._report(batch)
+            return batch.last
         finally:
             self.idle.set()
-
-    def _make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> int:
-        outgoing = self._kept if again else self._encode(batch)
-        self._kept = outgoing  # until all of it is answered
-        deadline_s, waits_s = self._clock.monotonic_s() + self._send_s, BACKOFF_S
-        while outgoing:
-            message = list(_first_message(outgoing))
-            try:
-                outcomes = self._send(message, again=again)
-                again = False
-                busy = self._settle(outgoing, message, outcomes, batch)
-            except GoneError as gone:
-                again, busy = True, OutcomeUnknown(f"the owner did not answer ({gone})")
-            except RetryLater as error:  # of the message as a whole: some of it may have happened
-                again, busy = True, error
-            if busy is None:
-                waits_s = BACKOFF_S
-                continue
-            if self._clock.monotonic_s() >= deadline_s:
-                raise busy
-            pause(waits_s)
-            waits_s = min(2 * waits_s, 1.0)
-        return batch.last
 
     def apply(self, flushed: int) -> int:
         return flushed
@@ -124,25 +141,29 @@ class RemoteFlusher:
     def recover(self) -> None:
         """What was kept is sent again under the same tokens."""
 
+    def end(self) -> None:
+        """Give up as soon as what is under way allows it."""
+        self._ending.set()
+
     # -- encoding
 
-    def _encode(self, batch: Batch[PendingDelta]) -> deque[_Outgoing]:
-        return deque(self._outgoing(group) for delta in batch.deltas for group in delta.groups)
+    def _begin(self, batch: Batch[PendingDelta]) -> None:
+        self._taken, self._refused = set(), {}
+        queue: deque[_Outgoing] = deque()
+        for delta in batch.deltas:
+            for group in delta.groups:
+                try:
+                    queue.append(self._outgoing(group))
+                except PenstockError as error:
+                    self._refuse(group, {partition >> 16 for partition in group.sections}, error)
+        self._queue, self._message = queue, ()
+        self._last_epoch = batch.last  # after all this: if a line of it raised, it is all done again
 
     def _outgoing(self, group: PendingGroup) -> _Outgoing:
-        asked = decode_condition(group.condition)
-        own = asked.token is None
-        condition = group.condition if asked.token is not None else self._own_condition(asked.others)
         sections = [
             self._section(partition, part) for partition, held in group.sections.items() for part in parts(held)
         ]
-        plain = id(group) not in self.whole
-        self.whole.discard(id(group))
-        return _Outgoing(group, wire.SentGroup(condition, plain, sections), own_token=own)
-
-    def _own_condition(self, others: tuple[tuple[str, bytes], ...] = ()) -> bytes:
-        self._last_number += 1
-        return encode_condition(Condition((self._producer, self._last_number), others))
+        return _Outgoing(group, decode_condition(group.condition), sections)
 
     def _section(self, partition: PartitionId, part: object) -> wire.SentSection:
         if isinstance(part, Reference):
@@ -154,56 +175,131 @@ class RemoteFlusher:
 
     # -- sending
 
-    def _send(self, message: list[_Outgoing], *, again: bool) -> list[wire.Outcome]:
-        answer = self._connection.send_once(wire.Write([outgoing.sent for outgoing in message], again))
-        return wire.unpack(answer, wire.Outcomes).outcomes
+    def _send_all(self, patience_s: float, answer_s: float) -> None:
+        """Send the queue; raises if nothing of it was taken for `patience_s`."""
+        deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
+        while self._queue:
+            try:
+                busy = self._send_message(answer_s)
+            except GoneError as gone:
+                busy = OutcomeUnknown(f"the owner did not answer ({gone})")
+            except PenstockError as error:
+                if not _may_pass(error):
+                    raise
+                busy = error
+            if busy is None:
+                deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
+                continue
+            if self._clock.monotonic_s() >= deadline_s or self._ending.wait(waits_s):
+                raise busy
+            waits_s = min(2 * waits_s, 1.0)
 
-    def _settle(
-        self,
-        outgoing: deque[_Outgoing],
-        message: list[_Outgoing],
-        outcomes: list[wire.Outcome],
-        batch: Batch[PendingDelta],
-    ) -> PenstockError | None:
-        """Take what was answered off the queue; why the next of them must wait, if it must."""
-        for sent, outcome in zip(message, outcomes, strict=False):
+    def _send_message(self, answer_s: float) -> PenstockError | None:
+        """Send the next message, or the last one again; why the next must wait, if it must."""
+        again = bool(self._message)
+        if not again and not self._form_message():
+            return None
+        sent = [outgoing.sent for outgoing in self._message if outgoing.sent is not None]
+        answer = self._connection.send_once(wire.Write(sent, again), answer_s)
+        busy = self._look_at(wire.unpack(answer, wire.Outcomes).outcomes, again=again)
+        if busy is None or not again:  # otherwise an earlier sending may be on its way still: no new numbers
+            self._message = ()
+        self.answers += 1
+        return busy
+
+    def _form_message(self) -> bool:
+        """Number the groups of the next message; False if the first cannot be sent, and was dealt with."""
+        message = tuple(_first_message(self._queue))
+        first = message[0]
+        if first.bytes > GROUP_BYTES_MAX or len(first.sections) > wire.SECTIONS_MAX:
+            size = f"{len(first.sections)} sections and {first.bytes} bytes"
+            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: split it"))
+            return False
+        for outgoing in message:
+            own = outgoing.condition.token is None
+            condition = self._own_condition(outgoing.condition.others) if own else encode_condition(outgoing.condition)
+            outgoing.sent = wire.SentGroup(condition, outgoing.plain, outgoing.sections)
+        self._message = message
+        return True
+
+    def _own_condition(self, others: tuple[tuple[str, bytes], ...]) -> bytes:
+        self._last_number += 1
+        return encode_condition(Condition((self._producer, self._last_number), others))
+
+    # -- what came of it
+
+    def _look_at(self, outcomes: list[wire.Outcome], *, again: bool) -> PenstockError | None:
+        """Take what was answered off the queue; why the next must wait, if it must."""
+        if not outcomes:
+            return OutcomeUnknown("the owner answered nothing")
+        for outgoing, outcome in zip(self._message, outcomes, strict=False):
+            if not self._queue or self._queue[0] is not outgoing:  # dealt with before an interrupt
+                continue
             error = None if outcome.fault is None else wire.error_of(outcome.fault)
-            if error is not None and sent.sent.plain:
-                if isinstance(error, RetryLater):
-                    return error
-                if len({section.partition for section in sent.sent.sections}) > 1:
-                    outgoing.popleft()
-                    outgoing.extendleft(reversed(list(self._split(sent))))
-                    return None
-            outgoing.popleft()
-            self._answer(sent, outcome, error, batch)
+            if error is None:
+                self._done(outgoing, outcome, again=again)
+            elif isinstance(error, RetryLater) and outgoing.plain:
+                return error
+            else:
+                self._not_done(outgoing, error)
         return None
 
-    def _split(self, refused: _Outgoing) -> Iterator[_Outgoing]:
-        """A plain group, table by table: one that is paused must not keep back the others."""
-        for partition in dict.fromkeys(section.partition for section in refused.sent.sections):
-            sections = [section for section in refused.sent.sections if section.partition == partition]
-            yield _Outgoing(None, wire.SentGroup(self._own_condition(), True, sections), own_token=True)
+    def _not_done(self, outgoing: _Outgoing, error: PenstockError) -> None:
+        """The first of the queue is certain never to happen."""
+        partitions = dict.fromkeys(section.partition for section in outgoing.sections)
+        if outgoing.plain and len(partitions) > 1:  # one shard that refuses must not keep back the others
+            pieces = [
+                _Outgoing(None, Condition(), [each for each in outgoing.sections if each.partition == partition])
+                for partition in partitions
+            ]
+            self._queue = deque([*pieces, *islice(self._queue, 1, None)])
+            return
+        self._refuse(outgoing.group, outgoing.tables(), error)
+        self._queue.popleft()
 
-    def _answer(
-        self, sent: _Outgoing, outcome: wire.Outcome, error: PenstockError | None, batch: Batch[PendingDelta]
-    ) -> None:
-        group = sent.group
-        if error is not None and group is not None and id(group) in self.awaited:
-            self.refused[id(group)] = error
-        elif error is not None:
-            refusal = Refusal(batch.first, batch.last, error)
-            self.refusals.append(refusal)
-            self.news.append(refusal)
-        elif group is not None:
-            happened = sent.own_token and outcome.happened
-            group.verdict = Verdict.ACCEPTED if happened else Verdict(outcome.verdict)
+    def _refuse(self, group: PendingGroup | None, tables: set[int], error: PenstockError) -> None:
+        if isinstance(group, WholeGroup) and group.awaited:
+            group.error = error
+            return
+        for table in tables:
+            self._refused.setdefault(table, error)
+
+    def _done(self, outgoing: _Outgoing, outcome: wire.Outcome, *, again: bool) -> None:
+        """The first of the queue was judged."""
+        own, verdict = outgoing.condition.token is None, Verdict(outcome.verdict)
+        if own and outcome.happened:  # by an earlier sending of this very group
+            verdict = Verdict.ACCEPTED
+        unasked = own and not outgoing.condition.others and verdict is not Verdict.ACCEPTED
+        if unasked or (verdict is Verdict.TOKEN_TOO_OLD and (own or again)):
+            error = OutcomeUnknown("the owner does not remember whether this write happened: look")
+            self._refuse(outgoing.group, outgoing.tables(), error)
+        else:
+            self._taken |= outgoing.tables()
+            if outgoing.group is not None:
+                outgoing.group.verdict = verdict
+        self._queue.popleft()
+
+    def _report(self, batch: Batch[PendingDelta]) -> None:
+        """Keep for its writers what was refused of a batch."""
+        if self._refused:
+            first, last = batch.first, batch.last
+            errors = {
+                table: in_doubt(error, first, last) if table in self._taken else error
+                for table, error in self._refused.items()
+            }
+            self.refusals.add(Refusal(first, last, errors))
+            self._refused = {}
 
 
-def _first_message(outgoing: deque[_Outgoing]) -> Iterator[_Outgoing]:
+def _may_pass(error: PenstockError) -> bool:
+    """Whether an error of a message as a whole is worth sending it again: its outcome is unknown either way."""
+    return isinstance(error, (RetryLater, StoreLocked)) or not isinstance(error, (FixTheCall, Reopen, Restore))
+
+
+def _first_message(queue: deque[_Outgoing]) -> Iterator[_Outgoing]:
     """As many groups as fit into one message, and at least one."""
     size = 0
-    for count, one in enumerate(outgoing):
+    for count, one in enumerate(queue):
         size += one.bytes
         if count and (size > MESSAGE_BYTES or count >= wire.GROUPS_MAX):
             return

@@ -7,29 +7,39 @@
     <store>/run/elsewhere   instead of these two, where a socket cannot be there: the folder that has them
     <store>/OPENING         held while somebody opens the store, starts an owner or makes one yield
 
+OPENING keeps processes from starting many owners for nothing; LOCK alone keeps a store from having two. An owner whose
+starter gave up comes up without OPENING, and ends if somebody else has LOCK by then.
+
 Thread: any.
-Invariant: who holds OPENING and hears nobody at the bell knows that no owner comes up unless they start it.
+Invariants: (1) a socket's name is short and has no character that is special in a URI: gRPC is told names as URIs.
+(2) no wait is longer than its caller said.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
 from penstock.errors import Invalid, StoreLocked, WaitExpired
-from penstock.host.clock import Clock
+from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, Lock
 
 SOCKET_PATH_BYTES_MAX = 100  # of 104 to 108, by system
+_PLAIN = re.compile(rb"[A-Za-z0-9/._~-]+")  # what stands for itself in a URI
 LINE_BYTES_MAX = 64 << 10
 PAUSE_S = 0.02  # between two looks
+_FLIGHT = re.compile("f-[0-9a-f]{16}")
+KNOCK_S_MIN = 0.1  # for an answer, also of one who came with no time to wait
+KNOCK_S_MAX = 3600.0
 
 Asked = Literal["serve", "yield"]
 
@@ -62,21 +72,33 @@ def has_store(path: str) -> bool:
 
 
 def make_sockets_folder(path: str, *, elsewhere: bool = False) -> str:
-    """The private folder for an owner's sockets, empty. Requires: the store's lock."""
+    """Make the private folder for an owner's sockets, empty. Requires: the store's lock."""
     run = f"{path}/run"
     with suppress(FileExistsError):
         os.mkdir(run, 0o700)
     if not stat.S_ISDIR(os.lstat(run).st_mode):
-        raise Invalid(f"{run} is no folder: remove it")
+        raise Invalid(f"{run} is in the place of a folder of the store: move it elsewhere")
     os.chmod(run, 0o700)
     _clear(run)
-    if not elsewhere and len(os.fsencode(f"{run}/f-0123456789abcdef")) <= SOCKET_PATH_BYTES_MAX:
+    if not elsewhere and _takes_sockets(run):
         return run
-    folder = tempfile.mkdtemp(prefix="penstock-")
+    folder = _make_elsewhere()
     with open(f"{run}/elsewhere.tmp", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(folder)
     os.rename(f"{run}/elsewhere.tmp", f"{run}/elsewhere")
     return folder
+
+
+def _takes_sockets(folder: str) -> bool:
+    name = os.fsencode(f"{folder}/f-0123456789abcdef")
+    return len(name) <= SOCKET_PATH_BYTES_MAX and _PLAIN.fullmatch(name) is not None
+
+
+def _make_elsewhere() -> str:
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if _takes_sockets(f"{os.path.realpath(parent)}/penstock-01234567"):
+            return tempfile.mkdtemp(prefix="penstock-", dir=os.path.realpath(parent))
+    raise Invalid("no folder for temporary files has a short and plain name: set TMPDIR to one")
 
 
 def remove_sockets(path: str) -> None:
@@ -90,19 +112,24 @@ def _clear(run: str) -> None:
     for folder in [run] if elsewhere is None else [elsewhere, run]:
         with suppress(FileNotFoundError):
             for name in os.listdir(folder):
-                if name in ("bell", "elsewhere", "elsewhere.tmp") or name.startswith("f-"):
-                    os.unlink(f"{folder}/{name}")
+                if name in ("bell", "elsewhere", "elsewhere.tmp") or _FLIGHT.fullmatch(name):
+                    with suppress(IsADirectoryError, PermissionError):  # not ours: the sockets go elsewhere
+                        os.unlink(f"{folder}/{name}")
     if elsewhere is not None:
         with suppress(OSError):
             os.rmdir(elsewhere)
 
 
 def _elsewhere(run: str) -> str | None:
+    """The folder that `run` points to; None if there is none, or somebody else made one of that name since."""
     try:
         with open(f"{run}/elsewhere", encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except FileNotFoundError:
+            folder = file.read()
+        status = os.lstat(folder)
+        ours = status.st_uid in (0, os.getuid(), os.lstat(run).st_uid)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
+    return folder if ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077 else None
 
 
 def listen(folder: str) -> socket.socket:
@@ -121,21 +148,26 @@ def listen(folder: str) -> socket.socket:
 
 
 def knock(path: str, ask: Asked, timeout_s: float) -> Answer | None:
-    """Ask the owner; None if nobody is there."""
-    run = f"{path}/run"
+    """Ask the owner; None if nobody is there, `WaitExpired` if somebody is and does not answer."""
+    run, clock = f"{path}/run", SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
         try:
+            _limit(connection, clock, deadline_s)
             connection.connect(f"{_elsewhere(run) or run}/bell")
             send_line(connection, Question(ask))
-            line = read_line(connection)
+            line = read_line(connection, lambda: _limit(connection, clock, deadline_s))
         except PermissionError:
             raise StoreLocked(f"{run} belongs to another user: ask its owner to serve it over TCP") from None
-        except TimeoutError:
-            raise WaitExpired(f"the owner of {path} did not answer within {timeout_s} s: try again") from None
+        except (TimeoutError, BlockingIOError):
+            raise WaitExpired(f"the owner of {path} does not answer (is it stopped?): try again") from None
         except OSError:  # no socket, nobody behind it, or its owner died over the question
             return None
     return _answers.decode(line) if line else None
+
+
+def _limit(connection: socket.socket, clock: Clock, deadline_s: float) -> None:
+    connection.settimeout(min(max(deadline_s - clock.monotonic_s(), KNOCK_S_MIN), KNOCK_S_MAX))
 
 
 def read_question(connection: socket.socket) -> Question | None:
@@ -151,10 +183,11 @@ def send_line(connection: socket.socket, message: Question | Answer) -> None:
     connection.sendall(msgspec.json.encode(message) + b"\n")
 
 
-def read_line(connection: socket.socket) -> bytes:
-    """One message; nothing if the other side went away."""
+def read_line(connection: socket.socket, limit: Callable[[], None] = lambda: None) -> bytes:
+    """One message; nothing if the other side went away. `limit` is called before each wait."""
     line = b""
     while not line.endswith(b"\n"):
+        limit()
         part = connection.recv(4096)
         if not part or len(line) > LINE_BYTES_MAX:
             return b""

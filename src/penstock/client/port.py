@@ -3,22 +3,23 @@
 Writes gather in a coordinator of this process, as they do in the owner, and go over in batches: a write is a dict
 insert, an acknowledgement is one for each batch. A read first sends what was written here, so that it sees it.
 
-Thread: any.
-Invariant: what a read returns holds everything this client wrote before it.
+Thread: any. Only the coordinator's background thread sends: those who wait can give up at any moment.
+Invariants: (1) what a read returns holds everything this client wrote before it. (2) no call waits longer than the
+`timeout_s` of `connect`, or than its own. (3) a write that raised `OutcomeUnknown` may still happen, once; any other
+error of a write says that it did not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any, NoReturn
 
 from penstock.client import wire
 from penstock.client.connection import Connection
-from penstock.client.flusher import SEND_S, RemoteFlusher
+from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
-from penstock.errors import Closed
+from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
@@ -26,18 +27,18 @@ from penstock.host.files import File
 from penstock.journal.record import PartitionId
 from penstock.kinds import Insert, Kind, Piece
 from penstock.lsm.rows import bytes_list
-from penstock.partition.ledger import TableInfo
-from penstock.partition.pending import PendingDelta, PendingGroup, add_group
+from penstock.partition.ledger import TableInfo, decode_condition
+from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
 
-WAIT_S = 60.0
+FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
-AHEAD_S = 5.0
+AHEAD_S = 5.0  # for a write that finds no room
 SNAPSHOT_LEASE_S = 300.0
-SETTINGS = CoordinatorSettings(bytes_max=72 << 20, shutdown_timeout_s=SEND_S + 30.0)
+SETTINGS = CoordinatorSettings(bytes_max=72 << 20)
 
 
 class _FlightReading:
@@ -56,15 +57,15 @@ class _FlightReading:
         return self.lookup_many(partition, [key])[0]
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._settle_writes()
-        found: list[bytes | None] = []
-        rest = iter(keys)
-        while some := list(islice(rest, wire.KEYS_MAX)):
-            while some:
-                part = self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
-                found += part  # the owner may answer only the first of them, if their values are large
-                some = some[len(part) :]
-        return found
+        values: list[bytes | None] = []
+        while len(values) < len(keys):
+            values += self._first_values(partition, keys[len(values) :])
+        return values
+
+    def _first_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of as many of the first keys as one answer has room for, at least one."""
+        some = list(keys[: wire.KEYS_MAX])
+        return self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         pages = self._scan(partition, start, end, arrow=False, reverse=reverse)
@@ -139,7 +140,9 @@ class FlightPort(_FlightReading):
             self._flusher, PendingDelta, view=0, incarnation=1, clock=clock, settings=SETTINGS
         )
         self._write_into = self._coordinator.write_into
-        self._news = self._flusher.news
+        self._refusals = self._flusher.refusals
+        self._durability = self._flusher.durability
+        self._write_s = min(AHEAD_S, connection.patience_s)
         self._coordinator.start()
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
@@ -154,55 +157,83 @@ class FlightPort(_FlightReading):
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        if self._news:
-            self._raise_refusal(None)
-        epoch = self._write_into(insert, size, partition, a, b)
+        if self._refusals.news:
+            self._refusals.raise_news()
+        epoch = self._write_into(insert, size, partition, a, b, self._write_s)
         flusher = self._flusher
         flusher.unsent_bytes += size  # about: nobody locks it
         if flusher.unsent_bytes > AHEAD_BYTES:
-            flusher.idle.wait(AHEAD_S)
+            flusher.idle.wait(self._write_s)
         return epoch
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
-        self._flusher.whole.add(id(group))  # it happens as a whole or not at all
-        try:
-            return self._coordinator.write_into(add_group, size + GROUP_BYTES, group, None, None)
-        except BaseException:
-            self._flusher.whole.discard(id(group))
-            raise
+        return self._submit(WholeGroup(group, awaited=False), size)
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
-        flusher, name = self._flusher, id(group)
-        flusher.awaited.add(name)
+    def _submit(self, group: WholeGroup, size: int) -> Epoch:
+        return self._write_into(add_group, size + GROUP_BYTES, group, None, None, self._write_s)
+
+    def settle(self, group: PendingGroup, size: int, timeout_s: float | None = None) -> Epoch:
+        whole = WholeGroup(group, awaited=True)
+        if timeout_s is None:
+            adopts = any(isinstance(part, Reference) for held in group.sections.values() for part in parts(held))
+            patience_s = self._connection.patience_s
+            timeout_s = max(patience_s, FILES_S) if adopts else patience_s
         try:
-            epoch = self.submit(group, size)
-            self._coordinator.wait_applied(epoch, timeout_s)
-            error = flusher.refused.get(name)
+            epoch = self._submit(whole, size)
+            self._wait(epoch, timeout_s)
+        except (OutcomeUnknown, WaitExpired) as error:
+            raise self._in_doubt(error, decode_condition(group.condition).token) from error
         finally:
-            flusher.awaited.discard(name)
-            flusher.refused.pop(name, None)
-        if error is not None:
-            raise error
+            whole.awaited = False  # what comes now is told to others
+        if whole.error is not None:
+            raise whole.error
+        group.verdict = whole.verdict
         return epoch
 
-    def flush(self, epoch: int | None, timeout_s: float = WAIT_S) -> Acknowledgement:
-        acknowledgement = self._coordinator.flush(epoch, timeout_s)
-        if self._flusher.refusals:
-            self._raise_refusal(epoch)
-        return acknowledgement
+    def _in_doubt(self, error: PenstockError, token: tuple[str, int] | None) -> OutcomeUnknown:
+        """What a writer is told who waits no more."""
+        first, last = self._coordinator.applied + 1, self._coordinator.last
+        advice = "look before you write it again" if token is None else f"do it again under the token {token}"
+        return OutcomeUnknown(
+            f"the owner did not say what became of the write ({error}): {advice}", first=first, last=last, token=token
+        )
 
-    def _raise_refusal(self, epoch: int | None) -> None:
-        """Tell that the owner refused writes: everyone who waits for one of them, or else the next who comes, once."""
-        for refusal in list(self._news if epoch is None else self._flusher.refusals):
-            if epoch is None or refusal.first <= epoch <= refusal.last:
-                with suppress(ValueError):  # told already
-                    self._news.remove(refusal)
-                raise refusal.error
+    def flush(self, epoch: int | None, timeout_s: float | None = None, *, table: int | None = None) -> Acknowledgement:
+        patience_s = self._connection.patience_s
+        try:
+            self.wait_sent(epoch, patience_s if timeout_s is None else min(timeout_s, patience_s), table)
+        except WaitExpired as error:
+            raise self._in_doubt(error, None) from error
+        return self.acknowledgement()
+
+    def acknowledgement(self) -> Acknowledgement:
+        """How far this client's writes have come."""
+        return Acknowledgement(self._coordinator.applied, self._durability)
+
+    def wait_sent(self, epoch: int | None, timeout_s: float, table: int | None = None) -> None:
+        """Wait until writes up to an epoch (None: all so far) are durable; raises if some of them were refused."""
+        self._wait(self._coordinator.last if epoch is None else epoch, timeout_s)
+        if epoch is None:
+            self._refusals.raise_news()
+        else:
+            self._refusals.raise_for(epoch, table)
+
+    def _wait(self, epoch: int, timeout_s: float) -> None:
+        """Wait until the owner answered for a write; `WaitExpired` if it does not in time. The sending goes on."""
+        coordinator = self._coordinator
+        with suppress(WaitExpired):
+            coordinator.flush(epoch, 0.0)  # asks the background thread
+        deadline_s, views = self._clock.monotonic_s() + timeout_s, coordinator.subscribe()
+        while views.latest() < epoch and coordinator.applied < epoch:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                raise WaitExpired(f"the owner of the store did not answer within {timeout_s} s: try again")
+            with suppress(WaitExpired):  # said above, in words that fit
+                views.wait_newer(left_s)
 
     def _settle_writes(self) -> None:
-        coordinator = self._coordinator
-        if coordinator.applied < coordinator.last:
-            coordinator.wait_applied(coordinator.last, WAIT_S)
+        if self._coordinator.applied < self._coordinator.last:
+            self._wait(self._coordinator.last, self._connection.patience_s)
 
     def cut_off(self) -> None:
         """In a forked child: refuse everything."""
@@ -217,9 +248,32 @@ class FlightPort(_FlightReading):
         """After a failure: send again what was kept, under the same tokens."""
         self._coordinator.recover()
 
+    def send_all(self) -> None:
+        """Send what was written, for as long as the owner takes some of it; raises if not all of it happened."""
+        while True:
+            answers = self._flusher.answers
+            try:
+                self._settle_writes()
+                break
+            except WaitExpired as error:
+                if self._flusher.answers == answers:
+                    raise self._in_doubt(error, None) from error
+        self._refusals.raise_news()
+
     def close(self) -> None:
-        """Send what was written."""
-        self._coordinator.shutdown()
+        """Send nothing any more; `OutcomeUnknown` if something was not sent."""
+        self._flusher.end()
+        self._coordinator.shutdown(0.0)
+
+    # -- reading
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._settle_writes()
+        values = self._first_values(partition, keys) if keys else []
+        if len(values) == len(keys):
+            return values
+        with self.moment([partition]) as snapshot:  # the rest would be of another moment
+            return snapshot.lookup_many(partition, keys)
 
     # -- tables
 
@@ -247,10 +301,11 @@ class FlightPort(_FlightReading):
 
     # -- what kinds do for their tables
 
-    def call(self, info: TableInfo, name: str, argument: bytes) -> bytes:
+    def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._settle_writes()
         repeat = name in kind_named(info.kind, info.name).repeatable
-        return self._connection.ask(wire.CallService(info.table, name, argument), bytes, repeat=repeat)
+        request = wire.CallService(info.table, name, argument)
+        return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
     # -- files that are built elsewhere
 

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.client.connection import Connection, Door
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
+from penstock.coordinator import Acknowledgement
 from penstock.errors import Closed, Invalid
 from penstock.host import threads
 from penstock.host.chance import Random
@@ -66,7 +67,7 @@ class RemoteStore(Tables):
         self._closed = False
         self._connection = Connection(door, clock=clock, patience_s=patience_s)
         owner = self._connection.owner  # somebody is there, or this raises
-        self.path = owner.path
+        self.path = door.folder or owner.path
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
@@ -76,6 +77,15 @@ class RemoteStore(Tables):
     def port(self) -> FlightPort:
         """For Spark and other readers of raw tables."""
         return self._port
+
+    def flush(self, epoch: int | None = None, timeout_s: float | None = None) -> Acknowledgement:
+        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far.
+
+        `timeout_s` is that of `connect` if it is None. `WaitExpired`: they are on their way; wait again.
+        """
+        self._check_usable()
+        self._port.wait_sent(epoch or None, self._connection.patience_s if timeout_s is None else timeout_s)
+        return self._port.acknowledgement()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002
         """Everything that is applied, at one LSN; with an id: a snapshot that another client took, to read in.
@@ -108,9 +118,20 @@ class RemoteStore(Tables):
         self._port.cut_off()
 
     def close(self) -> None:
-        """Send what was written, wait until it is durable, and hang up. A second call does nothing."""
+        """Send what was written, wait until it is durable, and hang up. A second call does nothing.
+
+        `OutcomeUnknown` if the owner took nothing of it for the `timeout_s` of `connect`; what it refused is raised.
+        """
         if self._closed or threads.process_id() != self._process:
             return
+        try:
+            self._port.send_all()
+        except Exception:
+            self._hang_up()
+            raise
+        self._hang_up()  # not after an interrupt: then it can be closed again, and is at the interpreter's exit
+
+    def _hang_up(self) -> None:
         self._closed = True
         self._forget_exit()
         try:

@@ -4,13 +4,14 @@ A message is `crc32c u32 | MessagePack`; a write's sections are in it in the for
 one way only, from the owner to clients. An error travels as its class and its one line.
 
 Thread: values and pure functions.
-Invariant: nothing is decoded before its length and its checksum were looked at.
+Invariant: nothing of a request is decoded before its length, its checksum and the counts in it were looked at: it takes
+a few times its bytes, whatever they are.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import google_crc32c
 import msgspec
@@ -24,8 +25,14 @@ from penstock.partition.reference import StagedFile
 PROTOCOL = "1"
 MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
 ANSWER_BYTES_MAX = 256 << 20
+SMALL_BYTES_MAX = 1 << 20  # of a request that carries names, numbers and a key or two
+RESULTS_BYTES_MAX = 8 << 20  # of the results of an offer
 GROUPS_MAX = 512  # in one message: a repeated one must be within the window of tokens
+SECTIONS_MAX = 65_536  # in all groups of one message
+FILES_MAX = 65_536  # the same, of sections that are files
+CONDITION_BYTES_MAX = 4 << 20  # of one group
 KEYS_MAX = 10_000  # of one lookup
+RESULTS_MAX = 10_000  # of one offer
 PAGE_BYTES = 4 << 20  # of a scan
 PIECE_BYTES = 4 << 20  # of a file that is sent
 
@@ -65,11 +72,14 @@ class ReadTime(_Message, frozen=True):
 
 
 class Lookup(_Message, frozen=True):
-    """The values of keys of a shard; live, or in a snapshot."""
+    """The values of keys of a shard; live, or in a snapshot.
+
+    The answer has a value or None for each of the first keys, at least one: as many as fit. Ask for the rest.
+    """
 
     snapshot: str
     partition: int
-    keys: list[bytes]
+    keys: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
 
 
 class CutPieces(_Message, frozen=True):
@@ -174,7 +184,7 @@ class FinishOffer(_Message, frozen=True):
     """It is done: the packed result of each part."""
 
     offer: str
-    results: list[bytes]
+    results: Annotated[list[bytes], msgspec.Meta(max_length=RESULTS_MAX)]
 
 
 class FailOffer(_Message, frozen=True):
@@ -215,7 +225,7 @@ class SentSection(msgspec.Struct, frozen=True, array_like=True):
 
     partition: int
     payload: bytes
-    files: list[StagedFile] | None = None
+    files: Annotated[list[StagedFile], msgspec.Meta(max_length=FILES_MAX)] | None = None
 
 
 class SentGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -231,6 +241,21 @@ class Write(_Message, frozen=True):
 
     groups: list[SentGroup]
     again: bool
+
+
+class ReceivedWrite(Write, frozen=True, tag="Write"):
+    """A `Write` as it comes: its groups are decoded by `groups_of`, by who looks at them."""
+
+    groups: msgspec.Raw  # type: ignore[assignment]
+    again: bool
+
+
+class _UncheckedGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A `SentGroup` of which only the number of sections was looked at."""
+
+    condition: Annotated[bytes, msgspec.Meta(max_length=CONDITION_BYTES_MAX)]
+    plain: bool
+    sections: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=SECTIONS_MAX)]
 
 
 GONE = "Gone"  # a fault: the owner lets go of the store, and did nothing
@@ -259,7 +284,7 @@ class Outcomes(msgspec.Struct, frozen=True, array_like=True):
     outcomes: list[Outcome]
 
 
-Request = (
+_Other = (
     Hello
     | ListTables
     | FindTable
@@ -282,8 +307,9 @@ Request = (
     | FailOffer
     | ReadOffered
     | WriteOffered
-    | Write
 )
+Request = _Other | Write
+_LARGE = {"Lookup", "CallService", "SendFile", "WriteOffered", "Write"}  # what carries data
 
 
 class Scan(_Message, frozen=True):
@@ -307,7 +333,10 @@ class More(_Message, frozen=True):
 Reading = Scan | More
 
 _encode = msgspec.msgpack.Encoder().encode
-_requests = msgspec.msgpack.Decoder(Request)
+_requests = msgspec.msgpack.Decoder(_Other | ReceivedWrite)
+_listed = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=GROUPS_MAX)])
+_groups = msgspec.msgpack.Decoder(_UncheckedGroup)
+_sections = msgspec.msgpack.Decoder(SentSection)
 _readings = msgspec.msgpack.Decoder(Reading)
 _faults = msgspec.msgpack.Decoder(Fault)
 
@@ -320,31 +349,71 @@ def pack(message: Any) -> bytes:
 
 def unpack_request(data: bytes) -> Request:
     """What a client asks; `Invalid` for anything else."""
-    found: Request = _unpack(data, _requests)
-    return found
+    body = _body(data, MESSAGE_BYTES_MAX)
+    kind = _kind_of(body)
+    limit = RESULTS_BYTES_MAX if kind == "FinishOffer" else MESSAGE_BYTES_MAX if kind in _LARGE else SMALL_BYTES_MAX
+    _check_length(len(data), limit)
+    request: Request = _decode(body, _requests)
+    return request
 
 
 def unpack_reading(data: bytes) -> Reading:
     """Which page a client wants; `Invalid` for anything else."""
-    found: Reading = _unpack(data, _readings)
-    return found
+    reading: Reading = _decode(_body(data, SMALL_BYTES_MAX), _readings)
+    return reading
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """An answer."""
-    return _unpack(data, msgspec.msgpack.Decoder(kind), ANSWER_BYTES_MAX)
+    return _decode(_body(data, ANSWER_BYTES_MAX), msgspec.msgpack.Decoder(kind))
 
 
-def _unpack(data: bytes, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX) -> T:
-    if not _CHECKSUM.size < len(data) <= bytes_max:
-        raise Invalid(f"a message has {len(data)} bytes: at most {bytes_max} are taken, send it in parts")
+def _check_length(length: int, bytes_max: int) -> None:
+    if not _CHECKSUM.size < length <= bytes_max:
+        raise Invalid(f"a message has {length} bytes: at most {bytes_max} are taken, send it in parts")
+
+
+def _body(data: bytes, bytes_max: int) -> bytes:
+    _check_length(len(data), bytes_max)
     body = data[_CHECKSUM.size :]
     if google_crc32c.value(body) != _CHECKSUM.unpack_from(data)[0]:
         raise Invalid("a message does not have its checksum: it was damaged on its way, send it again")
+    return body
+
+
+def _decode(body: bytes | msgspec.Raw, decoder: msgspec.msgpack.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, PenstockError) as error:
-        raise Invalid(f"a message does not decode ({error}): do both sides have the same Penstock?") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, PenstockError) as error:
+        raise Invalid(
+            f"a message does not decode, or has too many groups or parts ({error}): is it of the same Penstock?"
+        ) from None
+
+
+def _kind_of(body: bytes) -> str:
+    """The class of a request: it opens as a short array does whose first element is a short text."""
+    if len(body) < 2 or body[0] >> 4 != 0x9 or body[1] >> 5 != 0x5:
+        return ""
+    return body[2 : 2 + (body[1] & 0x1F)].decode("ascii", "replace")
+
+
+def groups_of(write: ReceivedWrite) -> list[SentGroup]:
+    """The groups of a message, decoded one by one while their numbers in all are within the limits."""
+    groups: list[SentGroup] = []
+    sections_count = files_count = 0
+    for raw in _decode(write.groups, _listed):
+        group = _decode(raw, _groups)
+        sections_count += len(group.sections)
+        if sections_count > SECTIONS_MAX:
+            raise Invalid(f"a message has more than {SECTIONS_MAX} sections: send its groups in several")
+        sections: list[SentSection] = []
+        for section in group.sections:
+            sections.append(sent := _decode(section, _sections))
+            files_count += 0 if sent.files is None else len(sent.files)
+            if files_count > FILES_MAX:
+                raise Invalid(f"a message names more than {FILES_MAX} files: commit them in several")
+        groups.append(SentGroup(group.condition, group.plain, sections))
+    return groups
 
 
 # -- pieces
@@ -374,10 +443,14 @@ def received_pieces(data: bytes) -> list[Piece]:
 # -- errors
 
 
-def fault_of(error: PenstockError) -> Fault:
-    """An error as it travels."""
+def fault_of(error: PenstockError, hidden: str = "") -> Fault:
+    """An error as it travels; paths in a `hidden` folder are told as they are within it."""
     detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
-    return Fault(type(error).__name__, str(error), detail)
+    message = str(error)
+    if hidden:
+        message = message.replace(f"{hidden}/", "").replace(hidden, "the store")
+        detail = [part.replace(f"{hidden}/", "") if isinstance(part, str) else part for part in detail]
+    return Fault(type(error).__name__, message, detail)
 
 
 def error_of(fault: Fault) -> PenstockError:

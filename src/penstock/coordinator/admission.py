@@ -15,7 +15,7 @@ from penstock.coordinator.epochs import Epoch
 from penstock.coordinator.protocols import D, V
 from penstock.coordinator.settings import CoordinatorSettings
 from penstock.coordinator.waiting import Waiter
-from penstock.errors import Backpressure
+from penstock.errors import Backpressure, DiskFull
 
 
 class WaitingWrite(Waiter):
@@ -64,8 +64,13 @@ class Admission(Generic[D, V]):
         elif self._waiting and self._buffer.fits(self._waiting[0].size):
             self._waiting[0].wake()
 
+    def check_size(self, size: int) -> None:
+        """Refuse a write that can never fit: while the disk has little space, less may wait than the settings say."""
+        if size > self._buffer.bytes_max:
+            raise DiskFull(f"a write of {size:,} bytes, but the disk has little space left: free some, then retry")
+
     def backpressure(self, reason: str) -> Backpressure:
         self.refused += 1
         unapplied = self._buffer.pending_bytes + self._buffer.in_flight_bytes
-        limit = self._settings.bytes_max
+        limit = self._buffer.bytes_max
         return Backpressure(f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later")

@@ -94,15 +94,14 @@ class Background(Generic[D, F, V]):
         executor = self._executor
         if executor.apply_left:
             executor.apply_left = False
-            if executor.can_apply():
-                worker.epoch = self._epochs.last  # apply all there is
-                executor.applier = worker
+            worker.epoch = self._epochs.last  # apply all there is
+            if executor.claim_apply(worker):
                 return Trigger.EXPLICIT
         trigger = self._trigger()
         if trigger is not None:
             self._asked = False
             worker.epoch = self._epochs.none
-            executor.leader = worker
+            executor.leading = worker
         return trigger
 
     def _await_work(self, worker: Waiter) -> Trigger | None:

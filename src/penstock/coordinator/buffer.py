@@ -25,12 +25,12 @@ SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup 
 class DeltaBuffer(Generic[D, V]):
     """Writes between their callers and the view."""
 
-    __slots__ = ("_allowed", "_bytes_max", "_flush_bytes", "_make", "_pending_bytes", "layers", "room", "taken_bytes")
+    __slots__ = ("_allowed", "_flush_bytes", "_make", "_pending_bytes", "bytes_max", "layers", "room", "taken_bytes")
 
     def __init__(self, make: Callable[[], D], view: V, none: Epoch, *, flush_bytes: int, bytes_max: int) -> None:
         self._make = make
         self._flush_bytes = flush_bytes
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self.layers: Layers[D, V] = Layers(make(), (), view, none, none, none, none)
         self.room = SHUT
         self._allowed = SHUT  # what `room` was when it was opened: the difference has been written since
@@ -52,7 +52,7 @@ class DeltaBuffer(Generic[D, V]):
         return self.pending_bytes >= self._flush_bytes
 
     def fits(self, size: int) -> bool:
-        return self.pending_bytes + self.in_flight_bytes + size <= self._bytes_max
+        return self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -61,7 +61,7 @@ class DeltaBuffer(Generic[D, V]):
     def open_room(self) -> None:
         """Let writes in without a look, up to the next limit."""
         self.shut_room()
-        room = self._bytes_max - self._pending_bytes - self.in_flight_bytes
+        room = self.bytes_max - self._pending_bytes - self.in_flight_bytes
         if self._pending_bytes < self._flush_bytes:
             room = min(room, self._flush_bytes - self._pending_bytes)
         self.room = self._allowed = max(room, SHUT)

@@ -27,9 +27,10 @@ from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatis
 from penstock.coordinator.states import State, Trigger
 from penstock.coordinator.views import Layers, Subscription
 from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
-from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
+from penstock.host.files import ran_out_of_space
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -104,8 +105,8 @@ class WriteCoordinator(Generic[D, F, V]):
     ) -> Epoch:
         """Call `insert(pending, a, b, c)` under the lock: the cheapest write. Its epoch says: in memory.
 
-        `insert` must be quick and change nothing if it raises; `size` is at least 0. There are exactly three arguments
-        because passing on any number of them costs a third of the whole write.
+        `insert` must be quick and change nothing if it raises (its number is then nobody's); `size` is at least 0.
+        There are exactly three arguments because passing on any number of them costs a third of the whole write.
         """
         buffer = self._buffer
         # `with` would be a third of the whole write. This takes half of that, and like `with` it leaves no moment at
@@ -114,10 +115,11 @@ class WriteCoordinator(Generic[D, F, V]):
             try:
                 room = buffer.room - size
                 if room >= 0:
-                    insert(buffer.layers.pending, a, b, c)
-                    buffer.room = room
+                    # The number first: an interrupt may leave a number without a write, never a write without one.
                     epochs = self._epochs
                     epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a call, too dear here
+                    buffer.room = room
+                    insert(buffer.layers.pending, a, b, c)
                     return epoch  # type: ignore[return-value]
                 break
             finally:
@@ -156,6 +158,7 @@ class WriteCoordinator(Generic[D, F, V]):
             while True:
                 with self._lock:
                     self._refuse_writes()
+                    self._admission.check_size(size)
                     if self._admission.may_pass(size, waiting):
                         if waiting is not None:
                             self._admission.leave(waiting)
@@ -176,16 +179,18 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def _insert(self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C) -> Epoch:
         begins = not self._executor.has_writes()
-        insert(self._buffer.layers.pending, a, b, c)
-        self._epochs.last = epoch = Epoch(self._epochs.last + 1)
+        self._epochs.last = epoch = Epoch(self._epochs.last + 1)  # first: see `write_into`
         self._buffer.charge(size)
         if begins:
             self._background.start_timer()
+        insert(self._buffer.layers.pending, a, b, c)
         self._look()
         return epoch
 
     def _refuse_writes(self) -> None:
         failure = self._executor.failure
+        if ran_out_of_space(failure):
+            raise DiskFull(f"writes wait for space on the disk ({failure}): free some, then retry") from failure
         if failure is not None:
             raise Poisoned(f"writes are refused after a failure ({failure}): call recover()") from failure
         if self._closing:
@@ -226,7 +231,7 @@ class WriteCoordinator(Generic[D, F, V]):
         deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         try:
             while (buffer.layers.applied if waiter.applied else buffer.layers.durable) < waiter.epoch:
-                if executor.leader is waiter or executor.applier is waiter:
+                if executor.has_turn(waiter):
                     executor.work(waiter, Trigger.EXPLICIT)
                     continue
                 with self._lock:
@@ -238,11 +243,11 @@ class WriteCoordinator(Generic[D, F, V]):
                         self._look()
                         raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
                     executor.join(waiter)
-                if executor.leader is not waiter and executor.applier is not waiter:
+                if not executor.has_turn(waiter):
                     left_s = self._sleep(waiter, deadline_s, left_s)
                     with self._lock:
                         executor.waiters.discard(waiter)
-            if executor.leader is waiter or executor.applier is waiter:
+            if executor.has_turn(waiter):
                 executor.leave(waiter)  # its epoch came by another way
         except BaseException:
             executor.leave(waiter)
@@ -305,6 +310,11 @@ class WriteCoordinator(Generic[D, F, V]):
         return self._executor.state
 
     @property
+    def failure(self) -> BaseException | None:
+        """Why writes are refused until `recover`, if they are."""
+        return self._executor.failure
+
+    @property
     def last(self) -> Epoch:
         """The last epoch given out."""
         return self._epochs.last
@@ -343,6 +353,18 @@ class WriteCoordinator(Generic[D, F, V]):
                 flush_s_total=executor.flush_s_total,
                 flush_s_last=executor.flush_s_last,
             )
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why writes are refused until `recover`."""
+        return self._executor.failure
+
+    def limit_bytes(self, bytes_max: int | None) -> None:
+        """Let at most so many bytes wait to be applied; None: as many as the settings say."""
+        with self._lock:
+            limit = self._settings.bytes_max
+            self._buffer.bytes_max = limit if bytes_max is None else min(limit, bytes_max)
+            self._look()
 
     # -- the background's work
 

@@ -67,8 +67,8 @@ class FlushExecutor(Generic[D, F, V]):
         self.apply_failed = False  # with a failure: views have stopped too
         self.has_thread = False  # whether an apply can be left to the background thread
         self.apply_left = False  # it was left
-        self.leader: Waiter | None = None  # has the flush turn
-        self.applier: Waiter | None = None  # has the apply turn
+        self.leading: Waiter | None = None  # who has the flush turn
+        self._applying: Waiter | None = None  # who has the apply turn
         self.waiters = Waiters()
         self._tried = epochs.none  # the last epoch of a batch that was given to the flusher
         self.flushes: Counter[Trigger] = Counter()
@@ -92,7 +92,7 @@ class FlushExecutor(Generic[D, F, V]):
     def has_writes(self) -> bool:
         """Whether there are writes that nobody has in hand: in no batch, or in one that an interrupt left behind."""
         layers = self._buffer.layers
-        return self._epochs.last > layers.taken or (self.leader is None and layers.taken > layers.durable)
+        return self._epochs.last > layers.taken or (self.leading is None and layers.taken > layers.durable)
 
     def seal(self) -> None:
         """Make the pending delta, if it has writes, a layer that does not change any more."""
@@ -100,20 +100,27 @@ class FlushExecutor(Generic[D, F, V]):
 
     def can_lead(self) -> bool:
         """Whether the flush turn may be taken."""
-        return self.leader is None and self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX
+        return self.leading is None and self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX
 
     def can_apply(self) -> bool:
         """Whether the apply turn may be taken, and there is something to do."""
-        return self.applier is None and not self.apply_failed and len(self._buffer.layers.results) > 0
+        return self._applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
     def join(self, waiter: Waiter) -> None:
         """Take a turn that is free and leads to the waiter's epoch, or sleep among the others."""
         if waiter.works and waiter.epoch > self._buffer.layers.durable and self.can_lead():
-            self.leader = waiter
-        elif waiter.works and waiter.applied and self.can_apply():
-            self.applier = waiter
-        else:
+            self.leading = waiter
+        elif not (waiter.works and waiter.applied and self.claim_apply(waiter)):
             self.waiters.add(waiter)
+
+    def has_turn(self, waiter: Waiter) -> bool:
+        return self.leading is waiter or self._applying is waiter
+
+    def claim_apply(self, waiter: Waiter) -> bool:
+        """Take the apply turn if there is something to do."""
+        if self.can_apply():
+            self._applying = waiter
+        return self._applying is waiter
 
     def _hand_on(self) -> None:
         """Give turns that are free to those who wait for what they bring; wake those whose epoch will not come."""
@@ -121,11 +128,11 @@ class FlushExecutor(Generic[D, F, V]):
         if self.failure is not None:
             self.waiters.wake_all()
         elif self.can_lead() and (follower := self.waiters.take_worker(layers.durable, applied=False)) is not None:
-            self.leader = follower
+            self.leading = follower
             follower.wake()
         if self.can_apply():
             if (follower := self.waiters.take_worker(layers.applied, applied=True)) is not None:
-                self.applier = follower
+                self._applying = follower
                 follower.wake()
             else:
                 self.apply_left = True
@@ -143,10 +150,10 @@ class FlushExecutor(Generic[D, F, V]):
             try:
                 with self._lock:
                     self.waiters.discard(waiter)
-                    if self.leader is waiter:
-                        self.leader = None
-                    if self.applier is waiter:
-                        self.applier = None
+                    if self.leading is waiter:
+                        self.leading = None
+                    if self._applying is waiter:
+                        self._applying = None
                     self._hand_on()
                 return
             except BaseException:
@@ -154,9 +161,9 @@ class FlushExecutor(Generic[D, F, V]):
 
     def work(self, waiter: Waiter, trigger: Trigger) -> None:
         """Do what the waiter has a turn for. A failure is left in `failure`."""
-        if self.leader is waiter:
+        if self.leading is waiter:
             self._lead(waiter, trigger)
-        if self.applier is waiter:
+        if self._applying is waiter:
             self._apply(waiter)
 
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
@@ -164,7 +171,7 @@ class FlushExecutor(Generic[D, F, V]):
         with self._lock:
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
-                self.leader = None
+                self.leading = None
                 self._hand_on()
                 return
             again = batch.last <= self._tried
@@ -178,15 +185,15 @@ class FlushExecutor(Generic[D, F, V]):
             with self._lock:
                 self.flush_failures += 1
                 self._fail(error)
-                self.leader = None
+                self.leading = None
                 self._hand_on()
             return
         with self._lock:
             self._harden(result, trigger, begin_s)
             reached = self.waiters.take_reached(self._buffer.layers.durable, self._buffer.layers.applied)
             if self.can_apply():
-                self.applier = waiter
-            self.leader = None
+                self._applying = waiter
+            self.leading = None
             self._hand_on()  # the next fsync can begin while the others wake up
         for other in reached:
             other.wake()
@@ -214,12 +221,12 @@ class FlushExecutor(Generic[D, F, V]):
                     self.apply_failures += 1
                     self.apply_failed = True
                     self._fail(error)
-                    self.applier = None
+                    self._applying = None
                     self._hand_on()
                 return
             with self._lock:
                 if not self._buffer.layers.results or (applied >= waiter.epoch and self.has_thread):
-                    self.applier = None
+                    self._applying = None
                     self._hand_on()
                     return
 
@@ -250,9 +257,9 @@ class FlushExecutor(Generic[D, F, V]):
         waiter.prepare()
         while True:
             with self._lock:
-                if self.leader is None and self.applier is None:
+                if self.leading is None and self._applying is None:
                     if self.failure is not None:
-                        self.leader = self.applier = waiter
+                        self.leading = self._applying = waiter
                     return self.failure is not None
             if timeout_s <= 0:
                 raise WaitExpired("a flush or an apply did not end in time: recover later")

@@ -1,7 +1,7 @@
 """Time, passed in so that tests own it.
 
 Thread: any. Wall time (`time_us`) may jump either way and is only ever *recorded*; every decision about how long
-something took or may take uses `monotonic_s`.
+something took or may take uses `monotonic_s`. A store goes by `steady_clock`, which does not jump.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+UNKNOWN_BOOT = b""
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # elsewhere that one counts sleep, too
+
 
 class Clock(Protocol):
-    """The two clocks of a machine."""
+    """The clocks of a machine."""
 
     def time_us(self) -> int:
         """Wall time: microseconds since 1970 in UTC."""
 
     def monotonic_s(self) -> float:
         """Seconds that never go back; comparable within one process only."""
+
+    def boot_us(self) -> int:
+        """Microseconds since the machine was started, sleep included; comparable between processes of one boot."""
+
+    def boot_id(self) -> bytes:
+        """What names this boot of the machine; `UNKNOWN_BOOT` where the system does not say."""
 
 
 class SystemClock:
@@ -28,3 +37,13 @@ class SystemClock:
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    def boot_us(self) -> int:
+        return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000
+
+    def boot_id(self) -> bytes:
+        try:
+            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+                return file.read(64).strip()
+        except OSError:
+            return UNKNOWN_BOOT

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, StoreLocked
+from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
+from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
+
+logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -113,6 +117,9 @@ class FileSystem(Protocol):
     def folder(self, path: str) -> Folder:
         """Open a folder, to make names durable that are yet to change."""
 
+    def free_bytes(self, path: str) -> int | None:
+        """How much can still be written where `path` is; None where nobody knows."""
+
     def lock(self, path: str) -> Lock:
         """Lock a file (made if absent), or raise `StoreLocked` at once."""
 
@@ -171,9 +178,11 @@ def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
         if ahead:
             zero_fill(file, claimed, target)
     except OSError as error:
-        if is_disk_full(error):
-            raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
-        raise
+        if not is_disk_full(error):
+            raise
+        if target > needed:  # the last bytes of a disk are for those who need no more than that
+            return claim(file, claimed, end, size, 1)
+        raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
     return target
 
 
@@ -194,8 +203,12 @@ def reveal(fs: FileSystem, source: str, target: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """A path as every process understands it, whatever its own folder is by then."""
-    return os.path.abspath(path).rstrip("/") or "/"
+    """A path as every process understands it, whatever its own folder is by then and wherever links lead by then."""
+    if path and "\0" not in path:
+        real = os.path.realpath(path).rstrip("/") or "/"
+        if not any("\ud800" <= each <= "\udfff" for each in real):  # bytes that are not text: LMDB takes no such name
+            return real
+    raise Invalid(f"{path!r} is not a path: give a folder whose name is text")
 
 
 def parent(path: str) -> str:
@@ -223,6 +236,18 @@ def make_dirs(fs: FileSystem, path: str) -> None:
             raise
 
 
+def remove_file(fs: FileSystem, path: str) -> bool:
+    """Unlink a file that nobody needs; whether it is gone. One that stays takes space and does no other harm."""
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be removed (%s): it is tried again later", path, error)
+        return False
+    return True
+
+
 def remove_folder(fs: FileSystem, path: str) -> None:
     """Remove a folder and all that is in it, if it is there. Not durable: after a crash, do it again."""
     if not fs.exists(path):
@@ -235,9 +260,28 @@ def remove_folder(fs: FileSystem, path: str) -> None:
     fs.rmdir(path)
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say of a folder in the place of a file, and of a file in the place of a folder, what to do about it."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+        raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
+
+
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def ran_out_of_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is a full disk."""
+    while error is not None:
+        if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_disk_full(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 class OsFile:
@@ -338,18 +382,36 @@ class OsFolder:
 
 
 class OsLock:
-    """A `flock`: it ends with the process that took it, and with those it forked, however they end."""
+    """A `flock`: it ends with the process that took it, however that ends.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._owner = os.getpid()
+    A forked child shares it, and would keep it for as long as it lives: it closes its copy of the descriptor at once.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with threads.holding_forks():
+            self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            threads.after_fork(self, OsLock._close)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._close()
+            if isinstance(error, BlockingIOError):
+                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
+            raise
 
     def release(self) -> None:
+        if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            if os.getpid() == self._owner:  # a forked child shares the lock, and must not give it up
-                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()  # an interrupt came before its taker could release it
 
 
 class UnboundedFileSystem:
@@ -390,16 +452,15 @@ class UnboundedFileSystem:
     def folder(self, path: str) -> Folder:
         return OsFolder(path)
 
-    def lock(self, path: str) -> Lock:
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    def free_bytes(self, path: str) -> int | None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            if isinstance(error, BlockingIOError):
-                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
-            raise
-        return OsLock(fd)
+            found = os.statvfs(path)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> Lock:
+        return OsLock(path)
 
 
 class OsFileSystem(BoundedFileSystem):

@@ -13,7 +13,7 @@ after a short wait the caller gets `ProcessLimit`. An operation takes its descri
 nothing has changed then. A caller of several operations that must not stop between them takes it first: `File.pin`.
 
 Thread: any. One lock guards the accounts, and is never held during I/O: a file on its way in or out is `moving`, and
-those who want it wait for that.
+those who want it look again. No condition is waited for: an interrupt could leave its lock taken.
 Invariants: (1) a descriptor is closed only while nobody uses it. (2) an idle file without a descriptor is synced, or
 has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
 """
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import resource
-import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ T = TypeVar("T")
 OPEN_MIN, OPEN_MAX = 8, 1 << 16
 WAIT_S = 1.0  # for a descriptor, before the caller is told that there is none
 _PAUSE_S = 0.01
+_MOVING_S = 0.0005  # a file is opened, or synced and closed, in about this
 _SHORTAGE = (errno.EMFILE, errno.ENFILE)
 
 
@@ -80,7 +80,6 @@ class OpenFiles:
     def _forget_all(self) -> None:
         """In a forked child too: a sync there could hide an error from the parent, so that nothing is closed there."""
         self._lock = threads.lock("host.open_files")
-        self._moved = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._open = 0  # guarded by _lock: how many have a descriptor
         # Guarded by _lock: those that nobody uses, the longest idle first.
         self._clean: OrderedDict[_Account, None] = OrderedDict()
@@ -128,50 +127,54 @@ class OpenFiles:
 
     def lend(self, account: _Account, path: str) -> File:
         """The file with a descriptor, which stays until `take_back`."""
-        mine = False
-        try:
-            with self._lock:
-                raw = self._look(account, path)
-                if raw is not None:
-                    account.users += 1
-                    self._clean.pop(account, None)
-                    self._dirty.pop(account, None)
-                    return raw
-                mine = account.moving = True
-            self._make_room()
-            raw = self.obtain(account.reopen)
-            if raw.identity() != account.identity:
-                raw.close()
-                raise FileNotFoundError(errno.ENOENT, "another file has its name by now", path)
-            with self._lock:
-                account.raw, account.users = raw, 1
-                self._open += 1
-            return raw
-        finally:
-            if mine:
-                self._arrive(account)
+        raw = self._lend(account, path, for_sync=False)
+        assert raw is not None
+        return raw
 
     def lend_unsynced(self, account: _Account, path: str) -> File | None:
         """As `lend`; None for a file that was synced when it gave its descriptor up: a sync then takes none."""
-        with self._lock:
-            if self._look(account, path) is None and account.wrote:
-                return None
-        return self.lend(account, path)
+        return self._lend(account, path, for_sync=True)
 
-    def _look(self, account: _Account, path: str) -> File | None:
-        """The file if it has a descriptor, after those who move it; an error if it cannot be used. Requires: _lock."""
-        while account.moving:
-            self._moved.wait()
+    def _lend(self, account: _Account, path: str, *, for_sync: bool) -> File | None:
+        mine = False
+        try:
+            while not mine:
+                with self._lock:
+                    if not account.moving:
+                        self._check(account, path)
+                        raw = account.raw
+                        if raw is not None:
+                            account.users += 1
+                            self._clean.pop(account, None)
+                            self._dirty.pop(account, None)
+                            return raw
+                        if for_sync and account.wrote:
+                            return None
+                        mine = account.moving = True
+                if not mine:
+                    time.sleep(_MOVING_S)  # somebody opens or closes it
+            return self._reopen(account, path)
+        finally:
+            if mine:
+                with self._lock:
+                    account.moving = False
+
+    def _check(self, account: _Account, path: str) -> None:
         if account.failure is not None or (account.raw is None and account.dirty):
             raise OSError(errno.EIO, f"a sync failed before ({account.failure})", path) from account.failure
         if account.closed:
             raise OSError(errno.EBADF, "the file is closed", path)
-        return account.raw
 
-    def _arrive(self, account: _Account) -> None:
+    def _reopen(self, account: _Account, path: str) -> File:
+        self._make_room()
+        raw = self.obtain(account.reopen)
+        if raw.identity() != account.identity:
+            raw.close()
+            raise FileNotFoundError(errno.ENOENT, "another file has its name by now", path)
         with self._lock:
-            account.moving = False
-            self._moved.notify_all()
+            account.raw, account.users = raw, 1
+            self._open += 1
+        return raw
 
     def take_back(self, account: _Account) -> None:
         with self._lock:
@@ -211,7 +214,8 @@ class OpenFiles:
             return True
         finally:
             if account is not None:
-                self._arrive(account)
+                with self._lock:
+                    account.moving = False
 
     def _sync_and_close(self, account: _Account, raw: File) -> None:
         try:
@@ -401,6 +405,9 @@ class BoundedFileSystem:
     def fsync_dir(self, path: str) -> None:
         with self.folder(path) as folder:
             folder.fsync()
+
+    def free_bytes(self, path: str) -> int | None:
+        return self._inner.free_bytes(path)
 
     def lock(self, path: str) -> Lock:
         return self._files.obtain(lambda: self._inner.lock(path))

@@ -3,17 +3,22 @@
 Thread: any. `lock`, `rlock` and `condition` give the plain objects of `threading`, with no cost of ours, unless a test
 has installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
 Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` is told to
-close is closed at most once, and never by a forked child, whose threads are gone.
+close is closed at most once, and never by a forked child, whose threads are gone. (3) nothing that is made inside
+`holding_forks` is in a forked child without what `after_fork` was told to do with it.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -67,7 +72,59 @@ def rlock(name: str) -> Mutex:
 
 def condition(name: str) -> threading.Condition:
     """A condition over a lock of its own."""
+    if _make is _plain:
+        return cast(threading.Condition, Condition())
     return threading.Condition(cast(threading.Lock, _make(name, False)))
+
+
+class Condition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
+    """A condition that is its own lock, so that an interrupt cannot leave it taken.
+
+    `with threading.Condition()` runs Python code between taking the lock and entering the block, and after a wait it
+    takes the lock by a call that a signal's handler can end. Here `with` is the lock's own, which no interrupt can
+    come into, and so is taking it again after a wait.
+    """
+
+    def __init__(self) -> None:
+        self._sleepers: deque[threading.Lock] = deque()  # guarded by itself
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until notified; False if time ran out first. Requires: taken."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        state: Any = (1, threading.get_ident())
+        woken = False
+        try:
+            state = self._release_save()  # type: ignore[attr-defined]
+            limit = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+            woken = sleeper.acquire(timeout=limit)
+        finally:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self._acquire_restore(state)  # type: ignore[attr-defined]
+            if not woken:
+                with suppress(ValueError):
+                    self._sleepers.remove(sleeper)
+        return woken
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """Sleep until the predicate holds or time is up; what it said last."""
+        end_s = None if timeout is None else time.monotonic() + timeout
+        while not (result := predicate()):
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self.wait(left_s)
+        return result
+
+    def notify(self, n: int = 1) -> None:
+        """Wake some. Requires: taken."""
+        for _ in range(min(n, len(self._sleepers))):
+            self._sleepers.popleft().release()
+
+    def notify_all(self) -> None:
+        """Wake all. Requires: taken."""
+        self.notify(len(self._sleepers))
 
 
 def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
@@ -82,6 +139,83 @@ def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+_WAKE_S = 0.2
+
+
+def uninterrupted(
+    act: Callable[[], T], *, cancel: Callable[[], object] | None = None, undo: Callable[[T], object] | None = None
+) -> T:
+    """Call `act` where no signal's handler can come into it; what one raised meanwhile is raised when it has ended.
+
+    Signals interrupt the main thread alone, so there `act` runs in another one. `cancel` asks it to end early; `undo`
+    takes back what it made, because nobody will get it. For what is not done often: it costs a thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return act()
+    call = _Call(act)
+    interrupt = call.begin()
+    while not call.outcome:
+        try:
+            call.ended.acquire(timeout=_WAKE_S)
+        except BaseException as error:
+            interrupt = interrupt or error
+            if cancel is not None:
+                cancel()
+    succeeded, value = call.outcome[0]
+    if interrupt is not None:
+        if succeeded and undo is not None:
+            undo(value)
+        raise interrupt
+    if not succeeded:
+        raise value
+    return cast(T, value)
+
+
+class _Call:
+    """A function that runs in a thread of its own, once that is allowed to: an interrupt may come before it is."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+        self._allowed = False
+        self._permit = threading.Lock()
+        self._permit.acquire()
+        self.ended = threading.Lock()
+        self.ended.acquire()
+        self.outcome: list[tuple[bool, Any]] = []  # whether it returned, and what; or what it raised
+
+    def begin(self) -> BaseException | None:
+        """Start it; an interrupt that came after that was done."""
+        try:
+            threading.Thread(target=self._run, name="penstock-call", daemon=True).start()
+            self._allowed = True
+            self._permit.release()
+        except RuntimeError:  # the interpreter is ending and takes no new threads
+            self._allowed = True
+            self._permit.release()
+            self._run()
+        except BaseException as error:
+            if not self._allowed:
+                self._permit.release()  # a thread that was started after all ends at once
+                raise
+            with suppress(RuntimeError):
+                self._permit.release()
+            return error
+        return None
+
+    def _run(self) -> None:
+        self._permit.acquire()
+        if not self._allowed:
+            return
+        try:
+            value = self._act()
+        except BaseException as error:
+            self.outcome.append((False, error))
+        else:
+            self.outcome.append((True, value))
+        finally:
+            self.ended.release()
 
 
 def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
@@ -105,6 +239,12 @@ def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
 
 
 _in_children: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+_forks = threading.RLock()  # reentrant: a signal's handler may fork inside
+
+
+def holding_forks() -> Mutex:
+    """In this block no thread forks: for something that a child must not have, until `after_fork` knows of it."""
+    return _forks
 
 
 def after_fork(owner: T, act: Callable[[T], object]) -> None:
@@ -113,11 +253,15 @@ def after_fork(owner: T, act: Callable[[T], object]) -> None:
 
 
 def _after_fork() -> None:
+    _forks.release()
     for owner, act in list(_in_children.items()):
-        act(owner)
+        try:
+            act(owner)
+        except Exception:  # the others' acts are as needed as this one
+            _log.exception("%s cannot be given up in a forked child: report this as a bug", type(owner).__name__)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_forks.acquire, after_in_parent=_forks.release, after_in_child=_after_fork)
 
 
 def cores() -> int:

@@ -53,6 +53,9 @@ class Consensus(Protocol):
     def pieces(self) -> list[int]:
         """The first LSN of each piece that can be given up as a whole, and of the one that grows."""
 
+    def roll(self) -> None:
+        """Begin another piece, so that the one that grew until now can be given up."""
+
     def truncate(self, before: int) -> Lsn:
         """Give up records below `before`, as far as that is possible; the new first."""
 
@@ -101,6 +104,10 @@ class Alone:
 
     def pieces(self) -> list[int]:
         return self._log.segment_starts()
+
+    def roll(self) -> None:
+        with self._lock:
+            self._log.roll()
 
     def truncate(self, before: int) -> Lsn:
         with self._lock:

@@ -17,7 +17,7 @@ from penstock.kv.loading import Loader, bundle, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
 from penstock.kv.ranges import key_of, narrowed_keys
-from penstock.kv.received import check_options, receive
+from penstock.kv.received import check_options, receive, weight
 from penstock.kv.table import KvReader, KvTable, kv_schema
 from penstock.kv.values import arrow_values, decode_options
 from penstock.lsm.rows import DELETE
@@ -55,6 +55,9 @@ class KvKind:
     def decode(self, payload: bytes) -> section.Section:
         return section.decode(payload)
 
+    def weight(self, payload: bytes) -> int:
+        return weight(payload)
+
     def receive(self, payload: bytes) -> section.Section:
         return receive(payload)
 
@@ -63,6 +66,9 @@ class KvKind:
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
         return ()  # its service refuses them all
+
+    def waits(self, name: str, argument: bytes) -> bool:
+        return False
 
     def check_options(self, options: bytes) -> None:
         check_options(options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.host import threads
 from penstock.journal.record import REFERENCE
 from penstock.kinds import Waiting
 from penstock.kv import section
@@ -45,7 +46,7 @@ class KvMachine:
         if entry.sections[0].header.form == REFERENCE:
             files = [file for part in entry.sections for file in decode_reference(part.payload).files]
             ids = [file.chunk_id for file in files]
-            self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us)
+            threads.uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
             return
         sections = entry.decoded or [section.decode(part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))

@@ -15,8 +15,14 @@ from penstock.kv.values import decode_options
 from penstock.lsm.operators import CHAIN, OPERATORS, check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, PUT, VALUE_BYTES_MAX
 
+ROW_WEIGHT = 192  # of the objects around a key and a value
 _LINK = struct.Struct("<BI")  # of a chain: operator, length
 _NAMES = {kind: name for name, kind in OPERATORS.items()}
+
+
+def weight(payload: bytes) -> int:
+    """The memory that `receive` takes, about: its bytes again, and objects for each row."""
+    return 2 * len(payload) + ROW_WEIGHT * section.row_count(payload)
 
 
 def receive(payload: bytes) -> section.Section:

@@ -107,7 +107,7 @@ def encode(section: Section) -> bytes:
         starts, ends = [a for a, _ in section], [b for _, b in section]
         return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))
     keys = list(section)
-    if section.plain:
+    if section.plain or not keys:  # no keys: an interrupt came before the first
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
         key_lengths, value_lengths = _lengths(keys), _lengths(values)
         if len(keys) >= _MEASURED_ROWS:
@@ -126,6 +126,12 @@ def encode(section: Section) -> bytes:
             *contents,
         )
     )
+
+
+def row_count(payload: bytes) -> int:
+    """How many rows a payload says it has, as far as it is long enough for them."""
+    count: int = _HEADER.unpack_from(payload)[1] if len(payload) >= _HEADER.size else 0
+    return min(count, len(payload) // 8)
 
 
 def decode(payload: bytes) -> Section:
@@ -181,22 +187,32 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
     if sections and all(isinstance(section, Rows) and section.plain for section in sections):
         return _puts(sections, lsn, time_us)  # type: ignore[arg-type]
     rows: dict[bytes, Row] = {}
-    ranges: list[tuple[bytes, bytes]] = []
-    for section in sections:
+    # For each key the place of the last section that deletes it: what sections before that do to it counts for nothing.
+    last_deletes = RangeDeletes.of(
+        (start, end, place)
+        for place, section in enumerate(sections)
+        if isinstance(section, Ranges)
+        for start, end in section
+    )
+    last_place = max(last_deletes.lsns, default=-1)
+    for place, section in enumerate(sections):
         if isinstance(section, Ranges):
-            ranges += section
-            deleted = RangeDeletes.of((start, end, 1) for start, end in section)
-            rows = {key: row for key, row in rows.items() if not deleted.lsn_over(key)}
+            continue
+        operations: Iterable[tuple[bytes, bytes | Operation]] = section.items()
+        if place < last_place:
+            deleted = last_deletes.lsn_over
+            operations = [(key, operation) for key, operation in operations if deleted(key) <= place]
         elif section.plain:
             values: Iterable[bytes] = section.values()  # type: ignore[assignment]
             rows.update(zip(section, zip(repeat(PUT), values, repeat(lsn), repeat(NEVER)), strict=False))
-        else:
-            for key, operation in section.items():
-                if isinstance(operation, bytes):
-                    rows[key] = (PUT, operation, lsn, NEVER)
-                else:
-                    kind, value, expires = operation
-                    rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
+            continue
+        for key, operation in operations:
+            if isinstance(operation, bytes):
+                rows[key] = (PUT, operation, lsn, NEVER)
+            else:
+                kind, value, expires = operation
+                rows[key] = fold_rows(rows.get(key), (kind, value, lsn, expires), time_us)
+    ranges = [border for section in sections if isinstance(section, Ranges) for border in section]
     return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
 
 

@@ -189,7 +189,7 @@ class KvTable(KvReader):
         else:
             epoch = self._write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0)
+            self._port.flush(epoch, 30.0, table=self._info.table)
         return epoch
 
     def put_many(
@@ -282,5 +282,5 @@ class KvTable(KvReader):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0)
+            self._port.flush(epoch, 30.0, table=self._info.table)
         return epoch

@@ -10,7 +10,7 @@ docs/format/log.md gives the bytes.
 """
 
 from penstock.log.cursor import Cursor
-from penstock.log.log import Log, LogSettings, LogStatistics, Repair
+from penstock.log.log import Log, LogEnd, LogSettings, LogStatistics, Repair
 from penstock.log.record import Index, Record
 
-__all__ = ["Cursor", "Index", "Log", "LogSettings", "LogStatistics", "Record", "Repair"]
+__all__ = ["Cursor", "Index", "Log", "LogEnd", "LogSettings", "LogStatistics", "Record", "Repair"]

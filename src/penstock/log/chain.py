@@ -87,6 +87,16 @@ def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int, list
     return chain, dead, int(incarnation.max(initial=0)), strangers
 
 
+def is_rotten(file: str) -> bool:
+    """Whether a name that is no segment's was one."""
+    return len(file) == _NAME_CHARACTERS and file.endswith(_SUFFIX)
+
+
+def is_segment(file: str) -> bool:
+    """Whether a name is a segment's."""
+    return len(read_names([file])[0]) == 1
+
+
 def _number(digits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     powers = np.uint64(10) ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.uint64)
     return digits @ powers

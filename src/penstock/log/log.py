@@ -14,14 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
-from penstock.log.chain import Chain, SegmentName, read_names
+from penstock.host.files import FileSystem, make_dirs, remove_file
+from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
 from penstock.log.segment import (
@@ -62,6 +62,17 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class LogEnd:
+    """How far a log reaches. The names in its folder say only how far what is left of it reaches."""
+
+    path: str  # of its last segment, or the folder if there is none
+    offset: int
+    first: int
+    last: int
+    incarnation: int  # the highest of its segments; 0 if there is none
+
+
+@dataclass(frozen=True, slots=True)
 class LogStatistics:
     """A log at one moment."""
 
@@ -91,6 +102,7 @@ class Log:
         self._cuts: list[int] = []  # every index the log was cut back to since it was opened
         self._failure: BaseException | None = None
         self._closed = False
+        self.closed_cleanly = False  # all that was appended is durable, and nothing follows
         self.repair: Repair | None = None
 
     @classmethod
@@ -102,12 +114,16 @@ class Log:
         random: Random,
         settings: LogSettings | None = None,
         identity: bytes = bytes(16),
+        check_end: Callable[[LogEnd], None] | None = None,
     ) -> Log:
-        """Open or create the log in `folder`. The caller sees to it that nobody else has it open."""
+        """Open or create the log in `folder`. The caller sees to it that nobody else has it open.
+
+        `check_end` is told how far the log reaches before anything is changed: it raises if that is not far enough.
+        """
         if len(identity) != 16:
             raise Invalid(f"a log's identity has 16 bytes, not {len(identity)}")
         log = cls(fs, folder, random=random, settings=settings or LogSettings(), identity=identity)
-        log._open()
+        log._open(check_end)
         return log
 
     # -- what is in it
@@ -189,9 +205,18 @@ class Log:
         active = self._active
         if active is not None and (active.end + size <= self._settings.segment_bytes or not active.index.offsets):
             return active
-        if active is not None:
+        return self._next_segment()
+
+    def roll(self) -> None:
+        """Seal the segment that grows, if it holds records, and begin another."""
+        with self._writing():
+            if self._active is None or self._active.index.offsets:
+                self._next_segment()
+
+    def _next_segment(self) -> SegmentWriter:
+        if self._active is not None:
             self._sync()  # before the seal: it claims that all before it is synced
-            active.seal(self._last)
+            self._active.seal(self._last)
             self._retire()
         return self._install(self._create(self._last + 1, cut=False))
 
@@ -253,15 +278,25 @@ class Log:
         with self._writing():
             if before > self._last + 1:
                 raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
-            self._bury(set())  # before the segment that keeps them dead may go
-            with self._fs.folder(self._folder) as folder:
-                while len(self._chain) > 1 and self._chain[1].first <= before:
-                    # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                    with suppress(FileNotFoundError):  # an interrupted call may have done it
-                        self._fs.unlink(f"{self._folder}/{self._chain[0]}")
-                    self._chain = self._chain.without_oldest()
-                    folder.fsync()
+            if not self._bury(set()):  # before the segment that keeps them dead may go
+                return self.first
+            while len(self._chain) > 1 and self._chain[1].first <= before:
+                # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
+                if not self._remove(self._chain[0]):
+                    break
+                self._chain = self._chain.without_oldest()
         return self.first
+
+    def _remove(self, *names: SegmentName) -> bool:
+        """Unlink segments for good; False if one may still be there: what comes after it must wait for the next try."""
+        try:
+            with self._fs.folder(self._folder) as folder:  # first: without a descriptor nothing is unlinked
+                removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
+                folder.fsync()
+        except OSError as error:
+            logger.warning("%s could not be synced after a clean-up (%s): it is tried again later", self._folder, error)
+            return False
+        return all(removed)
 
     def truncate_back(self, after: int) -> None:
         """Drop every record past `after`, for good."""
@@ -307,8 +342,7 @@ class Log:
         self._install(segment)
         if active is not None:
             active.file.close()
-        with suppress(ProcessLimit):  # the cut is done; they are buried with the next
-            self._bury(doomed)
+        self._bury(doomed)
 
     def _forget(self, after: int) -> None:
         self._synced = self._last = Index(after)
@@ -320,43 +354,39 @@ class Log:
         reader.close()
         return reader.header.cut
 
-    def _bury(self, names: set[SegmentName]) -> None:
-        """Unlink dead segments. One that outlived the segment that killed it would come back to life."""
+    def _bury(self, names: set[SegmentName]) -> bool:
+        """Unlink dead segments. One that outlived the segment that killed it would come back to life: False."""
         self._dead |= names
-        if not self._dead:
-            return
-        with self._fs.folder(self._folder) as folder:
-            for name in sorted(self._dead):
-                with suppress(FileNotFoundError):
-                    self._fs.unlink(f"{self._folder}/{name}")
-            folder.fsync()
+        if self._dead and not self._remove(*sorted(self._dead)):
+            return False
         self._dead.clear()
+        return True
 
     # -- opening and closing
 
-    def _open(self) -> None:
+    def _open(self, check_end: Callable[[LogEnd], None] | None) -> None:
         make_dirs(self._fs, self._folder)
         # What is visible may not be durable yet; nothing may be unlinked on the strength of it before it is.
         self._fs.fsync_dir(self._folder)
         self._chain, dead, incarnation, strangers = read_names(self._fs.listdir(self._folder))
         self._incarnation = incarnation + 1
-        for file in strangers:
-            path = f"{self._folder}/{file}"
-            if not file.endswith(TEMPORARY):  # a segment whose name has rotted would be missed without a word
-                raise CorruptionError(path, 0, "a log's folder holds segments only, and this is no segment's name")
-            self._fs.unlink(path)
+        self._look_at(strangers)
         if not self._chain:
+            if check_end is not None:
+                check_end(LogEnd(self._folder, 0, 1, 0, 0))
             self._install(self._create(1, cut=False))
             return
-        for place in {self._chain.place_of(name.first) for name in dead}:
-            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
-        self._bury(dead)
         name = self._chain[-1]
         reader = self.open_segment(name)
         try:
             tail = scan_tail(reader)
         finally:
             reader.close()
+        if check_end is not None:
+            check_end(LogEnd(reader.file.path, tail.end, self.first, tail.last, incarnation))
+        for place in {self._chain.place_of(name.first) for name in dead}:
+            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
+        self._bury(dead)
         if tail.seal is not None:
             reseal(self._fs, reader, tail)
         else:
@@ -367,6 +397,21 @@ class Log:
         self._synced = self._last = Index(tail.last)
         if replaced:
             self._bury({name})
+
+    def _look_at(self, strangers: Iterable[str]) -> None:
+        """What is no segment: ours from an attempt that ended, damage, or somebody's, which stays."""
+        left: list[str] = []
+        for file in strangers:
+            if is_rotten(file):  # the segment would be missed without a word
+                raise CorruptionError(
+                    f"{self._folder}/{file}", 0, "it looks like a segment, and this is no segment's name"
+                )
+            if file.endswith(TEMPORARY) and is_segment(file.removesuffix(TEMPORARY)):
+                remove_file(self._fs, f"{self._folder}/{file}")
+            else:
+                left.append(file)
+        if left:
+            logger.warning("%s: %d files are not ours, as %r: move them elsewhere", self._folder, len(left), left[0])
 
     def _report(self, repair: Repair) -> None:
         self.repair = repair
@@ -382,6 +427,7 @@ class Log:
                 # Without a seal the next open has a little more to do.
                 with self._writing(), suppress(DiskFull, ProcessLimit):
                     self._sync()
+                    self.closed_cleanly = True
                     self._active.seal(self._last)
         finally:
             self._closed = True

@@ -2,25 +2,31 @@
 
 Thread: one at a time (`_lock`).
 Invariants: (1) a file is removed only if it is not listed, not on its way to be listed, and not in a version that
-someone holds. (2) nothing is removed for one grace period after an opening, and nothing unlisted before it was seen
-unlisted for as long: readers elsewhere may hold files of before.
+someone holds. (2) nothing is removed after an opening while a reader of before it may be there (`readers.py`), and
+nothing unlisted before it was seen unlisted for a grace period: it may be on its way.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+import re
 from dataclasses import dataclass
 
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem
+from penstock.host.files import FileSystem, remove_file
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.readers import ReaderLeases
 from penstock.lsm.tree import Tree
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+_FILE = re.compile(r"([0-9]{20})\.(?:sst|idx)(?:\.tmp)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +60,14 @@ class Collector:
         self._clock = clock
         self._settings = settings or CollectionSettings()
         self._lock = threads.lock("lsm.collector")
-        self._opened_s = clock.monotonic_s()
+        self.readers = ReaderLeases(manifest, clock, self._settings.grace_s)
         self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; file name: when it was first seen so
 
     def collect(self) -> int:
         """Remove what can be removed now; how many files."""
         with self._lock:
             now_s = self._clock.monotonic_s()
-            may_remove = now_s >= self._opened_s + self._settings.grace_s
+            may_remove = self.readers.may_remove()
             removed, seen = 0, {}
             for tree, catalog in self._maintenance.trees():
                 while may_remove and (meta := tree.take_doomed()) is not None:
@@ -89,13 +95,11 @@ class Collector:
         ]
 
     def _remove(self, file_name: str) -> int:
-        with suppress(FileNotFoundError):
-            self._fs.unlink(f"{self._root}/{file_name}")
-            return 1
-        return 0
+        path = f"{self._root}/{file_name}"
+        return int(self._fs.exists(path) and remove_file(self._fs, path))  # one that stays is seen unlisted later
 
 
 def _chunk_id(name: str) -> int | None:
     """The chunk that a file belongs to, from its name; None for files that are not ours."""
-    stem = name.rsplit("/", 1)[-1].split(".", 1)[0]
-    return int(stem) if stem.isdigit() else None
+    match = _FILE.fullmatch(name.rsplit("/", 1)[-1])
+    return None if match is None else int(match[1])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -24,6 +25,8 @@ from penstock.archive.chunk import PLAIN, ChunkIdentity, Sealing
 from penstock.errors import (
     Backpressure,
     CommitFailed,
+    CorruptionError,
+    DiskFull,
     GateShut,
     Invalid,
     LeaseLost,
@@ -34,7 +37,7 @@ from penstock.errors import (
 )
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, is_disk_full, make_dirs
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary
@@ -47,10 +50,10 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, TableFile, part_into_runs
 from penstock.lsm.writer import BATCH_BYTES, SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
-from penstock.manifest.keys import MetricKey, WalStateKey
+from penstock.manifest.keys import JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
-from penstock.manifest.records import Completed, JobKind, MetricDelta
+from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricDelta, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ ROWS_PER_FILE = FLUSH_CHUNK_ROWS * 50
 assert ROWS_PER_FILE < ROWS_MAX  # which leaves room for range deletes
 SETTLE_ATTEMPTS = 10  # to find out whether a commit happened
 BUSY_TIMEOUT_S = 60.0
+BUSY_LOOK_S = 0.05  # between two looks whether others have ended
 
 METRIC_FLUSH_BYTES, METRIC_FLUSH_US, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US = range(1, 5)
 METRIC_MEMTABLE_BYTES, METRIC_LEVEL0_RUNS = 5, 6
@@ -106,6 +110,8 @@ class Maintenance:
         self._sealing = sealing
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
+        self._stopping = threading.Event()
+        self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
         self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _changed
         self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: handlers at work
@@ -135,6 +141,8 @@ class Maintenance:
 
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
         """Forget a tree; its files stay. Waits for work on it to end."""
+        if self._stopping.is_set():
+            timeout_s = max(0.0, min(timeout_s, self._stopped_s + BUSY_TIMEOUT_S - self._clock.monotonic_s()))
         with self._changed:
             tree, _ = self._trees.pop((db_id, shard), (None, None))  # before the wait: nothing new begins
             if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
@@ -149,6 +157,11 @@ class Maintenance:
         for tree in trees:
             tree.close()
 
+    def is_at_work(self, db_id: int, shard: int) -> bool:
+        """Whether a job works on a tree, so that closing it would wait."""
+        with self._changed:
+            return bool(self._busy.get((db_id, shard)))
+
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
         """Remove a shard's rows in the manifest for good; its files are the caller's. Again does no harm."""
         self.close_tree(db_id, shard)
@@ -157,6 +170,7 @@ class Maintenance:
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
         txn.delete_wal_state(WalStateKey(db_id, shard))
+        txn.delete_metrics(db_id)
         txn.commit()
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
@@ -164,7 +178,19 @@ class Maintenance:
             return list(self._trees.values())
 
     def _open_table(self, meta: FileMeta) -> Sstable:
-        return Sstable.open(f"{self._root}/{meta.file_name}", fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        """A listed file. It must be there, and be the one that was listed."""
+        path = f"{self._root}/{meta.file_name}"
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys, lsn=meta.lsn)
+        except FileNotFoundError as error:
+            raise CorruptionError(
+                error.filename or path, 0, "this file is listed in the manifest, and missing"
+            ) from None
+        found = table.summary
+        if (found.store, found.chunk_id, found.rows) != (self._store, meta.chunk_id, meta.rows):
+            table.close()
+            raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
+        return table
 
     def _open_files(self, metas: Sequence[FileMeta]) -> list[TableFile]:
         """Files for a version, opened now: when they are committed, nothing may fail any more."""
@@ -183,50 +209,72 @@ class Maintenance:
 
     def request_flush(self, tree: Tree) -> bool:
         """Enqueue a flush of what is frozen; False if one waits already."""
-        return self._enqueue(JobKind.FLUSH, self._catalog(tree))
+        return self._enqueue(JobKind.FLUSH, self._catalog(tree)) is not None
 
     def request_compaction(self, tree: Tree, *, everything: bool = False) -> bool:
         """Enqueue a compaction if one is due; False if none is, or one waits or runs already."""
         if tree.pick(everything=everything) is None:
             return False
-        return self._enqueue(JobKind.COMPACTION, self._catalog(tree), everything=everything)
+        return self._enqueue(JobKind.COMPACTION, self._catalog(tree), everything=everything) is not None
 
-    def _enqueue(self, kind: JobKind, catalog: Catalog, *, everything: bool = False) -> bool:
+    def _enqueue(self, kind: JobKind, catalog: Catalog, *, everything: bool = False) -> JobId | None:
+        """A job for a tree; None if one of its table waits or runs."""
         gate = self._jobs.gate(catalog.db_id, kind)
         if gate.is_shut() or gate.pending_job_id() is not None:
-            return False
+            return None
         payload = msgspec.msgpack.encode(_Payload(catalog.shard, everything))
         try:
-            self._jobs.enqueue(kind, db_id=catalog.db_id, payload=payload)
+            return self._jobs.enqueue(kind, db_id=catalog.db_id, payload=payload)
         except UniqueJobAlreadyPending:
-            return False
-        return True
+            return None
 
     def flush(self, tree: Tree, timeout_s: float = BUSY_TIMEOUT_S) -> None:
-        """Bring all that was applied into files; when this returns, it is. `GateShut` if others stand in the way."""
-        target = tree.freeze()
+        """Bring all that was applied into files; when this returns, it is.
+
+        Waits for flushes that others began; `GateShut` if that takes longer than `timeout_s`, or if one failed.
+        """
+        target, deadline_s = tree.freeze(), self._clock.monotonic_s() + timeout_s
         catalog = self._catalog(tree)
-        deadline_s = self._clock.monotonic_s() + timeout_s
         while tree.stored < target and tree.has_unflushed():
-            asked = self.request_flush(tree)
-            if self.run(JobKind.FLUSH, db_id=catalog.db_id):
-                continue
-            shut = self._jobs.gate(catalog.db_id, JobKind.FLUSH).is_shut()
-            if (not asked and not shut) or self._clock.monotonic_s() >= deadline_s:
-                raise GateShut(f"table {catalog.db_id} cannot be flushed now{self._why(catalog)}: try again later")
-            tree.wait_for_change(0.05)  # somebody else is at it
+            self._enqueue(JobKind.FLUSH, catalog)
+            self._run_or_wait(JobKind.FLUSH, tree, catalog, deadline_s)
 
-    def _why(self, catalog: Catalog) -> str:
-        waiting = self._jobs.gate(catalog.db_id, JobKind.FLUSH).pending_job_id()
-        job = None if waiting is None else self._manifest.get_job(waiting)
-        return "" if job is None or job.last_error is None else f" ({job.last_error.message})"
+    def compact(self, tree: Tree, *, everything: bool = False, timeout_s: float = BUSY_TIMEOUT_S) -> bool:
+        """Compact now if anything is due; whether it was. `GateShut` as for a flush."""
+        deadline_s, catalog = self._clock.monotonic_s() + timeout_s, self._catalog(tree)
+        while tree.pick(everything=everything) is not None:
+            job_id = self._enqueue(JobKind.COMPACTION, catalog, everything=everything)
+            self._run_or_wait(JobKind.COMPACTION, tree, catalog, deadline_s)
+            while job_id is not None:  # the background may have taken it
+                job = self._manifest.get_job(job_id)
+                if job is None or isinstance(job.state, Completed):
+                    return True
+                if isinstance(job.state, FailedPermanent):
+                    raise GateShut(f"table {catalog.db_id} was not compacted{_why(job)}: look at the log")
+                self._run_or_wait(JobKind.COMPACTION, tree, catalog, deadline_s)
+        return False
 
-    def compact(self, tree: Tree, *, everything: bool = False) -> bool:
-        """Compact now, in this thread, if anything is due; whether it was."""
-        if not self.request_compaction(tree, everything=everything):
-            return False
-        self.run(JobKind.COMPACTION, db_id=self._catalog(tree).db_id)
-        return True
+    def _run_or_wait(self, kind: JobKind, tree: Tree, catalog: Catalog, deadline_s: float) -> None:
+        """Run what waits, whoever asked for it; if somebody else is at it, wait a moment. `GateShut` if it is late."""
+        if self.run(kind, db_id=catalog.db_id):
+            return
+        gate = self._jobs.gate(catalog.db_id, kind)
+        holder = gate.state().active_job_id
+        number = gate.pending_job_id() if holder is None else holder
+        job = None if number is None else self._manifest.get_job(number)
+        # A job that failed waits for its next attempt and not for us; a repair that was given up, for an opening.
+        failed = job is not None and job.last_error is not None and isinstance(job.state, Pending)
+        given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
+        rest_s = deadline_s - self._clock.monotonic_s()
+        if failed or given_up or rest_s <= 0 or self._stopping.is_set():
+            what = "flushed" if kind == JobKind.FLUSH else "compacted"
+            raise GateShut(f"table {catalog.db_id} cannot be {what} now{_why(job)}: try again later")
+        tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
+
+    def stop(self) -> None:
+        """The store closes: merges in threads of callers end at their next step, and all trees have one deadline."""
+        self._stopped_s = self._clock.monotonic_s()
+        self._stopping.set()
 
     def run(self, *kinds: JobKind, db_id: int | None = None) -> int:
         """Run the waiting jobs of these kinds (of one table), and their repairs, in this thread; how many."""
@@ -234,7 +282,7 @@ class Maintenance:
         while lease := self._jobs.acquire("here", kinds, db_id):
             try:
                 with self._jobs.keeping(lease):
-                    done = self.handle(lease)
+                    done = self.handle(lease, self._stopping.is_set)
                 if not done:
                     self._jobs.complete(lease)
             except BaseException as error:
@@ -250,15 +298,27 @@ class Maintenance:
         """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
         with self._at_work(lease.job.table, payload.shard) as found:
+            if lease.job.kind == JobKind.REPAIR:
+                self._check_listed(lease.job.table, payload.shard)  # raises: then the gate stays shut
+                return False
             if found is None:
                 return False
             tree, catalog = found
-            if lease.job.kind == JobKind.REPAIR:
-                tree.open_all()  # raises if a listed file is not there: then the gate stays shut
-                return False
-            if lease.job.kind == JobKind.FLUSH:
-                return self._flush(tree, catalog, lease)
-            return self._compact(tree, catalog, lease, payload, stop)
+            try:
+                if lease.job.kind == JobKind.FLUSH:
+                    return self._flush(tree, catalog, lease)
+                return self._compact(tree, catalog, lease, payload, stop)
+            except OSError as error:
+                if is_disk_full(error):
+                    raise DiskFull(
+                        f"{catalog.folder} has no room for new files: free some space, then retry"
+                    ) from error
+                raise
+
+    def _check_listed(self, db_id: int, shard: int) -> None:
+        """Open every listed file of a shard, whether its tree is open or not."""
+        for meta in Catalog(self._manifest, db_id, shard, "").load()[0]:
+            self._open_table(meta).close()
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:
@@ -440,7 +500,10 @@ class Maintenance:
 
     def _summary(self, catalog: Catalog, chunk_id: int) -> Summary:
         path = f"{self._root}/{catalog.file_name(chunk_id)}"
-        table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        try:
+            table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
+        except FileNotFoundError as error:
+            raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:
             if table.summary.store != self._store or table.summary.chunk_id != chunk_id:
                 raise Invalid(f"{path} was built for another store or under another id: build it again")
@@ -458,6 +521,10 @@ class Maintenance:
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_MEMTABLE_BYTES), _observation(now.memtable_bytes))
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_LEVEL0_RUNS), _observation(now.level0_runs))
         txn.commit()
+
+
+def _why(job: JobRecord | None) -> str:
+    return "" if job is None or job.last_error is None else f" ({job.last_error.message})"
 
 
 def _observation(value: float) -> MetricDelta:

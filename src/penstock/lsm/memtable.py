@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -104,8 +104,10 @@ class Memtable:
     def __init__(self, lsn: int = 0) -> None:
         self.rows: dict[bytes, bytes | Row] = {}
         self._marks: list[tuple[int, int]] = []  # so many keys were there after an edit of bare values of this LSN
-        self._folded: RangeDeletes = NO_RANGES
+        self._folded: tuple[RangeDeletes, ...] = ()  # each more than twice as many as the next
         self._recent: tuple[RangeDelete, ...] = ()  # range deletes that are not in `_folded` yet
+        # The two of then, and all that they held.
+        self._ranges: tuple[tuple[RangeDelete, ...], tuple[RangeDeletes, ...], RangeDeletes] = ((), (), NO_RANGES)
         self.bytes = 0  # an estimate of the memory it takes
         self.lsn_last = lsn
         self.applying = lsn  # the LSN of the last edit that was begun
@@ -119,7 +121,7 @@ class Memtable:
         self._base_lsns: U64 = np.zeros(0, np.uint64)
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self._folded) + len(self._recent)
+        return len(self.rows) + sum(map(len, self._folded)) + len(self._recent)
 
     def apply(self, edit: Edit) -> None:
         """Take in an edit. Requires: its LSN is above all before."""
@@ -158,7 +160,7 @@ class Memtable:
 
     def deleted_by(self, lsn: int) -> bool:
         """Whether range deletes of this LSN are here."""
-        return any(deleted == lsn for _, _, deleted in (*self._recent, *self._folded))
+        return lsn in self.ranges.lsns
 
     def _add_rows(self, rows: Mapping[bytes, Row]) -> None:
         self.all_bare = False  # before they are there
@@ -230,17 +232,25 @@ class Memtable:
         return _lsns_by_place(self._marks, len(self.rows))
 
     def _add_ranges(self, added: list[RangeDelete]) -> None:
-        """Few ranges wait beside the many, so that adding one does not sort all of them again."""
+        """Few ranges wait beside the many, and the many are put together like with like: n log n for n of them."""
         recent = (*self._recent, *added)
         if len(recent) > RECENT_RANGES_MAX:
-            self._folded, self._recent = RangeDeletes.of([*self._folded, *recent]), ()
-        else:
-            self._recent = recent
+            folded, newest = self._folded, RangeDeletes.of(recent)
+            while folded and len(folded[-1]) <= 2 * len(newest):
+                newest, folded = RangeDeletes.union((folded[-1], newest)), folded[:-1]
+            self._folded = (*folded, newest)  # before `_recent`: a reader in between finds some of them twice
+            recent = ()
+        self._recent = recent
 
     @property
     def ranges(self) -> RangeDeletes:
         """Every range delete."""
-        return RangeDeletes.of([*self._folded, *self._recent]) if self._recent else self._folded
+        recent, folded = self._recent, self._folded  # in this order, see `_add_ranges`
+        known_recent, known_folded, ranges = self._ranges
+        if recent is not known_recent or folded is not known_folded:
+            ranges = RangeDeletes.of(chain(recent, *folded))
+            self._ranges = recent, folded, ranges
+        return ranges
 
     @property
     def has_ranges(self) -> bool:
@@ -248,8 +258,10 @@ class Memtable:
 
     def deleted_below(self, key: bytes) -> int:
         """Rows of `key` below this LSN are deleted; 0 if none is."""
-        recent = max((lsn for start, end, lsn in self._recent if start <= key < end), default=0)
-        return max(recent, self._folded.lsn_over(key)) if self._folded else recent
+        highest = max((lsn for start, end, lsn in self._recent if start <= key < end), default=0)
+        for folded in self._folded:
+            highest = max(highest, folded.lsn_over(key))
+        return highest
 
     def _absorb(self, rows: Mapping[bytes, Row], now_us: int, new: RangeDeletes) -> Mapping[bytes, Row]:
         """The rows as they are to stand here: operands folded onto what is here already, or onto a new range."""

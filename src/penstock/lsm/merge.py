@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.archive.chunk import PLAIN, ChunkIdentity, KeyRing, Sealing
 from penstock.errors import Closed, Invalid
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem, OsFileSystem, remove_file
 from penstock.lsm.folding import fold_groups
 from penstock.lsm.index import ROWS_MAX, Summary
 from penstock.lsm.memtable import Memtable
@@ -164,8 +164,7 @@ class _Outputs:
         for chunk_id in self._plan.chunk_ids[: len(self._done) + 1]:
             path = sstable_path(self._plan.folder, chunk_id)
             for name in (path, index_path(path)):
-                if self._fs.exists(name):
-                    self._fs.unlink(name)
+                remove_file(self._fs, name)
 
 
 class Tables(Protocol):
@@ -286,8 +285,11 @@ def _without_deleted(
         return bisect_left(range(len(order)), key, key=lambda i: keys.key(int(order[i])))
 
     deleted_below = np.zeros(len(order), np.uint64)
-    for start, end, lsn in ranges:
-        deleted_below[place(start) : place(end)] = lsn
+    if len(ranges) > len(order):  # then to look for every row is less work
+        deleted_below[:] = [ranges.lsn_over(keys.key(row)) for row in order.tolist()]
+    else:
+        for start, end, lsn in ranges:
+            deleted_below[place(start) : place(end)] = lsn
     kept = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
     group = np.cumsum(~same)[kept]
     still_same = np.zeros(len(group), np.bool_)

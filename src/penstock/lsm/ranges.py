@@ -9,10 +9,12 @@ Invariant: starts ascend, ranges neither touch with one LSN nor overlap, none is
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
+from operator import is_
 from typing import TypeAlias
 
 RangeDelete: TypeAlias = tuple[bytes, bytes, int]  # start, end (exclusive), lsn
@@ -75,12 +77,19 @@ class RangeDeletes:
 
     def clip(self, start: bytes, end: bytes | None) -> RangeDeletes:
         """The part inside [start, end)."""
-        inside = ((max(a, start), b if end is None else min(b, end), n) for a, b, n in self)
-        kept = [(a, b, n) for a, b, n in inside if a < b]
-        if len(kept) == 0:
+        first = bisect_right(self.ends, start)
+        last = len(self.starts) if end is None else bisect_left(self.starts, end)
+        if first >= last or (end is not None and end <= start):
             return NO_RANGES
-        starts, ends, lsns = zip(*kept, strict=True)
-        return RangeDeletes(starts, ends, lsns)
+        starts, ends = list(self.starts[first:last]), list(self.ends[first:last])
+        starts[0] = max(starts[0], start)
+        ends[-1] = ends[-1] if end is None else min(ends[-1], end)
+        return RangeDeletes(tuple(starts), tuple(ends), self.lsns[first:last])
+
+    @classmethod
+    def union(cls, sources: Sequence[RangeDeletes]) -> RangeDeletes:
+        """All of several."""
+        return sources[0] if len(sources) == 1 else cls.of(chain.from_iterable(sources))
 
     def at_or_above(self, lsn: int) -> RangeDeletes:
         """Without the ranges below `lsn`."""
@@ -88,3 +97,21 @@ class RangeDeletes:
 
 
 NO_RANGES = RangeDeletes()
+
+
+class Unions:
+    """Remembers the last union: most versions of a tree differ in what has no ranges.
+
+    Thread: any; what is remembered is replaced whole.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[RangeDeletes], RangeDeletes] = ((), NO_RANGES)
+
+    def of(self, sources: Sequence[RangeDeletes]) -> RangeDeletes:
+        """All of several, each of which is never empty."""
+        known, union = self._last
+        if len(known) != len(sources) or not all(map(is_, known, sources)):
+            union = RangeDeletes.union(sources)
+            self._last = sources, union
+        return union

@@ -478,11 +478,6 @@ class Tree:
             file.retire(self.doomed)
         self._relieve()
 
-    def open_all(self) -> None:
-        """Open every file: an error says that a listed one is not there."""
-        for file in self._version.files():
-            file.table()
-
     def expires(self) -> bool:
         """Whether some row does."""
         version = self._version

@@ -25,7 +25,7 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.mappings import MAPPINGS
 from penstock.lsm.memtable import Memtable
-from penstock.lsm.ranges import NO_RANGES, RangeDeletes
+from penstock.lsm.ranges import NO_RANGES, RangeDeletes, Unions
 from penstock.lsm.rows import Row
 from penstock.lsm.sstable import Sstable
 
@@ -187,6 +187,7 @@ class Version:
     lsn: int  # all up to here is in it, but for what `active` takes in
     stored: int  # all up to here is in files
     time_us: int  # the highest record time in it
+    unions: Unions = field(default_factory=Unions)  # the tree's
     runs: tuple[Run, ...] = field(init=False)  # of all levels, newest first
     ranges: RangeDeletes = field(init=False)  # of everything but `active`
     expires: bool = field(init=False)  # some row of it does, `active` left out
@@ -194,11 +195,9 @@ class Version:
     def __post_init__(self) -> None:
         runs = tuple(run for level in self.levels for run in level)
         object.__setattr__(self, "runs", runs)
-        deletes = [piece for memtable in self.frozen for piece in memtable.ranges]
-        for file in self.files():
-            if file.meta.has_ranges:
-                deletes.extend(file.range_deletes)
-        object.__setattr__(self, "ranges", RangeDeletes.of(deletes) if deletes else NO_RANGES)
+        sources = [memtable.ranges for memtable in self.frozen if memtable.has_ranges]
+        sources += [file.range_deletes for file in self.files() if file.meta.has_ranges]
+        object.__setattr__(self, "ranges", self.unions.of(sources) if sources else NO_RANGES)
         expires = any(memtable.expires for memtable in self.frozen) or any(file.meta.expires for file in self.files())
         object.__setattr__(self, "expires", expires)
         if any(len(level) > 1 for level in self.levels[1:]):

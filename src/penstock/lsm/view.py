@@ -150,7 +150,7 @@ class View:
             if keys
         ]
         sources += [_run_parts(run, start, end, reverse) for run in version.runs]
-        ranges = self._ranges()
+        ranges = self._ranges(start, end)
         now_us = self._now_us()
         for window in merge_parts(sources, reverse):
             self.check_open()
@@ -159,11 +159,12 @@ class View:
             else:
                 yield _resolve_window(window, ranges, now_us, reverse)
 
-    def _ranges(self) -> RangeDeletes:
-        active = self._version.active
+    def _ranges(self, start: bytes, end: bytes | None) -> RangeDeletes:
+        """The range deletes that reach into [start, end)."""
+        active, ranges = self._version.active, self._version.ranges.clip(start, end)
         if active is None or not active.has_ranges:
-            return self._version.ranges
-        return RangeDeletes.of([*active.ranges, *self._version.ranges])
+            return ranges
+        return RangeDeletes.union([active.ranges.clip(start, end), ranges])
 
     def scan_columns(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Columns]:
         """The live rows of [start, end) as columns: one run is read in place, several are merged by numpy."""
@@ -173,7 +174,7 @@ class View:
         version = self._version
         memtables = [memtable for memtable in version.memtables() if memtable.holds(start, end)]
         runs: list[Sequence[TableFile]] = [files for run in version.runs if (files := run.overlapping(start, end))]
-        ranges, now_us = self._ranges(), self._now_us()
+        ranges, now_us = self._ranges(start, end), self._now_us()
         alone = len(runs) == 1 and not memtables
         for parts in _alone(runs[0], start, end) if alone else _together(memtables, runs, start, end):
             self.check_open()

@@ -1,7 +1,9 @@
 """Records to bytes and back.
 
-A value is `record_version` (u16, big-endian) and the MessagePack of an array: the record's fields in their order. Equal
-records give equal bytes; bytes that do not decode to a sound record, to the last one, are corrupt.
+A value is `record_version` (u16, big-endian), a CRC32C (u32, big-endian) and the MessagePack of an array: the record's
+fields in their order. The checksum covers the names of table and row too, so that a row that comes up under another key
+does not pass for that one. Values of version 1 have none. Equal rows give equal bytes; bytes that do not decode to a
+sound record, to the last one, are corrupt.
 
 Thread: any.
 """
@@ -12,51 +14,79 @@ import struct
 from typing import Generic, TypeVar
 
 import msgspec
+from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.manifest.records import Record
 
+VERSION = 2  # of all records
 _VERSION = struct.Struct(">H")
+_HEAD = struct.Struct(">HI")  # version, checksum: from version 2 on
 
 R = TypeVar("R", bound=Record)
+
+
+def seal(table: str, key: bytes, version: int, payload: bytes) -> bytes:
+    """The value of a row."""
+    if version == 1:
+        return _VERSION.pack(version) + payload
+    return _HEAD.pack(version, crc32c(b"%b %d %b" % (table.encode(), version, key) + payload)) + payload
+
+
+def unseal(table: str, key: bytes, value: bytes, where: str) -> tuple[int, bytes]:
+    """The version and the payload of a row's value; `CorruptionError` if its checksum does not match."""
+    version = record_version(value, where)
+    if version == 1:
+        return 1, value[_VERSION.size :]
+    payload = value[_HEAD.size :]
+    if seal(table, key, version, payload) != value:
+        raise CorruptionError(where, 0, "the record does not match its checksum")
+    return version, payload
+
+
+def record_version(value: bytes, where: str) -> int:
+    """The version a value was written with."""
+    if len(value) < _VERSION.size:
+        raise CorruptionError(where, 0, f"a value of {len(value)} bytes has no record version")
+    return int(_VERSION.unpack_from(value)[0])
 
 
 class RecordCodec(Generic[R]):
     """Values of one table, to bytes and back."""
 
-    def __init__(self, record: type[R], version: int = 1) -> None:
+    def __init__(self, table: str, record: type[R], version: int = VERSION) -> None:
         self.version = version
-        self._prefix = _VERSION.pack(version)
+        self._table = table
+        self._where = f"manifest table {table}"
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(record).decode
 
-    def encode(self, record: R) -> bytes:
-        """The bytes of a record; `Invalid` if a number does not fit."""
+    def encode(self, key: bytes, record: R) -> bytes:
+        """The value of a row; `Invalid` if a number does not fit."""
         try:
-            return self._prefix + self._encode(record)
+            return seal(self._table, key, self.version, self._encode(record))
         except OverflowError:
             raise Invalid(f"{record!r} holds a number that does not fit 64 bits") from None
 
-    def decode(self, data: bytes, where: str, key: bytes | None = None) -> R:
-        """The record in a value; `where` and the key name it in errors."""
+    def decode(self, key: bytes, value: bytes) -> R:
+        """The record in a row's value."""
+        if not value.startswith(_VERSION.pack(self.version)):
+            raise self._other_version(key, value)
+        _, payload = unseal(self._table, key, value, self._where)
         try:
-            if data.startswith(self._prefix):
-                return self._decode(data[_VERSION.size :])
+            return self._decode(payload)
         except (msgspec.DecodeError, Invalid, UnicodeDecodeError) as error:
-            raise CorruptionError(_place(where, key), _VERSION.size, f"the record does not decode ({error})") from None
-        where = _place(where, key)
-        version = record_version(data, where)
+            reason = f"the record does not decode ({error})"
+            raise CorruptionError(self._place(key), _HEAD.size, reason) from None
+
+    def _other_version(self, key: bytes, value: bytes) -> Exception:
+        where = self._place(key)
+        version = record_version(value, where)
+        if value[_VERSION.size :] == seal(self._table, key, self.version, value[_HEAD.size :])[_VERSION.size :]:
+            return CorruptionError(where, 0, f"record version {version} does not match the checksum")
         if version > self.version:
-            raise UnsupportedVersion(f"{where} has record version {version}, this Penstock reads {self.version}")
-        raise CorruptionError(where, 0, f"record version {version} was not migrated to {self.version}")
+            return UnsupportedVersion(f"{where} has record version {version}, this Penstock reads {self.version}")
+        return CorruptionError(where, 0, f"record version {version} was not migrated to {self.version}")
 
-
-def _place(where: str, key: bytes | None) -> str:
-    return where if key is None else f"{where} key {key.hex()}"
-
-
-def record_version(data: bytes, where: str) -> int:
-    """The version a value was written with."""
-    if len(data) < _VERSION.size:
-        raise CorruptionError(where, 0, f"a value of {len(data)} bytes has no record version")
-    return int(_VERSION.unpack_from(data)[0])
+    def _place(self, key: bytes) -> str:
+        return f"{self._where} key {key.hex()}"

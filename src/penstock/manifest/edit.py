@@ -21,11 +21,12 @@ import msgspec
 from penstock.errors import GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
 from penstock.manifest.engine import WriteView
 from penstock.manifest.invariants import check_job
-from penstock.manifest.keys import U64_MAX, ComponentId, WalStateKey
+from penstock.manifest.keys import U64_MAX, ComponentId, MetricKey, WalStateKey
 from penstock.manifest.operations import (
     BumpGeneration,
     CommitReceipt,
     DeleteChunk,
+    DeleteMetrics,
     DeletePendingIndex,
     DeleteWalState,
     ManifestOp,
@@ -40,6 +41,7 @@ from penstock.manifest.operations import (
 )
 from penstock.manifest.records import (
     Completed,
+    Evicted,
     FailedPermanent,
     GenerationRecord,
     GenerationWaiterSnapshot,
@@ -49,6 +51,7 @@ from penstock.manifest.records import (
     MetricRecord,
     Pending,
     PendingJobRecord,
+    RemoteArchived,
     Tombstoned,
     WalStateRecord,
 )
@@ -140,6 +143,10 @@ class Edit:
             record = MetricRecord(delta.sum, delta.count, delta.min, delta.max, delta.bucket_counts, self._now_ms)
         METRICS.put_packed(self._view, key, record)
 
+    def _delete_metrics(self, operation: DeleteMetrics) -> None:
+        for key, _ in list(METRICS.scan(self._view, MetricKey(operation.scope, 0), MetricKey(operation.scope + 1, 0))):
+            METRICS.delete(self._view, key)
+
     # -- tables, partitions, chunks
 
     def _put_db(self, operation: PutDb) -> None:
@@ -172,6 +179,8 @@ class Edit:
     def _upsert_chunk(self, prepared: tuple[UpsertChunk, bytes, bytes, bytes, bytes]) -> None:
         operation, chunk_key, chunk, file_key, mine = prepared
         view, key, value = self._view, operation.key, operation.value
+        if isinstance(value.residency, Evicted):
+            self._check_evictable(operation)
         owner = view.get(CHUNK_FILES.name, file_key)
         if owner is None:
             old = CHUNKS.get_packed(view, chunk_key)
@@ -179,12 +188,22 @@ class Edit:
                 CHUNK_FILES.delete(view, old.file_name)
             view.put(CHUNK_FILES.name, file_key, mine)
         elif owner != mine:
-            other = CHUNK_FILES.codec.decode(owner, f"the owner of file {value.file_name}")
+            other = CHUNK_FILES.codec.decode(file_key, owner)
             raise Invalid(
                 f"file {value.file_name} belongs to chunk {other.chunk_id} of table {other.db_id}, "
                 f"it cannot be chunk {key.chunk_id} of table {key.db_id} too"
             )
         view.put(CHUNKS.name, chunk_key, chunk)
+
+    def _check_evictable(self, operation: UpsertChunk) -> None:
+        """The file goes: its object must be known to hold the same bytes, and its key must stay (ADR 0004)."""
+        old, new = CHUNKS.get(self._view, operation.key), operation.value.residency
+        assert isinstance(new, Evicted)
+        if old is None or old.residency not in (new, RemoteArchived(new.object, verified=True)):
+            raise Invalid(
+                f"chunk {operation.key.chunk_id} of table {operation.key.db_id} cannot be evicted: "
+                f"it is not verified in the archive as {new.object!r}"
+            )
 
     def _delete_chunk(self, operation: DeleteChunk) -> None:
         old = CHUNKS.get(self._view, operation.key)
@@ -305,6 +324,7 @@ _APPLY: dict[type[Any], Callable[[Edit, Any], None]] = {
     DeleteWalState: Edit._delete_wal_state,
     UpsertChunk: Edit._upsert_chunk,
     DeleteChunk: Edit._delete_chunk,
+    DeleteMetrics: Edit._delete_metrics,
     PutJob: Edit._put_job,
     UpdateJobState: Edit._update_job_state,
     RemoveJob: Edit._remove_job,

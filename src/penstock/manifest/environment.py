@@ -1,8 +1,8 @@
 """The LMDB engine: one file, default durability.
 
 A new file is made under another name, with its tables, and renamed: a file under the manifest's name is always whole.
-While it is owned, `<path>.owner` is locked and holds the id of this boot; a clean close empties it. Damage in an LMDB
-file can abort the process, so a doubtful file is looked at in a child process first (see `examine.py`).
+While it is owned, `<path>.owner` is locked; a clean close leaves a stamp of the file there. Damage in an LMDB file can
+abort the process or hide rows, so a file without its stamp is examined before it is mapped (see `examine.py`).
 
 Thread: any. The map may move only while no transaction is open in this process, so `_lock` counts readers and growing
 waits for them (and holds new ones back, but never a reader inside another's `read`, which would deadlock).
@@ -12,6 +12,7 @@ Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose o
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,20 +31,26 @@ from penstock.errors import (
     OutcomeUnknown,
     ProcessLimit,
 )
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import File, FileSystem, absolute, claim, parent
+from penstock.host.forking import close_on_exec
 from penstock.host.open_files import OPEN_FILES
 from penstock.manifest.engine import TABLES
-from penstock.manifest.examine import UNKNOWN_BOOT, boot_id, examine, is_plausible
+from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.settings import ManifestSettings
 
+logger = logging.getLogger(__name__)
+
 DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
+DISK_FULL_BYTES = 256 << 10  # with less left, a commit that failed has met a full disk
 READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
 PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
 HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
 AHEAD_BYTES = 1 << 20  # how much of the file is written before LMDB comes there
 AHEAD_BYTES_MIN = AHEAD_BYTES // 16  # with less left, the next step is written
+_OPEN = b"open"  # noted from the opening to the stamp of a clean close
 AHEAD_LOOK_COMMITS = 8  # how often it is looked where LMDB is
 
 
@@ -99,7 +106,7 @@ class LmdbEngine:
         self._fs = fs
         self._clock = clock
         self._guard = ForkGuard(path)
-        self._lock = threading.Condition()
+        self._lock = threads.condition("manifest.readers")
         self._readers = 0  # guarded by _lock
         self._moving = False  # guarded by _lock: the map is being moved, new readers wait
         self._reading = threading.local()
@@ -112,7 +119,7 @@ class LmdbEngine:
         self._env: Any = None  # changed under _lock
         self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is written ahead
         self._file: File | None = None  # guarded by _file_lock: the same file, to be written ahead
-        self._owner = fs.lock(path + ".owner")
+        self._owner = fs.lock(_note_path(path))
         try:
             self._prepare()
             self._open_env()
@@ -197,7 +204,8 @@ class LmdbEngine:
             return Backpressure(f"{self._path} has {self._settings.readers_max} readers (readers_max): retry later")
         if isinstance(error, lmdb.BadValsizeError):
             return Invalid(f"{self._path}: a key has 1 to {self._env.max_key_size()} bytes")
-        if isinstance(error, lmdb.DiskError):
+        full = (self._fs.free_bytes(self._path) or DISK_FULL_BYTES) < DISK_FULL_BYTES  # a short write is an EIO here
+        if isinstance(error, lmdb.DiskError) or full:
             return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
         return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
 
@@ -287,14 +295,27 @@ class LmdbEngine:
             env, self._env = self._env, None
             if env is None:
                 return
-            self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
-            self._close_file()
-        env.close()
-        note = self._fs.open(self._path + ".owner", write=True)
-        note.truncate(0)
-        note.fsync()
-        note.close()
-        self._owner.release()
+        try:
+            with self._lock:
+                self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S)
+                self._close_file()
+            env.close()
+            self._leave_stamp()
+        finally:
+            self._owner.release()
+
+    def _leave_stamp(self) -> None:
+        """Say what was closed. If that fails, the next opening examines the file."""
+        try:
+            file = self._fs.open(self._path, write=True)
+            try:
+                file.fsync()  # what commits did not need, such as pages of one that was undone, is in the hash too
+                stamp = ClosingStamp.of(file)
+            finally:
+                file.close()
+            _write_note(self._fs, self._path, stamp.encode())
+        except (OSError, CorruptionError) as error:
+            logger.warning("%s: its closing was not noted (%s): the next opening examines it", self._path, error)
 
     def _close_file(self) -> None:
         with self._file_lock:
@@ -310,23 +331,18 @@ class LmdbEngine:
 
     def _prepare(self) -> None:
         """Make the file, or decide whether it can be trusted enough to be mapped."""
-        note = self._fs.open(self._path + ".owner", write=True)
-        last_boot = note.pread(64, 0)
-        boot = boot_id(self._fs)
-        exists = self._fs.exists(self._path)
-        if not exists and self._fs.exists(backup_path(self._path, 1)):
-            raise CorruptionError(self._path, 0, "the file is gone and a backup of it is there")
-        died_in_another_boot = bool(last_boot) and (last_boot != boot or boot == UNKNOWN_BOOT)
-        if exists and (died_in_another_boot or not is_plausible(self._fs, self._path)):
-            examine(self._path)
-        if not exists:
-            self._create()
-        if last_boot != boot:
-            note.truncate(0)
-            note.pwrite(boot, 0)
-            note.fsync()
-            self._fs.fsync_dir(parent(self._path))
+        note = self._fs.open(_note_path(self._path))
+        noted = note.pread(2 * STAMP_BYTES, 0)
         note.close()
+        if self._fs.exists(self._path):
+            check_file(self._fs, self._path, ClosingStamp.decode(noted))
+        elif noted or self._fs.exists(backup_path(self._path, 1)):
+            raise CorruptionError(self._path, 0, "the file is gone, and what belongs to it is there")
+        else:
+            self._create()
+        if noted != _OPEN:
+            _write_note(self._fs, self._path, _OPEN)
+            self._fs.fsync_dir(parent(self._path))
 
     def _create(self) -> None:
         fresh = self._path + ".new"
@@ -349,7 +365,13 @@ class LmdbEngine:
             self._env = OPEN_FILES.obtain(self._map_env)
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
+            if "already open in this process" in str(error):  # the parent's, which a forked child cannot close
+                raise Closed(
+                    f"{self._path} was open before this process was forked: use penstock.connect, or open it in a "
+                    "process that is started anew"
+                ) from None
             raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
+        close_on_exec(self._path)
         self._close_file()
         self._file = self._fs.open(self._path, write=True)  # now: later the name may lead to another file
         self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs
@@ -387,6 +409,26 @@ class LmdbEngine:
             finally:
                 self._moving = False
                 self._lock.notify_all()
+
+
+def _note_path(path: str) -> str:
+    return path + ".owner"
+
+
+def _write_note(fs: FileSystem, path: str, note: bytes) -> None:
+    """Say what became of the file. A crash may leave a part of it: then the file is examined."""
+    file = fs.open(_note_path(path), write=True)
+    try:
+        file.pwrite(note, 0)
+        file.truncate(len(note))
+        file.fsync()
+    finally:
+        file.close()
+
+
+def forget_closing(fs: FileSystem, path: str) -> None:
+    """Have the file examined at its next opening, whatever its stamp said. Requires: its owner's lock."""
+    _write_note(fs, path, _OPEN)
 
 
 def backup_path(path: str, age: int) -> str:

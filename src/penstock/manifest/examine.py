@@ -1,105 +1,128 @@
-"""Look at a doubtful manifest file without trusting it: first its two meta pages, then everything in a child process.
+"""Decide whether a manifest file may be mapped.
 
-LMDB maps its file and follows page numbers: a damaged one can end the process by a signal, which no exception handler
-sees. The child (`python -m penstock.manifest.examine PATH`) walks every row and checks every rule; its death is an
-answer.
+A clean close leaves a *stamp* beside the file: the last transaction and a hash of every page. While the bytes have that
+hash they are those of our own last commit. Any other file is examined first: every page, every row's checksum and
+every rule between rows, with no help from LMDB (see `pages.py`).
 
-Thread: the one that opens the manifest, before it is mapped.
+Thread: the one that opens or closes the manifest, while it is not mapped.
 """
 
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import lmdb
+import xxhash
+from google_crc32c import value as crc32c
 
-from penstock.errors import CorruptionError, PenstockError
-from penstock.host.files import FileSystem
+from penstock.errors import CorruptionError
+from penstock.host.files import File, FileSystem
+from penstock.manifest.engine import TABLES
+from penstock.manifest.invariants import check_all
+from penstock.manifest.migrations import is_current
+from penstock.manifest.pages import MetaPage, PageWalk, read_meta
 
-EXAMINE_S_MAX = 600.0
-UNKNOWN_BOOT = b"unknown"
-_SOUND, _DAMAGED = 0, 3
-
-# LMDB 0.9 on 64 bits, after a page header of 16 bytes: magic, version, address, map size, two trees (the first begins
-# with the page size), last page, transaction.
-_META = struct.Struct("<16xII8x8xI44x48xQQ")
-assert _META.size == 152
-_MAGIC, _FORMAT = 0xBEEFC0DE, 1
+READ_BYTES = 1 << 20
+_MAGIC = b"PSTKEND\0"
+_STAMP = struct.Struct("<8sQQ16s")  # magic, transaction, bytes of all pages, their XXH3-128
+_SUM = struct.Struct("<I")
+STAMP_BYTES = _STAMP.size + _SUM.size
 
 
-def is_plausible(fs: FileSystem, path: str) -> bool:
-    """Whether both meta pages look right and the file is as long as the newer one says. Cheap, and proves nothing."""
+@dataclass(frozen=True, slots=True)
+class ClosingStamp:
+    """What a file was when it was closed."""
+
+    transaction: int
+    used_bytes: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, file: File) -> ClosingStamp:
+        """The stamp of a file that nobody has open."""
+        meta = read_meta(file)
+        return cls(meta.transaction, meta.used_bytes, _digest(file, meta))
+
+    def encode(self) -> bytes:
+        data = _STAMP.pack(_MAGIC, self.transaction, self.used_bytes, self.digest)
+        return data + _SUM.pack(crc32c(data))
+
+    @classmethod
+    def decode(cls, data: bytes) -> ClosingStamp | None:
+        """The stamp in `data`; None if there is none, or none that can be trusted."""
+        body, checksum = data[: _STAMP.size], data[_STAMP.size :]
+        if len(body) != _STAMP.size or checksum != _SUM.pack(crc32c(body)):
+            return None
+        magic, transaction, used_bytes, digest = _STAMP.unpack(body)
+        return cls(transaction, used_bytes, digest) if magic == _MAGIC else None
+
+
+def _digest(file: File, meta: MetaPage) -> bytes:
+    digest, offset = xxhash.xxh3_128(), 0
+    while offset < meta.used_bytes:
+        data = file.pread(min(READ_BYTES, meta.used_bytes - offset), offset)
+        if not data:
+            raise CorruptionError(file.path, offset, "it ends inside a page")
+        digest.update(data)
+        offset += len(data)
+    return digest.digest()
+
+
+def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
+    """`CorruptionError` unless the file is as its last closing left it or, if nobody closed it, sound to the last row.
+
+    A stamp of an earlier transaction than the file's says nothing of it: then it is examined, too.
+    """
     file = fs.open(path)
     try:
-        first = file.pread(_META.size, 0)
-        if len(first) < _META.size:
-            return False
-        page_bytes = int(_META.unpack(first)[2])
-        if page_bytes not in (512 << n for n in range(8)):
-            return False
-        second = file.pread(_META.size, page_bytes)
-        if len(second) < _META.size:
-            return False
-        metas = [_META.unpack(first), _META.unpack(second)]
-        newest = max(metas, key=lambda meta: int(meta[4]))
-        return all(meta[:3] == (_MAGIC, _FORMAT, page_bytes) for meta in metas) and (
-            (newest[3] + 1) * page_bytes <= file.size()
-        )
+        found = read_meta(file)
+        if stamp is None or stamp.transaction < found.transaction:
+            return _examine(file, found)
+        if found.transaction < stamp.transaction:
+            reason = f"its last transaction is {found.transaction}, but it was closed after {stamp.transaction}"
+            raise CorruptionError(path, 0, f"{reason}: it is an older copy")
+        if (found.used_bytes, _digest(file, found)) != (stamp.used_bytes, stamp.digest):
+            _examine(file, found)  # which may say where
+            raise CorruptionError(path, 0, "its bytes are not those that it was closed with")
+    except OSError as error:
+        raise CorruptionError(path, 0, f"it cannot be read ({error})") from error
     finally:
         file.close()
 
 
-def examine(path: str) -> None:
-    """Walk the whole file in a child process; `CorruptionError` if that fails or dies."""
-    command = [sys.executable, "-m", "penstock.manifest.examine", path]
+def examine(fs: FileSystem, path: str) -> None:
+    """Read every page and every row; `CorruptionError` if anything is not as it must be."""
+    check_file(fs, path, None)
+
+
+def _examine(file: File, meta: MetaPage) -> None:
+    walk = PageWalk(file, meta)
+    rows: dict[str, dict[bytes, bytes]] = {name: {} for name in TABLES}
+    for table, key, value in walk.rows():
+        rows.setdefault(table, {})[key] = value
+    if walk.tables != set(TABLES):
+        raise CorruptionError(file.path, 0, f"it has the tables {sorted(walk.tables)}")
+    view = _Rows(rows)
     try:
-        child = subprocess.run(command, capture_output=True, timeout=EXAMINE_S_MAX, check=False)
-    except subprocess.TimeoutExpired:
-        raise CorruptionError(path, 0, f"examining it took longer than {EXAMINE_S_MAX:.0f} s") from None
-    if child.returncode == _SOUND:
-        return
-    said = child.stdout.decode(errors="replace").strip().splitlines()
-    reason = said[-1] if child.returncode == _DAMAGED and said else f"examining it ended with {child.returncode}"
-    raise CorruptionError(path, 0, reason)
-
-
-def boot_id(fs: FileSystem) -> bytes:
-    """What names this boot of the machine; `UNKNOWN_BOOT` where the system does not say."""
-    path = "/proc/sys/kernel/random/boot_id"
-    if not fs.exists(path):
-        return UNKNOWN_BOOT
-    file = fs.open(path)
-    try:
-        return file.pread(64, 0).strip()
-    finally:
-        file.close()
-
-
-def main(path: str) -> int:
-    """The child: 0 if every row decodes and every rule holds."""
-    from penstock.manifest.engine import TABLES
-    from penstock.manifest.environment import LmdbReadView
-    from penstock.manifest.invariants import check_all
-    from penstock.manifest.migrations import is_current
-
-    try:
-        env = lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, max_dbs=len(TABLES))
-        tables = {name: env.open_db(name.encode(), create=False) for name in TABLES}
-        with env.begin() as transaction:
-            view = LmdbReadView(transaction, tables)
-            if not is_current(view):  # other versions cannot be decoded here, but every page can be read
-                sum(len(value) for name in TABLES for _, value in view.scan(name))
-                return _SOUND
+        if is_current(view):  # other versions cannot be decoded here, but every page was read
             for broken in check_all(view):
-                sys.stdout.write(f"{broken}\n")
-                return _DAMAGED
-    except (lmdb.Error, PenstockError, OSError) as error:
-        sys.stdout.write(f"{type(error).__name__}: {error}\n")
-        return _DAMAGED
-    return _SOUND
+                raise CorruptionError(file.path, 0, broken)
+    except CorruptionError as error:
+        reason = error.reason if error.path == file.path else f"{error.path}: {error.reason}"
+        raise CorruptionError(file.path, 0, reason) from None
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+class _Rows:
+    """A `ReadView` over rows that were read from pages, in order."""
+
+    def __init__(self, rows: dict[str, dict[bytes, bytes]]) -> None:
+        self._rows = rows
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        return self._rows[table].get(key)
+
+    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self._rows[table].items():
+            if key >= start and (stop is None or key < stop):
+                yield key, value

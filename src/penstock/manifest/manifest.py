@@ -17,10 +17,10 @@ import msgspec
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, parent, publish
+from penstock.host.files import FileSystem, OsFileSystem, parent, publish, remove_file
 from penstock.manifest import tables
 from penstock.manifest.engine import Engine, EngineOpener, ReadView
-from penstock.manifest.environment import LmdbEngine, backup_path
+from penstock.manifest.environment import LmdbEngine, backup_path, forget_closing
 from penstock.manifest.examine import examine
 from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, DbId, JobId, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.migrations import migrate
@@ -28,6 +28,7 @@ from penstock.manifest.operations import (
     BumpGeneration,
     CommitReceipt,
     DeleteChunk,
+    DeleteMetrics,
     DeletePendingIndex,
     DeleteWalState,
     ManifestOp,
@@ -121,6 +122,10 @@ class ManifestTxn:
 
     def merge_metric(self, key: MetricKey, delta: MetricDelta) -> None:
         self._add(MergeMetric(key, delta))
+
+    def delete_metrics(self, scope: int) -> None:
+        """Remove all metrics of a table."""
+        self._add(DeleteMetrics(scope))
 
     def bump_generation(self, component: int, increment: int = 1) -> None:
         self._add(BumpGeneration(component, increment))
@@ -288,7 +293,11 @@ class Manifest:
             fresh = self.path + ".backup-new"
             if self._fs.exists(fresh):
                 self._fs.unlink(fresh)
-            self._engine.copy(fresh)
+            try:
+                self._engine.copy(fresh)
+            except BaseException:
+                remove_file(self._fs, fresh)  # a disk that is full needs the space
+                raise
             for age in range(kept - 1, 0, -1):
                 if self._fs.exists(backup_path(self.path, age)):
                     self._fs.rename(backup_path(self.path, age), backup_path(self.path, age + 1))
@@ -313,6 +322,7 @@ class Manifest:
                 fs.rename(path, path + ".damaged")
             if fs.exists(path + "-lock"):  # it names readers of the damaged file
                 fs.unlink(path + "-lock")
+            forget_closing(fs, path)  # the stamp is that of the damaged file
             copy = fs.open(path + ".restored", write=True)
             publish(fs, copy, path)
             copy.close()
@@ -326,11 +336,11 @@ def _newest_sound_backup(fs: FileSystem, path: str) -> str:
     ages = sorted(
         int(name[len(prefix) :])
         for name in fs.listdir(parent(path))
-        if name.startswith(prefix) and name[len(prefix) :].isdigit()
+        if name.startswith(prefix) and name.isascii() and name[len(prefix) :].isdigit()
     )
     for age in ages:
         try:
-            examine(backup_path(path, age))
+            examine(fs, backup_path(path, age))
         except CorruptionError:
             continue
         return backup_path(path, age)

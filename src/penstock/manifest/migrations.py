@@ -15,19 +15,25 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from penstock.errors import CorruptionError, UnsupportedVersion
-from penstock.manifest.codec import record_version
+from penstock.manifest.codec import VERSION, record_version, seal, unseal
 from penstock.manifest.engine import Engine, ReadView
 from penstock.manifest.tables import ALL, Table
 
-# From the value of one version to the value of the next, both with their version in front.
+# From the MessagePack of one version to that of the next.
 Upgrade: TypeAlias = Callable[[bytes], bytes]
 
-# (table, version it upgrades from). Version 1 is the first of every table.
-UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
+
+def _as_it_was(payload: bytes) -> bytes:
+    return payload
+
+
+# (table, version it upgrades from). Version 2 has the fields of version 1, and a checksum.
+UPGRADES: Mapping[tuple[str, int], Upgrade] = {(table.name, 1): _as_it_was for table in ALL}
 
 ROWS_PER_TRANSACTION = 10_000
 
 _VERSION = struct.Struct(">H")
+_META = "meta"
 
 
 def migrate(
@@ -45,22 +51,28 @@ def migrate(
     if behind:
         with engine.write() as view:
             for table, _ in behind:
-                view.put("meta", _schema_key(table), _VERSION.pack(table.codec.version))
+                view.put(_META, *_schema_row(table))
     return rewritten
 
 
 def is_current(view: ReadView) -> bool:
-    """Whether every table has the version that this Penstock writes."""
-    return all(view.get("meta", _schema_key(table)) in (None, _VERSION.pack(table.codec.version)) for table in ALL)
+    """Whether every table has the version that this Penstock writes, or no version because it is new."""
+    return all(_schema(view, table) in (None, table.codec.version) for table in ALL)
 
 
 def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
-    value = view.get("meta", _schema_key(table))
+    key, _ = _schema_row(table)
+    value = view.get(_META, key)
     if value is None:
         for key, _ in view.scan(table.name):
             raise CorruptionError(f"manifest table {table.name}", 0, f"it has rows ({key.hex()}) and no schema version")
         return None
-    version = record_version(value, f"manifest schema of table {table.name}")
+    where = f"manifest schema of table {table.name}"
+    # What is said of version 1 has the number alone, later ones are sealed as records are.
+    payload = value if len(value) == _VERSION.size else unseal(_META, key, value, where)[1]
+    if len(payload) != _VERSION.size:
+        raise CorruptionError(where, 0, "this is no version")
+    version = record_version(payload, where)
     if version > table.codec.version:
         raise UnsupportedVersion(
             f"manifest table {table.name} has version {version}, this Penstock knows {table.codec.version}: upgrade it"
@@ -68,8 +80,9 @@ def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
     return version
 
 
-def _schema_key(table: Table[Any, Any]) -> bytes:
-    return f"schema/{table.name}".encode()
+def _schema_row(table: Table[Any, Any]) -> tuple[bytes, bytes]:
+    key = f"schema/{table.name}".encode()
+    return key, seal(_META, key, VERSION, _VERSION.pack(table.codec.version))
 
 
 def _upgrade_table(engine: Engine, table: Table[Any, Any], upgrades: Mapping[tuple[str, int], Upgrade]) -> int:
@@ -79,7 +92,7 @@ def _upgrade_table(engine: Engine, table: Table[Any, Any], upgrades: Mapping[tup
             rows = list(islice(view.scan(table.name, start), ROWS_PER_TRANSACTION))
             for key, value in rows:
                 where = f"manifest table {table.name} key {key.hex()}"
-                upgraded = _upgrade_value(table, value, where, upgrades)
+                upgraded = _upgrade_value(table, key, value, where, upgrades)
                 if upgraded is not value:
                     view.put(table.name, key, upgraded)
                     rewritten += 1
@@ -89,16 +102,16 @@ def _upgrade_table(engine: Engine, table: Table[Any, Any], upgrades: Mapping[tup
 
 
 def _upgrade_value(
-    table: Table[Any, Any], value: bytes, where: str, upgrades: Mapping[tuple[str, int], Upgrade]
+    table: Table[Any, Any], key: bytes, value: bytes, where: str, upgrades: Mapping[tuple[str, int], Upgrade]
 ) -> bytes:
-    version = record_version(value, where)
+    version, payload = unseal(table.name, key, value, where)
+    if version >= table.codec.version:
+        return value
     while version < table.codec.version:
         upgrade = upgrades.get((table.name, version))
         if upgrade is None:
             raise UnsupportedVersion(f"{where} has version {version}, from which this Penstock cannot upgrade")
-        value = upgrade(value)
-        if (reached := record_version(value, where)) <= version:
-            raise AssertionError(f"the upgrade of {table.name} from version {version} gave version {reached}")
-        version = reached
-    table.codec.decode(value, where)  # what is written must be readable
+        payload, version = upgrade(payload), version + 1
+    value = seal(table.name, key, version, payload)
+    table.codec.decode(key, value)  # what is written must be readable
     return value

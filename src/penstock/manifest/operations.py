@@ -115,6 +115,13 @@ class DeletePendingIndex(Operation, frozen=True):
     key: PendingJobKey
 
 
+class DeleteMetrics(Operation, frozen=True):
+    """Remove all metrics of a table: they are one range of keys."""
+
+    frees = True
+    scope: int
+
+
 class MergeMetric(Operation, frozen=True):
     """Add observations to a metric."""
 
@@ -139,6 +146,7 @@ ManifestOp: TypeAlias = (
     | DeleteWalState
     | UpsertChunk
     | DeleteChunk
+    | DeleteMetrics
     | PutJob
     | UpdateJobState
     | RemoveJob

@@ -193,6 +193,10 @@ class Evicted(Record, frozen=True, tag=3):
 
     object: str
 
+    def __post_init__(self) -> None:
+        if not self.object:
+            raise Invalid("an evicted chunk keeps the key of its object: without it the bytes could not come back")
+
 
 ChunkResidency: TypeAlias = Local | RemoteArchived | Evicted
 

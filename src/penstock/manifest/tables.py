@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from penstock.manifest.codec import RecordCodec
+from penstock.manifest.codec import VERSION, RecordCodec
 from penstock.manifest.engine import ReadView, WriteView
 from penstock.manifest.keys import (
     ChunkKey,
@@ -41,11 +41,15 @@ class Table(Generic[K, R]):
     """A named table with typed keys and records."""
 
     def __init__(
-        self, name: str, record: type[R], pack: Callable[[K], bytes], unpack: Callable[[bytes], K], version: int = 1
+        self,
+        name: str,
+        record: type[R],
+        pack: Callable[[K], bytes],
+        unpack: Callable[[bytes], K],
+        version: int = VERSION,
     ) -> None:
         self.name = name
-        self._where = f"manifest table {name}"
-        self.codec = RecordCodec(record, version)
+        self.codec = RecordCodec(name, record, version)
         self._pack = pack
         self._unpack = unpack
 
@@ -56,7 +60,7 @@ class Table(Generic[K, R]):
     def get_packed(self, view: ReadView, key: bytes) -> R | None:
         """A record, or None, by its key as it is stored."""
         value = view.get(self.name, key)
-        return None if value is None else self.codec.decode(value, self._where, key)
+        return None if value is None else self.codec.decode(key, value)
 
     def put(self, view: WriteView, key: K, record: R) -> None:
         """Write a record in place of any other."""
@@ -64,11 +68,12 @@ class Table(Generic[K, R]):
 
     def put_packed(self, view: WriteView, key: bytes, record: R) -> None:
         """Write a record in place of any other, by its key as it is stored."""
-        view.put(self.name, key, self.codec.encode(record))
+        view.put(self.name, key, self.codec.encode(key, record))
 
     def packed(self, key: K, record: R) -> tuple[bytes, bytes]:
         """A row as it is stored."""
-        return self._pack(key), self.codec.encode(record)
+        stored = self._pack(key)
+        return stored, self.codec.encode(stored, record)
 
     def delete(self, view: WriteView, key: K) -> bool:
         """Remove a record; whether it was there."""
@@ -79,7 +84,7 @@ class Table(Generic[K, R]):
         first = b"" if start is None else self._pack(start)
         last = None if stop is None else self._pack(stop)
         for key, value in view.scan(self.name, first, last):
-            yield self._unpack(key), self.codec.decode(value, self._where, key)
+            yield self._unpack(key), self.codec.decode(key, value)
 
 
 DB: Table[int, DbDescriptorRecord] = Table("db", DbDescriptorRecord, pack_id, unpack_id)

@@ -2,7 +2,7 @@
 
 Whoever stores its sections in time is never copied. A partition that holds back a journal that has grown too long gets
 its sections spilled to its own log; one whose files hold them already, and which only has to sync them, is asked to.
-Order: spills synced, watermarks committed, segments dropped, verdicts forgotten.
+Order: spills synced, watermarks committed, what is given up committed, segments dropped, verdicts forgotten.
 
 Thread: the scheduler's, one at a time; `_lock` sees to it.
 Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
@@ -14,20 +14,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import Closed, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
+from penstock.host.files import ran_out_of_space
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import PartitionId, decode
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.dispatcher import Dispatcher, Partition
-from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Verdict
+from penstock.partition.extent import JournalExtent
+from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
 
 logger = logging.getLogger(__name__)
-
-JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row: how much of the journal nobody needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class Checkpoint:
         dispatcher: Dispatcher,
         consensus: Consensus,
         manifest: Manifest,
+        extent: JournalExtent,
         *,
         forget_verdicts: Callable[[int], None],
         store_ledger: Callable[[], None],
@@ -66,6 +67,7 @@ class Checkpoint:
         self._dispatcher = dispatcher
         self._consensus = consensus
         self._manifest = manifest
+        self._extent = extent
         self._forget_verdicts = forget_verdicts
         self._store_ledger = store_ledger
         self._settings = settings or CheckpointSettings()
@@ -78,8 +80,11 @@ class Checkpoint:
             pieces = self._consensus.pieces()
             keep = 1 if everything else self._settings.segments_max
             spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
-            with self._dispatcher.quiet():  # what is durable and not dispatched is in nobody's account yet
+            with self._dispatcher.turn:  # what is durable and not dispatched is in nobody's account yet
+                self._dispatcher.finish()
                 needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
+            if len(pieces) > 1 and pieces[1] <= needed:
+                self._extent.give_up(needed)  # before a segment goes: a journal that begins later has lost something
             first = self._consensus.truncate(needed)
             dropped = len(pieces) - len(self._consensus.pieces())
             if dropped:
@@ -97,15 +102,11 @@ class Checkpoint:
             if tracker.waiting_below((tracker.oldest(LEDGER) or 0) + 1) == [LEDGER]:  # it alone holds this record back
                 self._store_ledger()
                 tracker.acknowledge(LEDGER, ledger.stored)
-            below = tracker.needed_from(ledger.lsn) - 1
-            txn = self._manifest.begin_write()
-            txn.put_wal_state(JOURNAL_KEY, WalStateRecord(below, below, below, below))
-            txn.commit()
+            self._extent.give_up(tracker.needed_from(ledger.lsn))
 
     def needed_from(self) -> int:
         """The first LSN that an opening has to read: all below it was stored when the store was closed."""
-        kept = self._manifest.get_wal_state(JOURNAL_KEY)
-        return max(self._consensus.first, 0 if kept is None else kept.stored_lsn + 1)
+        return max(self._consensus.first, self._extent.given_up + 1)
 
     def _acknowledge(self) -> None:
         """Tell the tracker what partitions have stored by themselves."""
@@ -133,7 +134,13 @@ class Checkpoint:
                 partition.spill.append(self._sections_of(number, lsn))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
-            with self._dispatcher.quiet():  # a row of a dropped table would stay for ever
+            except (OSError, DiskFull) as error:
+                if not ran_out_of_space(error):
+                    raise
+                logger.warning("shard %d cannot be spilled (%s): the journal keeps its records", number, error)
+                continue
+            with self._dispatcher.turn:  # a row of a dropped table would stay for ever
+                self._dispatcher.finish()
                 if self._dispatcher.known(number) is not partition:
                     continue
                 self._commit(partition)

@@ -8,21 +8,22 @@ Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any 
 Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
 that was dispatched is in the tracker until the partition has stored it, whatever happens to the partition. (4) an
 interrupt may end a dispatch between any two lines: every step can be repeated, and whoever takes the turn next goes on
-with the record that was begun (`quiet`). (5) `published` is the last record of which every section is applied.
+with the record that was begun (`finish`). (5) `published` is the last record of which every section is applied.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.files import ran_out_of_space
 from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
@@ -60,6 +61,7 @@ class Partition:
         self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
         self.highest = machine.applied
         self.failures = 0  # in a row
+        self.out_of_space = False  # that is why
         self.retry_at_s = 0.0
         self.refusal: PenstockError | None = None  # why writes are refused
 
@@ -81,7 +83,7 @@ class Partition:
         return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
 
 
-class _Begun(NamedTuple):
+class _BegunRecord(NamedTuple):
     """A record whose dispatch has not ended."""
 
     record: JournalRecord
@@ -108,33 +110,36 @@ class Dispatcher:
         self._clock = clock
         self._make_spill = make_spill
         self._settings = settings or DispatcherSettings()
-        self._turn = threads.rlock("partition.turn")
-        self._begun: _Begun | None = None  # guarded by _turn: a record that may be half applied
+        self.turn = threads.rlock("partition.turn")  # held: nothing is applied; after `finish`: between two records
+        self._begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
-        self._partitions: dict[PartitionId, Partition] = {}  # guarded by _turn; lookups need no lock
+        self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
-        self._behind: set[Partition] = set()  # guarded by _turn: those with a backlog
-        # Guarded by _turn: entries of partitions that could not be opened for want of descriptors. They are few: writes
+        self._closed = False  # guarded by turn
+        self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
+        # Guarded by turn: entries of partitions that could not be opened for want of descriptors. They are few: writes
         # to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Between two records: nothing is half applied, and nothing is applied meanwhile."""
-        with self._turn:
-            if self._begun is not None:
-                self._go_on(self._begun)
-            yield
+    def finish(self) -> None:
+        """Go on with a record that an interrupt left half applied: then the caller is between two records.
+
+        Requires: `turn`. Not a context manager of its own: an interrupt at its end would leave the lock taken.
+        """
+        if self._begun is not None:
+            self._go_on(self._begun)
 
     def partition(self, partition: PartitionId) -> Partition:
         """A partition, opened on first use; `NotFound` if its table was dropped."""
         found = self._partitions.get(partition)
         if found is not None:
             return found
-        with self._turn:
+        with self.turn:
+            if self._closed:  # what is opened anew would lack what only the journal has
+                raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
             return self._open(partition) if found is None else found
 
@@ -159,7 +164,7 @@ class Dispatcher:
         return opened
 
     def partitions(self) -> list[Partition]:
-        with self._turn:
+        with self.turn:
             return list(self._partitions.values())
 
     # -- admission
@@ -172,7 +177,7 @@ class Dispatcher:
             self._refuse_overload()
 
     def _refuse_overload(self) -> None:
-        with self._turn:
+        with self.turn:
             operations = sum(len(partition.backlog) for partition in self._behind)
             size = sum(partition.backlog_bytes for partition in self._behind)
         if operations >= self._settings.operations_max or size >= self._settings.bytes_max:
@@ -201,11 +206,11 @@ class Dispatcher:
 
         `decoded` holds what each section was made from, group by group, where the writer is this process.
         """
-        with self._turn:
-            self._begun = begun = _Begun(record, lsn, decoded)
+        with self.turn:
+            self._begun = begun = _BegunRecord(record, lsn, decoded)
             return self._go_on(begun)
 
-    def _go_on(self, begun: _Begun) -> Judgement:
+    def _go_on(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun
         judgement = self.ledger.judge(record, lsn)
         if not judgement.repeated:
@@ -254,10 +259,10 @@ class Dispatcher:
             if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
                 waiting.append(entry)
             return
-        if entry.lsn <= partition.highest:
-            return  # stored or spilled before: a replay
-        self._enqueue(partition, entry)
-        self._drain(partition)
+        if entry.lsn > partition.highest:  # else it was stored, spilled or begun before
+            self._enqueue(partition, entry)
+        if partition.backlog:
+            self._drain(partition)
 
     def _enqueue(self, partition: Partition, entry: Entry) -> None:
         if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupt came between the lines
@@ -275,7 +280,7 @@ class Dispatcher:
             except Exception as error:
                 self._failed(partition, error)
                 break
-            partition.failures = 0
+            partition.failures, partition.out_of_space = 0, False
             partition.backlog.popleft()
         if partition.backlog:
             self._behind.add(partition)
@@ -285,8 +290,10 @@ class Dispatcher:
 
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures += 1
-        if isinstance(error, ProcessLimit):  # nothing is wrong with the partition: it is tried for as long as it takes
-            partition.failures = min(partition.failures, max(1, self._settings.attempts_max - 1))
+        partition.out_of_space = ran_out_of_space(error)
+        # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
+        if partition.out_of_space or isinstance(error, ProcessLimit):
+            partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
         logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
@@ -298,7 +305,8 @@ class Dispatcher:
 
     def retry(self) -> int:
         """Try failing partitions again whose pause is over; how many are still behind."""
-        with self.quiet():
+        with self.turn:
+            self.finish()
             for number in list(self._unopened):
                 try:
                     self.partition(number)
@@ -309,9 +317,14 @@ class Dispatcher:
                 self._drain(partition)
             return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
+    def out_of_space(self) -> bool:
+        """Whether a partition cannot apply for want of space on the disk."""
+        return any(partition.out_of_space for partition in self.partitions())
+
     def resume(self, table: int) -> None:
         """Let the paused partitions of a table try again, now."""
-        with self.quiet():
+        with self.turn:
+            self.finish()
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
                     partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
@@ -321,7 +334,8 @@ class Dispatcher:
 
     def snapshot(self) -> tuple[int, list[TableInfo], dict[PartitionId, Any]]:
         """All tables and the state of their shards at one LSN; an error in the place of one that is behind."""
-        with self.quiet():
+        with self.turn:
+            self.finish()
             tables, found = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
@@ -353,7 +367,8 @@ class Dispatcher:
         self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
 
     def close(self) -> None:
-        with self._turn, ExitStack() as stack:
+        with self.turn, ExitStack() as stack:
+            self._closed = True
             for partition in self._partitions.values():
                 stack.callback(partition.machine.close)
                 stack.callback(partition.spill.close)

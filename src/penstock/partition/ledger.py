@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -135,12 +135,22 @@ class Judgement(msgspec.Struct, frozen=True):
     repeated: bool = False  # the record was judged before: its effects on the ledger are there already
 
 
+class _Judged(NamedTuple):
+    """A record that is judged, and what is to be written down about it."""
+
+    lsn: int
+    judgement: Judgement
+    edit: Edit
+    tables: Mapping[str, TableInfo]
+
+
 class Ledger:
     """Judge and memory."""
 
     def __init__(self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None) -> None:
         self.tree = tree
         self._conditions = dict(conditions or {})
+        self._judged: _Judged | None = None  # the last record judged; by the dispatcher's thread
         self._load()
 
     def _load(self) -> None:
@@ -180,6 +190,17 @@ class Ledger:
             if lsn == self.tree.lsn:
                 self._load()  # an interrupt may have come right behind the tree's change
             return Judgement(self.verdicts(record, lsn), repeated=True)
+        # Judged once: were an interrupt to come between two steps of the tree's change, the rows would say "seen".
+        if self._judged is None or self._judged.lsn != lsn:
+            self._judged = self._judge(record, lsn)
+        _, judgement, edit, tables = self._judged
+        self.tree.apply(edit)
+        if tables is not self._tables:
+            self._tables = tables
+            self._ids = {table.table: table for table in tables.values()}
+        return judgement
+
+    def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
         work = _Work(self, record.time_us, lsn)
         verdicts = tuple(work.judge(group.condition) for group in record.groups)
         for group, verdict in zip(record.groups, verdicts, strict=True):
@@ -190,11 +211,8 @@ class Ledger:
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
         work.put(b"e", _U64.pack(max(record.last_epoch, self.last_epoch())))
-        self.tree.apply(work.edit())
-        if work.tables is not self._tables:
-            self._tables = work.tables
-            self._ids = {table.table: table for table in work.tables.values()}
-        return Judgement(verdicts, tuple(work.created), tuple(work.dropped))
+        judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped))
+        return _Judged(lsn, judgement, work.edit(), work.tables)
 
     def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
         """What a record was told. Requires: it was judged."""

@@ -54,15 +54,17 @@ class PendingDelta:
         return group.sections
 
     def add(self, group: PendingGroup) -> None:
-        """Append a group that stands alone, unless it may as well be a part of the open one: they share a record."""
-        if not group.condition and self._absorb(group):
-            group.verdict = Verdict.ACCEPTED
-            return
+        """Append a group that stands alone."""
         self.groups.append(group)
         self.open = None
 
-    def _absorb(self, group: PendingGroup) -> bool:
-        """Put plain writes by key where other such writes are: readers look through few groups, not through all."""
+    def absorb(self, group: PendingGroup) -> bool:
+        """Make a group of plain writes by key a part of the open one; False if it is not of that sort.
+
+        They share a record, so they are still written together. Readers look through few groups then, not through all.
+        """
+        if group.condition:
+            return False
         sections = [(number, part) for number, some in group.sections.items() for part in parts(some)]
         if not all(getattr(part, "plain", False) for _, part in sections):
             return False
@@ -93,3 +95,11 @@ def parts(held: Any) -> tuple[Any, ...]:
 def add_group(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> None:
     """Append a group under the coordinator's lock."""
     delta.add(group)
+
+
+def add_or_absorb(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> None:
+    """The same in the owner, where all that waits becomes one record."""
+    if delta.absorb(group):
+        group.verdict = Verdict.ACCEPTED  # no plain write is ever refused
+    else:
+        delta.add(group)

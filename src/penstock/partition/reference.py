@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.journal.record import REFERENCE, JournalRecord
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
@@ -69,6 +68,17 @@ def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
     """A staged file after it was built, with its size and hash: what its builder hands in."""
     size, digest = _measure(fs, root, staged.file_name)
     return msgspec.structs.replace(staged, size_bytes=size, digest=digest)
+
+
+def check_intact(fs: FileSystem, root: str, staged: StagedFile) -> None:
+    """`CorruptionError` if a file that a record names is not what it was when the record was written."""
+    path = f"{root}/{staged.file_name}"
+    try:
+        found = _measure(fs, root, staged.file_name)
+    except FileNotFoundError:
+        raise CorruptionError(path, 0, "a record of the journal names this file, and it is missing") from None
+    if found != (staged.size_bytes, staged.digest):
+        raise CorruptionError(path, 0, "it does not have the size and hash that the journal names")
 
 
 def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
@@ -197,14 +207,15 @@ class Staging:
         return gone
 
     def discard(self, table: int, files: Sequence[StagedFile]) -> None:
-        """Remove staged files, then their rows: a crash in between leaves rows, which are purged."""
+        """Remove staged files, then their rows. After a crash in between, or with its file, a row stays: purged."""
+        gone: list[StagedFile] = []
         for file in files:
-            for name in files_of(file.file_name):
-                with suppress(FileNotFoundError):
-                    self._fs.unlink(f"{self._root}/{name}")
-        for folder in {file.file_name.rpartition("/")[0] for file in files}:
+            removed = [remove_file(self._fs, f"{self._root}/{name}") for name in files_of(file.file_name)]
+            if all(removed):
+                gone.append(file)
+        for folder in {file.file_name.rpartition("/")[0] for file in gone}:
             self._fs.fsync_dir(f"{self._root}/{folder}")  # before the rows go: a file without a row is never found
         txn = self._manifest.begin_write()
-        for file in files:
+        for file in gone:
             txn.delete_chunk(ChunkKey(table, file.chunk_id))
         txn.commit()

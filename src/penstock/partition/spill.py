@@ -3,28 +3,42 @@
 A partition that stores its sections in time never has one: the folder is made by the first spill.
 
 Thread: the checkpoint's; opening a partition reads it before that.
-Invariants: (1) entries are in LSN order, each once. (2) `upto` is durable here.
+Invariants: (1) entries are in LSN order, each once. (2) `upto` is durable here. (3) an entry names the LSN of the one
+before it, and the manifest how far the log reaches: neither end can go missing without a word.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 
-from penstock.errors import Closed
+from penstock.errors import Closed, CorruptionError
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem
-from penstock.journal.record import Group, JournalRecord, decode, encode
+from penstock.journal.record import Group, JournalRecord, PartitionId, decode, encode
 from penstock.log import Log, LogSettings
 from penstock.partition.machine import Entry
 
 SETTINGS = LogSettings(segment_bytes=16 << 20, allocate_bytes=64 << 10)
 BATCH_BYTES = 4 << 20
+_PREVIOUS = struct.Struct("<Q")  # the LSN of the entry before, in the place of a group's condition
 
 
 class SpillLog:
     """What a partition spilled and has not stored."""
 
-    def __init__(self, fs: FileSystem, folder: str, *, random: Random, identity: bytes) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        identity: bytes,
+        partition: PartitionId,
+        reach: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Open what was spilled. `reach`: the partition has stored all up to one LSN, and spilled up to another."""
+        self._partition = partition
         self._fs = fs
         self._folder = folder
         self._random = random
@@ -33,9 +47,25 @@ class SpillLog:
         self._failed = False  # the end of the log may hold entries past `upto`
         self._abandoned = False
         self.upto = 0  # the last LSN that is durable here
+        stored, spilled = reach
         if fs.exists(folder):
-            for entry in self.entries(0):
-                self.upto = entry.lsn
+            self._check_entries(stored)
+        if stored < spilled > self.upto:
+            raise CorruptionError(folder, 0, f"what was spilled here ends at LSN {self.upto}, but reached {spilled}")
+
+    def _check_entries(self, stored: int) -> None:
+        """Read everything; each entry must follow the one before, and the first one what is stored."""
+        for record in self._open():
+            kept = decode(record.body, where=self._folder, lsn=record.index)
+            if any(section.header.partition != self._partition for section in kept.groups[0].sections):
+                raise CorruptionError(self._folder, 0, "what was spilled here is another partition's")
+            previous = kept.groups[0].condition  # empty in entries of the first version
+            if kept.last_epoch > stored and previous and _PREVIOUS.unpack(previous)[0] > max(stored, self.upto):
+                before = _PREVIOUS.unpack(previous)[0]
+                raise CorruptionError(
+                    self._folder, 0, f"what was spilled from LSN {before} on, before {kept.last_epoch}, is missing"
+                )
+            self.upto = kept.last_epoch
 
     def _open(self) -> Log:
         if self._log is None:
@@ -64,9 +94,12 @@ class SpillLog:
             log.recover()
             log.truncate_back(log.synced)
         self._failed = True
+        previous = self.upto
         for entry in entries:
             # The LSN stands where a journal record has its epoch.
-            bodies.append(encode(JournalRecord(entry.time_us, entry.lsn, (Group(entry.sections),))))
+            group = Group(entry.sections, _PREVIOUS.pack(previous))
+            bodies.append(encode(JournalRecord(entry.time_us, entry.lsn, (group,))))
+            previous = entry.lsn
             size += len(bodies[-1])
             if size >= BATCH_BYTES:
                 log.append(bodies)

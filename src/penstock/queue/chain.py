@@ -13,11 +13,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, DiskFull, Invalid
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs
+from penstock.host.files import FileSystem, is_disk_full, make_dirs, remove_file
 from penstock.log.record import Record
-from penstock.queue.files import DataReader, DataWriter, FileIndex, Opening, Place
+from penstock.queue.files import (
+    VERSION,
+    VERSION_OF_SHARD,
+    DataReader,
+    DataWriter,
+    FileIndex,
+    Opening,
+    Place,
+    shard_identity,
+)
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, data_files
 from penstock.queue.tail import scan_tail
@@ -55,18 +64,27 @@ class FileChain:
     """Sealed files, the active one, and the manifest that names them."""
 
     def __init__(
-        self, fs: FileSystem, folder: str, *, random: Random, settings: QueueSettings, identity: bytes
+        self,
+        fs: FileSystem,
+        folder: str,
+        *,
+        random: Random,
+        settings: QueueSettings,
+        identity: bytes,
+        of_shard: bool = False,
     ) -> None:
         self._fs = fs
         self._folder = folder
         self._random = random
         self._settings = settings
         self._identity = identity
+        self._of_shard = of_shard  # of a store; alone, a queue's folder may have any name, and may change it
         self._manifests = ManifestWriter(fs, folder)
         self._manifest = Manifest.fresh()  # the last one that was written
         self._file_sequence = 0  # the highest that was ever tried
         self._day = ""  # the folder of the day, once it is durable
         self._doomed: list[str] = []  # listed no more
+        self._stuck: list[str] = []  # the same, but they could not be removed
         self.active: DataWriter | None = None  # None: there is no data file yet
         self._following: DataWriter | None = None  # is being made the active one
         self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
@@ -169,20 +187,31 @@ class FileChain:
         return self._install(self._create(trusted, tail, time_us), trusted)
 
     def _create(self, place: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+        opening = self._next_opening(place, time_us)
+        while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
+            opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
+        try:
+            self._make_day(opening.path.rpartition("/")[0])
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{self._folder} has no room for a folder: free some space, then retry") from error
+            raise
+        sizes = self._settings
+        return DataWriter.create(
+            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
+        )
+
+    def _next_opening(self, place: Place, time_us: int) -> Opening:
         self._file_sequence += 1
-        opening = Opening(
+        return Opening(
             file_sequence=self._file_sequence,
             first=place.next_sequence,
             last_lsn=place.last_lsn,
             last_time_us=place.last_time_us,
             time_us=time_us,
             salt=int.from_bytes(self._random.randbytes(4), "little"),
-            identity=self._identity,
-        )
-        self._make_day(opening.path.rpartition("/")[0])
-        sizes = self._settings
-        return DataWriter.create(
-            self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
+            identity=shard_identity(self._identity, self._folder) if self._of_shard else self._identity,
+            version=VERSION_OF_SHARD if self._of_shard else VERSION,
         )
 
     def _make_day(self, day: str) -> None:
@@ -246,20 +275,15 @@ class FileChain:
     def drop_oldest(self, count: int) -> None:
         """List the oldest sealed files no more. `bury` unlinks them."""
         manifest = self._manifest
-        paths = [manifest.files[place].path for place in range(count)]
+        paths = [*self._stuck, *(manifest.files[place].path for place in range(count))]
         self._write(Manifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
+        self._stuck = []
         self._doomed += paths
 
     def bury(self) -> None:
-        """Unlink what is listed no more. A file that stays only takes space, until `collect`."""
+        """Unlink what is listed no more. A file that stays only takes space, until the next ones go."""
         doomed, self._doomed = self._doomed, []
-        for path in doomed:
-            try:
-                self._fs.unlink(f"{self._folder}/{path}")
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                logger.warning("%s/%s could not be removed (%s): collect() will", self._folder, path, error)
+        self._stuck += [path for path in doomed if not remove_file(self._fs, f"{self._folder}/{path}")]
         for folder in {path.rpartition("/")[0] for path in doomed}:
             with suppress(OSError):  # it is not empty
                 while folder:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_cond
 from penstock.partition.pending import PendingGroup
 from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Range, Seek, argument
-from penstock.queue.service import Bounds, Call, ConsumerPlace, Found, encode_call
+from penstock.queue.service import LEASES_MAX, Bounds, Call, ConsumerPlace, Found, encode_call
 
 Delivered: TypeAlias = Found
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
@@ -71,7 +71,7 @@ class Consumer:
                 deliveries_max=self.settings.deliveries_max,
                 dead_letter=self.settings.dead_letter,
             )
-            found = self._ask("get", asked, list[Delivery])
+            found = self._ask("get", asked, list[Delivery], wait_s=wait_s)
             if found or timeout_s <= 0:
                 return [message for delivery in found for message in _messages(delivery)]
 
@@ -98,8 +98,10 @@ class Consumer:
         """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise Invalid("delay_s is 0 or more, and at most a week")
-        leases = [(message.shard, message.sequence, message.lease) for message in _listed(messages)]
-        given: int = self._ask("nack", Call(consumer=self.name, leases=leases, delay_s=delay_s), int)
+        rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
+        given = 0
+        while leases := list(islice(rest, LEASES_MAX)):
+            given += self._ask("nack", Call(consumer=self.name, leases=leases, delay_s=delay_s), int)
         return given
 
     # -- where it is
@@ -150,8 +152,8 @@ class Consumer:
         found: list[Bounds] = self._ask("bounds", Call(), list[Bounds])
         return found
 
-    def _ask(self, name: str, call: Call, kind: Any) -> Any:
-        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call)), type=kind)
+    def _ask(self, name: str, call: Call, kind: Any, *, wait_s: float = 0.0) -> Any:
+        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call), wait_s=wait_s), type=kind)
 
     def _command(self, condition: str, asked: Any) -> None:
         from penstock.queue.kind import QueueKind

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import xxhash
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
 from penstock.host.files import File, FileSystem, claim, is_disk_full
@@ -27,7 +28,7 @@ from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode,
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import DATA_SUFFIX
 
-VERSION = 1
+VERSION, VERSION_OF_SHARD = 1, 2  # the identity in a file is the store's; or that of the shard it belongs to
 MAGIC = b"PSTKQUE\0"
 KIND_MESSAGES = KIND_DATA
 KIND_INDEX = KIND_DATA + 1
@@ -52,7 +53,8 @@ class Opening:
     last_time_us: int  # and its time
     time_us: int  # record time at which the file was begun
     salt: int
-    identity: bytes  # of the store, so that a stray file is not taken for one of ours
+    identity: bytes  # of the store or its shard, so that a stray file is not taken for one of ours
+    version: int = VERSION
 
     @property
     def path(self) -> str:
@@ -66,7 +68,7 @@ class Opening:
 
     def encode(self) -> bytes:
         body = _OPENING.pack(
-            MAGIC, VERSION, 0, self.salt, self.identity, self.last_lsn, self.last_time_us, self.time_us
+            MAGIC, self.version, 0, self.salt, self.identity, self.last_lsn, self.last_time_us, self.time_us
         )
         first, incarnation = self.first, self.file_sequence
         # Without a salt, because it carries the salt.
@@ -80,8 +82,9 @@ class Opening:
         magic, version, _, salt, identity, lsn, last_time, time = _OPENING.unpack(record.body)
         if magic != MAGIC:
             raise CorruptionError(file.path, 0, "the file is no data file of a queue")
-        if version > VERSION:
-            raise UnsupportedVersion(f"{file.path} has queue version {version}, this Penstock reads up to {VERSION}")
+        if version > VERSION_OF_SHARD:
+            reads = f"this Penstock reads up to {VERSION_OF_SHARD}"
+            raise UnsupportedVersion(f"{file.path} has queue version {version}, {reads}")
         return cls(
             file_sequence=record.incarnation,
             first=record.index,
@@ -90,7 +93,17 @@ class Opening:
             time_us=time,
             salt=salt,
             identity=identity,
+            version=version,
         )
+
+
+def shard_identity(store: bytes, folder: str) -> bytes:
+    """What a shard's files carry: files of all shards have the same names, and one must not pass for another's.
+
+    Of the folder its last two names count, the table's and the shard's: a store may be moved.
+    """
+    digest: bytes = xxhash.xxh3_128_digest(store + "/".join(folder.split("/")[-2:]).encode())
+    return digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +280,10 @@ class DataReader:
         """The file at `path` in the queue's folder. Without an `identity` that of the file is not checked."""
         file = fs.open(f"{folder}/{path}")
         opening = Opening.read(file)
+        if identity is not None and opening.version == VERSION_OF_SHARD:
+            identity = shard_identity(identity, folder)
         if identity is not None and opening.identity != identity:
-            raise CorruptionError(file.path, 0, "the file belongs to another store")
+            raise CorruptionError(file.path, 0, "the file belongs to another store, or to another shard")
         return cls(file, opening)
 
     def place_at(self, offset: int) -> tuple[Place, FileIndex | None]:

@@ -17,7 +17,16 @@ from penstock.queue import section
 from penstock.queue.machine import KEY, QueueMachine, sequence_of
 from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, argument, read_argument
-from penstock.queue.received import ASKING, REPEATABLE, check_call, check_condition, check_options, receive
+from penstock.queue.received import (
+    ASKING,
+    REPEATABLE,
+    check_call,
+    check_condition,
+    check_options,
+    receive,
+    waits,
+    weight,
+)
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, load_schema
 from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema, narrowed_sequences
@@ -38,6 +47,9 @@ class QueueKind:
     def decode(self, payload: bytes) -> section.Encoded | section.Trim:
         return section.decode(payload)
 
+    def weight(self, payload: bytes) -> int:
+        return weight(payload)
+
     def receive(self, payload: bytes) -> section.Encoded | section.Trim:
         return receive(payload)
 
@@ -46,6 +58,9 @@ class QueueKind:
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
         return check_call(info, argument)
+
+    def waits(self, name: str, argument: bytes) -> bool:
+        return waits(name, argument)
 
     def check_options(self, options: bytes) -> None:
         check_options(options)

@@ -25,7 +25,7 @@ from penstock.kinds import Piece, Site, State, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor
-from penstock.partition.reference import StagedFile, Staging, decode_reference
+from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
 from penstock.queue.persistent import PersistentQueue
@@ -116,6 +116,8 @@ class QueueMachine:
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
                     staged = decode_reference(part.payload).files
+                    for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
+                        check_intact(self._site.fs, self._site.root, file)
                     found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
                     files += staged
                 else:
@@ -135,11 +137,13 @@ class QueueMachine:
         self.changed()
 
     def _append(self, bodies: list[section.Body], entry: Entry, following: int) -> None:
-        """Write messages, unless the files hold them already."""
+        """Write messages, unless the files hold them already: a replay, or an interrupt right behind the writing."""
         if bodies and entry.lsn > self.queue.last_lsn:
             if self.queue.next_sequence != following:
                 raise self._torn_apart(following)
             self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
+        elif bodies:
+            self.queue.show()
 
     def _torn_apart(self, following: int) -> CorruptionError:
         reason = f"its files end before message {self.queue.next_sequence}, but {following} comes next"
@@ -215,6 +219,8 @@ class QueueMachine:
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time also those that a crash left."""
+        if not self._site.may_remove():
+            return
         with self._lock:
             if not self._collected:
                 self.queue.collect()
@@ -277,7 +283,10 @@ class QueueState:
     def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
             # By bytes alone: a record of very many messages is decoded once, and not once for each part of it.
-            for batch in self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES):
+            batches = self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES)
+            if not batches:
+                raise CorruptionError(self._folder, 0, f"message {low} is not in the files, but {high} comes next")
+            for batch in batches:
                 part = batch.slice(low, high)
                 low = part.next
                 if len(part):

@@ -29,7 +29,7 @@ import pyarrow as pa
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem
+from penstock.host.files import FileSystem, is_disk_full
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, Batch, Messages, stamped
@@ -70,7 +70,9 @@ class PersistentQueue:
         self._folder = folder
         self._clock = clock
         self._cut_after_lsn = cut_after_lsn  # None: alone
-        self._files = FileChain(fs, folder, random=random, settings=settings, identity=identity)
+        self._files = FileChain(
+            fs, folder, random=random, settings=settings, identity=identity, of_shard=cut_after_lsn is not None
+        )
         self._view = View()  # replaced whole, never changed: readers take it without a lock
         self._reader = QueueReader(fs, folder, identity)
         self._failure: Exception | None = None
@@ -244,12 +246,30 @@ class PersistentQueue:
             time = self._record_time(time_us)
             size = sum(encoded_size(len(body)) for body in bodies)
             file = files.file_for(size, time)  # one file for all: no LSN spans two
-            with file.file.pin(), file.whole():
+            with file.file.pin(), self._refused_if_full(), file.whole():
                 file.claim(size)
                 for body in bodies:
                     file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
             self._show()
             return first
+
+    def show(self) -> None:
+        """Let readers see all that was appended, if an interrupt kept `append_bodies` from it."""
+        with self._writing():
+            self._show()
+
+    @contextmanager
+    def _refused_if_full(self) -> Iterator[None]:
+        """In a store, an append that found no space was none: the same one comes again, to the same place.
+
+        Alone, another one might come, and what this one left behind it could pass for a record after a crash.
+        """
+        try:
+            yield
+        except OSError as error:
+            if self._cut_after_lsn is None or not is_disk_full(error):
+                raise
+            raise DiskFull(f"{self._folder} has no room for messages: free some space, then retry") from error
 
     def sync(self) -> int:
         """Make all that was appended durable; the sequence after the last durable message."""

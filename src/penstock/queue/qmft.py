@@ -12,6 +12,7 @@ written again in place: it is replaced under its name.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +40,7 @@ POINTER = "manifest.current"
 SLOTS = ("", "manifest.1", "manifest.2")  # a slot's number is its place
 _TEMPORARY = POINTER + ".tmp"
 DATA_SUFFIX = ".data"
+_DATA_FILE = re.compile(rf"[0-9]{{10}}\{DATA_SUFFIX}")  # of this form only: others' files count for nothing
 _PATH_BYTES_MAX = (1 << 16) - 1
 
 
@@ -322,7 +324,7 @@ def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
         for month in _numbered(fs, f"{folder}/{year}", 2):
             for day in _numbered(fs, f"{folder}/{year}/{month}", 2):
                 for name in _listdir(fs, f"{folder}/{year}/{month}/{day}"):
-                    if name.endswith(DATA_SUFFIX):
+                    if _DATA_FILE.fullmatch(name):
                         yield f"{year}/{month}/{day}/{name}"
 
 
@@ -332,7 +334,7 @@ def has_data_files(fs: FileSystem, folder: str) -> bool:
 
 
 def _numbered(fs: FileSystem, folder: str, digits: int) -> list[str]:
-    return sorted(name for name in _listdir(fs, folder) if len(name) == digits and name.isdecimal())
+    return sorted(name for name in _listdir(fs, folder) if len(name) == digits and name.isascii() and name.isdigit())
 
 
 def _listdir(fs: FileSystem, folder: str) -> list[str]:

@@ -98,7 +98,7 @@ class QueueReader:
 
     def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[Batch]:
         """The batches of one file from the one that holds `start` on."""
-        reader = self._file(span.path)
+        reader = self._of(span)
         known, offset = reader.hint
         if known != start:
             offset = (span.index or reader.index(span.size)).before(start)
@@ -115,7 +115,7 @@ class QueueReader:
         span = view.span(self.files_before(view, time_us))
         if not span.path:
             return view.next
-        reader = self._file(span.path)
+        reader = self._of(span)
         offset = (span.index or reader.index(span.size)).before_time(time_us)
         for _, record in reader.records(offset, span.size):
             if record.kind == KIND_MESSAGES and PREFIX.unpack_from(record.body)[1] >= time_us:
@@ -136,6 +136,13 @@ class QueueReader:
 
     def opening(self, path: str) -> Opening:
         return self._file(path).opening
+
+    def _of(self, span: Span) -> DataReader:
+        reader = self._file(span.path)
+        if reader.opening.first != span.first:
+            reason = f"it begins at message {reader.opening.first}, but the manifest says {span.first}"
+            raise CorruptionError(reader.file.path, 0, reason)
+        return reader
 
     def _file(self, path: str) -> DataReader:
         with self._lock:

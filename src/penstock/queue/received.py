@@ -29,9 +29,15 @@ SEQUENCE_MAX = 1 << 62
 MESSAGES_MAX = 1 << 24  # of one batch
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
+BATCH_WEIGHT = 512  # of the objects around a batch
 _FLAGS_KNOWN = 7
 _calls = msgspec.msgpack.Decoder(Call)
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: Forget}
+
+
+def weight(payload: bytes) -> int:
+    """The memory that `receive` takes, about: its bytes again and again, and objects for each batch."""
+    return 3 * len(payload) + BATCH_WEIGHT * section.batch_count(payload)
 
 
 def receive(payload: bytes) -> section.Encoded | section.Trim:
@@ -120,6 +126,11 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
         raise Invalid("a call has a time out of its range: at most a week")
     return [] if call.dead_letter is None else [call.dead_letter]
+
+
+def waits(name: str, argument: bytes) -> bool:
+    """Whether a call that was checked waits for messages."""
+    return name == "get" and bool(argument) and _calls.decode(argument).timeout_s > 0
 
 
 def check_options(options: bytes) -> None:

@@ -211,11 +211,19 @@ def encode(section: Section) -> bytes:
     return b"".join(parts)
 
 
+def batch_count(payload: bytes) -> int:
+    """How many batches a payload says it has, as far as it is long enough for them."""
+    count: int = _HEADER.unpack_from(payload)[1] if len(payload) >= _HEADER.size else 0
+    return min(count, len(payload) // (_U64.size + PREFIX.size))
+
+
 def decode(payload: bytes) -> Encoded | Trim:
     """The section in a payload."""
     try:
         form, count = _HEADER.unpack_from(payload)
         at = _HEADER.size
+        if form == MESSAGES and count > batch_count(payload):
+            raise ValueError("it is too short for its batches")
         if form == TRIM:
             if count or len(payload) != at + _U64.size:
                 raise ValueError("a trim has another length")

@@ -5,6 +5,8 @@ Thread: any; it has no state but that of its `Deliveries`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.errors import Invalid, PartitionPaused, PenstockError
@@ -17,6 +19,9 @@ from penstock.queue.machine import QueueMachine
 from penstock.queue.options import decode_queue_options
 from penstock.queue.positions import decode_place, parse_key, rows_of
 from penstock.queue.retention import trim_before
+
+LEASES_MAX = 65_536  # of one call
+PLACES_MAX = 1_024  # as a queue has shards
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,8 +37,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     visibility_timeout_s: float = 30.0
     deliveries_max: int | None = None
     dead_letter: str | None = None
-    leases: list[tuple[int, int, int]] = []  # (shard, sequence, lease)
-    places: list[tuple[int, int]] = []  # (shard, sequence)
+    leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
+    places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
     bytes_max: int = 0  # 0: no limit, as for `count` where it says so
     delay_s: float = 0.0
 

@@ -1,7 +1,8 @@
 """A detached owner: `python -m penstock.server PATH`. A client starts it; it ends when nobody needs it.
 
 Its first line says that it serves, or what is wrong; from then on its log is `run/owner.log`. It takes no OPENING lock
-to open: the client that started it holds that until it serves. It takes it to go, so that nobody comes while it does.
+to open: the client that started it holds that until it serves, or can wait no longer. It takes it to go, so that nobody
+comes while it does. When its writes fail it recovers by itself, or ends for the next one to recover.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 
 import msgspec
@@ -21,8 +23,11 @@ from penstock.client.report import Report
 from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
 from penstock.host.files import OsFileSystem, absolute
+from penstock.server.healing import Healer
 from penstock.server.service import Service
 from penstock.store import Store, open_store
+
+logger = logging.getLogger("penstock.server")
 
 IDLE_S = 30.0
 LOOK_S = 0.25
@@ -51,14 +56,22 @@ def main(arguments: list[str] | None = None) -> int:
     log = RotatingFileHandler(f"{path}/run/owner.log", maxBytes=1 << 20, backupCount=1)
     logging.basicConfig(handlers=[log], format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _report(Report())
-    _own(store, service, given.idle_s, stop)
+    try:
+        _own(store, service, given.idle_s, stop)
+    except (
+        OSError,
+        PenstockError,
+    ):  # it did not recover, or not close well: the next owner goes by what is on the disk
+        logger.exception("%s: this owner ended badly", path)
+        return 1
     return 0
 
 
 def _report(report: Report) -> None:
     """Tell who started it, and then nobody."""
-    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    sys.stdout.flush()
+    with suppress(BrokenPipeError):  # it waits no more: whoever comes next is served
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+        sys.stdout.flush()
     silence = os.open(os.devnull, os.O_RDWR)
     os.dup2(silence, sys.stdout.fileno())  # nobody reads them any more
     os.dup2(silence, sys.stderr.fileno())
@@ -66,8 +79,10 @@ def _report(report: Report) -> None:
 
 
 def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -> None:
-    fs = OsFileSystem()
+    fs, healer = OsFileSystem(), Healer(store, store.clock)
     while not (service.yielded.wait(LOOK_S) or stop.is_set()):
+        if not healer.heal():
+            break
         if service.idle_s() < idle_s:
             continue
         try:

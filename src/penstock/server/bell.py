@@ -27,10 +27,11 @@ class Bell:
 
     def __init__(self, folder: str, answer: Callable[[place.Question], place.Answer]) -> None:
         self._answer = answer
-        self._listener = place.listen(folder)
-        self._ended, self._end = socket.socketpair()
+        with threads.holding_forks():
+            self._listener = place.listen(folder)
+            self._ended, self._end = socket.socketpair()
+            threads.after_fork(self, Bell._cut_off)
         self._thread = threads.spawn(self._run, name="penstock-bell")
-        threads.after_fork(self, Bell._cut_off)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -19,8 +19,9 @@ from pyarrow import flight
 from penstock.client import wire
 from penstock.errors import PenstockError
 from penstock.host.chance import Random
-from penstock.server.gateway import Gateway, Gone
+from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights
+from penstock.server.work import Gone
 
 logger = logging.getLogger(__name__)
 
@@ -66,39 +67,42 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         self._gateway = gateway
         self._random = random
 
-    def do_action(self, context: Any, action: Any) -> list[Any]:
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        rights = context.get_middleware(_DOOR).rights
         try:
             if action.type != wire.PROTOCOL:
-                raise PenstockError(f"the owner speaks protocol {wire.PROTOCOL}, not {action.type!r}: use one Penstock")
-            answer = self._gateway.answer(action.body.to_pybytes(), context.get_middleware(_DOOR).rights)
-            return [flight.Result(answer)]
+                raise PenstockError(
+                    f"the owner speaks protocol {wire.PROTOCOL}, not {action.type[:20]!r}: use one Penstock"
+                )
+            return map(flight.Result, self._gateway.answering(action.body.to_pybytes(), rights))
         except BaseException as error:
-            raise self._sent(error) from None
+            raise self._sent(error, rights) from None
 
     def do_get(self, context: Any, ticket: Any) -> Any:
+        rights = context.get_middleware(_DOOR).rights
         try:
-            schema, batches = self._gateway.page(ticket.ticket, context.get_middleware(_DOOR).rights)
+            schema, batches = self._gateway.page(ticket.ticket, rights)
         except BaseException as error:
-            raise self._sent(error) from None
-        return flight.GeneratorStream(schema, self._batches(batches))
+            raise self._sent(error, rights) from None
+        return flight.GeneratorStream(schema, self._batches(batches, rights))
 
-    def _batches(self, batches: Iterator[tuple[Any, bytes]]) -> Iterator[tuple[Any, bytes]]:
+    def _batches(self, batches: Iterator[tuple[Any, bytes]], rights: Rights) -> Iterator[tuple[Any, bytes]]:
         try:
             yield from batches
         except GeneratorExit:
             raise
         except BaseException as error:
-            raise self._sent(error) from None
+            raise self._sent(error, rights) from None
         finally:
             pa.default_memory_pool().release_unused()  # of this thread, which Arrow keeps apart from all others
 
-    def _sent(self, error: BaseException) -> flight.FlightError:
+    def _sent(self, error: BaseException, rights: Rights) -> flight.FlightError:
         """An error as it travels."""
         if isinstance(error, Gone):
             fault = wire.Fault(wire.GONE if error.untouched else wire.ENDING, str(error))
             return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))
         if isinstance(error, PenstockError):
-            fault = wire.fault_of(error)
+            fault = self._gateway.fault(error, rights)
         else:
             name = self._random.randbytes(6).hex()
             logger.error("error %s while answering a client", name, exc_info=error)

@@ -2,21 +2,22 @@
 
 Thread: any number; each request in the thread of its caller.
 Invariants: (1) after it began to yield, nothing is answered but that. (2) it yields only while no snapshot, scan or
-lease is held, and no write or call that may not be repeated is at work. (3) requests at work are limited, in all and
-for each client, and so are their bytes.
+lease is held, and no write or call that may not be repeated is at work. (3) the rights of a client are looked at before
+anything is done for it, and every request counts (see `work`) until its answer is sent or its client gone. (4) what a
+client holds here by a name is for that client to use and to close; only a snapshot may be read by others.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from msgspec import structs
+
 from penstock.client import wire
-from penstock.errors import Backpressure, Closed, Invalid, NotFound
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import OsFileSystem, absolute
@@ -25,37 +26,31 @@ from penstock.kinds import Reading
 from penstock.local import AppliedReading, SnapshotPort
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import KINDS, kind_named
-from penstock.server.held import Held
+from penstock.server.held import Held, LeaseCounts
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Rights
 from penstock.server.scans import PagedScan, in_batches
+from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store import Store
 from penstock.tables import check_name, check_shards
 
-REQUESTS_MAX = 320
-REQUESTS_EACH_MAX = 256
-REQUEST_BYTES_MAX = 4 * wire.MESSAGE_BYTES_MAX  # of all requests at work
-SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX = 256, 128
-SCANS_MAX, SCANS_EACH_MAX = 1_024, 512
-SCANS_BEGIN_MAX = 4
+SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
+SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8
+SCANS_BEGIN_MAX, SCANS_BEGIN_S = 4, 10.0
 SCAN_LEASE_S = 60.0
 QUERY = "query-"  # how the names of snapshots of queries begin
 QUERY_KEEPS_S = 5.0  # of a query nobody knows when it ended: so long after the last use an owner may yield
 DRAIN_S = 2.0
 LEASE_S_MAX = 24 * 3600.0
-LOOKUP_BYTES_MAX = 16 << 20
+VALUE_BYTES_SMALL = 1 << 10  # KEYS_MAX of them are no burden
+LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, if it has more than one
 PIECES_MAX = 10_000
 STAGED_MAX = 10_000
-
-
-class Gone(Exception):
-    """The owner lets go of the store: find the next one. `untouched`: nothing was done."""
-
-    def __init__(self, *, untouched: bool) -> None:
-        super().__init__("the owner is letting go of the store")
-        self.untouched = untouched
+STAGED_EACH_MAX = 100_000  # of one client, whose leases run
+_WRITES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.StageFiles, wire.SendFile, wire.WriteOffered)
+_BINDS = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.SendFile, wire.TakeSnapshot)
 
 
 class Gateway:
@@ -68,27 +63,34 @@ class Gateway:
         self._clock = clock = store.clock
         self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
         self._applied = AppliedReading(port)
-        self._taker = GroupTaker(port)
+        self._taker = GroupTaker(port, self.fault)
         self._snapshots: Held[SnapshotPort] = Held(
-            SnapshotPort.close, what="snapshot", clock=clock, count_max=SNAPSHOTS_MAX, each_max=SNAPSHOTS_EACH_MAX
+            SnapshotPort.close,
+            what="snapshot",
+            clock=clock,
+            count_max=SNAPSHOTS_MAX,
+            each_max=SNAPSHOTS_EACH_MAX,
+            own=SNAPSHOTS_OWN,
         )
         self._scans: Held[PagedScan] = Held(
-            PagedScan.close, what="scan", clock=clock, count_max=SCANS_MAX, each_max=SCANS_EACH_MAX, users_max=1
+            PagedScan.close,
+            what="scan",
+            clock=clock,
+            count_max=SCANS_MAX,
+            each_max=SCANS_EACH_MAX,
+            own=SCANS_OWN,
+            users_max=1,
         )
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
         self._beginning = threading.BoundedSemaphore(SCANS_BEGIN_MAX)  # the memory of a scan is known once it began
-        self._lock = threads.condition("server.gateway")
-        self._working: Counter[str] = Counter()  # guarded by _lock: requests, by client
-        self._working_bytes = 0  # guarded by _lock
-        self._binding = 0  # guarded by _lock: of them, those that must end before the owner may yield
-        self._yielding = False  # guarded by _lock
-        self._used_s = clock.monotonic_s()  # guarded by _lock: when the last request ended
-        self._answers: dict[type, Callable[[Any, Rights], Any]] = {
-            wire.Hello: lambda _request, _rights: self._owner,
+        self._staged = LeaseCounts(clock, STAGED_EACH_MAX)
+        self._work = Workload(clock)
+        self._answers: dict[type, Callable[[Any, Work], Any]] = {
+            wire.Hello: self._hello,
             wire.ListTables: self._list_tables,
             wire.FindTable: self._find_table,
-            wire.ReadTime: lambda _request, _rights: port.time_us(),
+            wire.ReadTime: lambda _request, _work: port.time_us(),
             wire.Lookup: self._lookup,
             wire.CutPieces: self._cut_pieces,
             wire.CallService: self._call,
@@ -96,12 +98,12 @@ class Gateway:
             wire.DropTable: self._drop,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
-            wire.AskToken: lambda request, _rights: port.was_used(check_token((request.producer, request.number))),
+            wire.AskToken: self._ask_token,
             wire.TakeSnapshot: self._take_snapshot,
             wire.JoinSnapshot: self._join_snapshot,
-            wire.CloseSnapshot: lambda request, _rights: self._snapshots.close(request.snapshot),
-            wire.CloseScan: lambda request, _rights: self._scans.close(request.scan),
-            wire.Write: self._taker.take,
+            wire.CloseSnapshot: lambda request, work: self._snapshots.close(request.snapshot, work.rights.client),
+            wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
+            wire.ReceivedWrite: self._taker.take,
             **OfferDesk(store.offers, store.files, store.path).answers,
         }
 
@@ -109,42 +111,47 @@ class Gateway:
 
     def answer(self, data: bytes, rights: Rights) -> bytes:
         """The answer to a message."""
-        request = wire.unpack_request(data)
-        with self._at_work(rights, len(data), binds=self._binds(request)):
-            return wire.pack(self._answers[type(request)](request, rights))
+        (answer,) = self.answering(data, rights)
+        return answer
 
-    def _binds(self, request: wire.Request) -> bool:
-        """Whether the owner must not go before this is answered."""
-        if isinstance(request, wire.CallService):
-            info = self._port.table_by_id(request.table)
-            return info is not None and request.name not in kind_named(info.kind, info.name).repeatable
-        return isinstance(request, wire.Write | wire.CreateTable | wire.DropTable | wire.SendFile | wire.TakeSnapshot)
+    def answering(self, data: bytes, rights: Rights) -> Sending[bytes]:
+        """The answer to a message, whose memory counts until it was sent."""
+        with ExitStack() as stack:
+            work = stack.enter_context(self._at_work(rights, len(data)))
+            request = wire.unpack_request(data)
+            place, binds = self._place_of(request, rights)
+            work.begin(place, binds=binds)
+            answer = wire.pack(self._answers[type(request)](request, work))
+            work.note(len(answer))
+            return Sending(iter([answer]), stack.pop_all())
+
+    def fault(self, error: PenstockError, rights: Rights) -> wire.Fault:
+        """An error as it travels: only who may read every table is told where the store lies."""
+        return wire.fault_of(error, "" if rights.allows_everywhere(READ) else self._owner.path)
+
+    def _place_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
+        """Among which others a request is at work, and whether the owner must not go before it is answered."""
+        if not isinstance(request, wire.CallService):
+            return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
+        info = self._port.table_by_id(request.table)
+        if info is None:
+            raise NotFound(f"table {request.table} was dropped")
+        kind = kind_named(info.kind, info.name)
+        rights.check(READ if request.name in kind.asking else WRITE, info.name)
+        for other in kind.check_call(info, request.name, request.argument):
+            rights.check(WRITE, other)
+        place = READING if request.name in kind.asking else WRITING
+        return WAITING if kind.waits(request.name, request.argument) else place, request.name not in kind.repeatable
 
     @contextmanager
-    def _at_work(self, rights: Rights, size: int, *, binds: bool) -> Iterator[None]:
-        with self._lock:
-            if self._yielding:
-                raise Gone(untouched=True)
-            if self._working.total() >= REQUESTS_MAX or self._working[rights.client] >= REQUESTS_EACH_MAX:
-                raise Backpressure("too many requests are at work: retry later")
-            if self._working_bytes + size > REQUEST_BYTES_MAX:
-                raise Backpressure(f"requests of {self._working_bytes} bytes are at work: retry later")
-            self._working[rights.client] += 1
-            self._working_bytes += size
-            self._binding += binds
-        try:
-            yield
-        except Closed:
-            if self._store.closed:
-                raise Gone(untouched=False) from None
-            raise
-        finally:
-            with self._lock:
-                self._working[rights.client] -= 1
-                self._working_bytes -= size
-                self._binding -= binds
-                self._used_s = self._clock.monotonic_s()
-                self._lock.notify_all()
+    def _at_work(self, rights: Rights, size: int) -> Iterator[Work]:
+        with self._work.admit(rights, size) as work:
+            try:
+                yield work
+            except Closed:
+                if self._store.closed:
+                    raise Gone(untouched=False) from None
+                raise
 
     # -- coming to an end
 
@@ -155,10 +162,7 @@ class Gateway:
 
     def idle_s(self) -> float:
         """For how long nobody has asked anything, or held anything."""
-        if self._binding or self._occupied() or len(self._snapshots):
-            return 0.0
-        with self._lock:
-            return self._clock.monotonic_s() - self._used_s
+        return 0.0 if self._occupied() or len(self._snapshots) else self._work.idle_s()
 
     def _occupied(self) -> str:
         """What clients hold in the owner; nothing if it may go."""
@@ -171,52 +175,51 @@ class Gateway:
         return ""
 
     def begin_yield(self) -> str:
-        """Answer nothing from now on, if nobody needs the owner; otherwise, why not.
-
-        Writes at work are waited for, with the door shut: where many write there is always one at work.
-        """
-        with self._lock:
-            if self._yielding:
-                return ""
-            reason = self._occupied()
-            if not reason:
-                self._yielding = True
-                ended = self._lock.wait_for(lambda: not self._binding, DRAIN_S)
-                reason = self._occupied() if ended else "a write takes long"
-                self._yielding = not reason
-            return reason
+        """Answer nothing from now on, if nobody needs the owner; otherwise, why not."""
+        return self._work.shut(self._occupied, DRAIN_S)
 
     def close(self) -> None:
         """Answer nothing from now on, and let go of everything."""
-        with self._lock:
-            self._yielding = True
+        self._work.close()
+        if not len(self._snapshots):
+            with suppress(PenstockError):  # then files are kept for a while after the next opening, too
+                self._store.readers.forget()
         self._scans.close_all()
         self._snapshots.close_all()
         self._queries.close()
 
+    # -- who is there
+
+    def _hello(self, _: wire.Hello, work: Work) -> wire.Owner:
+        tells = work.rights.allows_everywhere(READ)  # such a client may read the files, if it sees them
+        return self._owner if tells else structs.replace(self._owner, path="")
+
+    def _ask_token(self, request: wire.AskToken, work: Work) -> bool:
+        return self._port.was_used(work.rights.own_token(check_token((request.producer, request.number))))
+
     # -- tables
 
-    def _list_tables(self, _: wire.ListTables, rights: Rights) -> list[TableInfo]:
-        return [info for info in self._port.tables() if rights.allows(READ, info.name)]
+    def _list_tables(self, _: wire.ListTables, work: Work) -> list[TableInfo]:
+        return [info for info in self._port.tables() if work.rights.allows(READ, info.name)]
 
-    def _find_table(self, request: wire.FindTable, rights: Rights) -> list[TableInfo]:
+    def _find_table(self, request: wire.FindTable, work: Work) -> list[TableInfo]:
         check_name(request.name)
-        rights.check(READ, request.name)
+        work.rights.check(READ, request.name)
         info = self._port.table(request.name)
         return [] if info is None else [info]
 
-    def _create(self, request: wire.CreateTable, rights: Rights) -> TableInfo:
+    def _create(self, request: wire.CreateTable, work: Work) -> TableInfo:
         check_name(request.name)
         check_shards(request.shards)
-        rights.check(ADMIN, request.name)
+        work.rights.check(ADMIN, request.name)
         if request.kind not in KINDS:
             raise Invalid(f"there is no kind {request.kind!r}")
         KINDS[request.kind].check_options(request.options)
         return self._port.create(request.name, request.kind, request.shards, request.options)
 
-    def _drop(self, request: wire.DropTable, rights: Rights) -> None:
+    def _drop(self, request: wire.DropTable, work: Work) -> None:
         check_name(request.name)
-        rights.check(ADMIN, request.name)
+        work.rights.check(ADMIN, request.name)
         self._port.drop(request.name)
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
@@ -237,49 +240,69 @@ class Gateway:
             with self._snapshots.use(snapshot) as held:
                 yield held
 
-    def _lookup(self, request: wire.Lookup, rights: Rights) -> list[bytes | None]:
-        if not 0 < len(request.keys) <= wire.KEYS_MAX:
-            raise Invalid(f"a lookup has 1 to {wire.KEYS_MAX} keys")
+    def _lookup(self, request: wire.Lookup, work: Work) -> list[bytes | None]:
         with self._reading(request.snapshot) as reading:
-            partition = self._shard(reading, request.partition, READ, rights)
-            found: list[bytes | None] = []
-            size, keys = 0, iter(request.keys)
-            while size < LOOKUP_BYTES_MAX and (some := list(islice(keys, 64))):
-                values = reading.lookup_many(partition, some)
-                size += sum(len(value) for value in values if value is not None)
-                found += values
-            return found
+            partition = self._shard(reading, request.partition, READ, work.rights)
+            if len(request.keys) == 1:
+                return self._values(reading, partition, request.keys, work)
+            with reading.moment([partition]) as moment:
+                return self._values(moment, partition, request.keys, work)
 
-    def _cut_pieces(self, request: wire.CutPieces, rights: Rights) -> Any:
+    def _values(
+        self, reading: Reading, partition: PartitionId, keys: Sequence[bytes], work: Work
+    ) -> list[bytes | None]:
+        """The values of the first keys, as many as an answer has room for."""
+        values: list[bytes | None] = []
+        size = 0
+        for key in keys:
+            value = reading.lookup(partition, key)
+            if value is not None and len(value) > VALUE_BYTES_SMALL:
+                size += len(value)
+                if values and size > LOOKUP_BYTES_MAX:
+                    break
+                work.hold(2 * len(value))  # it is there twice when it is packed
+            values.append(value)
+        return values
+
+    def _cut_pieces(self, request: wire.CutPieces, work: Work) -> Any:
         if not 0 < request.count <= PIECES_MAX:
             raise Invalid(f"a shard is cut into 1 to {PIECES_MAX} pieces")
         with self._reading(request.snapshot) as reading:
-            partition = self._shard(reading, request.partition, READ, rights)
+            partition = self._shard(reading, request.partition, READ, work.rights)
             return wire.send_pieces(reading.pieces(partition, request.count, request.start, request.end))
 
-    def page(self, data: bytes, rights: Rights) -> tuple[Any, Iterator[tuple[Any, bytes]]]:
+    def page(self, data: bytes, rights: Rights) -> tuple[Any, Sending[tuple[Any, bytes]]]:
         """The schema and the record batches of a page."""
-        reading = wire.unpack_reading(data)
         with ExitStack() as stack:
-            stack.enter_context(self._at_work(rights, len(data), binds=isinstance(reading, wire.Scan)))
+            work = stack.enter_context(self._at_work(rights, len(data)))
+            reading = wire.unpack_reading(data)
+            work.begin(READING, binds=isinstance(reading, wire.Scan))
             if isinstance(reading, wire.Scan):
                 self._begin(reading, rights)
-            scan = stack.enter_context(self._scans.use(reading.scan))
+            scan = stack.enter_context(self._scans.use(reading.scan, rights.client))
             schema = scan.schema
-            return schema, self._page(reading.scan, scan, stack.pop_all())
+            return schema, Sending(self._page(reading.scan, scan, rights), stack.pop_all())
 
-    def _page(self, name: str, scan: PagedScan, at_work: ExitStack) -> Iterator[tuple[Any, bytes]]:
-        with at_work:
-            yield from scan.page()
+    def _page(self, name: str, scan: PagedScan, rights: Rights) -> Iterator[tuple[Any, bytes]]:
+        yield from scan.page()
         if scan.ended:
-            self._scans.close(name)
+            self._scans.close(name, rights.client)  # as soon as this page was sent
+
+    @contextmanager
+    def _turn_to_begin(self) -> Iterator[None]:
+        if not self._beginning.acquire(timeout=SCANS_BEGIN_S):
+            raise Backpressure(f"{SCANS_BEGIN_MAX} scans are beginning: retry later")
+        try:
+            yield
+        finally:
+            self._beginning.release()
 
     def _begin(self, asked: wire.Scan, rights: Rights) -> None:
-        self._scans.close(asked.scan)  # asked for again, because the answer was lost
-        self._scans.check_room(rights.client)
-        with self._beginning, ExitStack() as stack:
+        with self._turn_to_begin(), ExitStack() as stack:
             reading = stack.enter_context(self._reading(asked.snapshot))
             partition = self._shard(reading, asked.partition, READ, rights)
+            self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost
+            self._scans.check_room(rights.client)
             if asked.arrow:
                 batches = reading.scan_arrow(partition, asked.start, asked.end)
             else:
@@ -297,22 +320,25 @@ class Gateway:
 
     # -- snapshots
 
-    def _take_snapshot(self, request: wire.TakeSnapshot, rights: Rights) -> wire.Held:
+    def _take_snapshot(self, request: wire.TakeSnapshot, work: Work) -> wire.Held:
+        rights = work.rights
+        rights.check_anywhere(READ)
         if not 0 < request.lease_s <= LEASE_S_MAX:
             raise Invalid(f"a snapshot's lease_s is above 0 and at most {LEASE_S_MAX}")
         if not request.query:
             return self._hold_snapshot(self._random.randbytes(16).hex(), request.lease_s, None, rights)
-        name = f"{QUERY}{request.query}"
+        name = f"{QUERY}{rights.client}/{request.query}"  # nobody uses up another's names
         with self._taking:  # of two tasks of a query one takes it, and the other finds it
             if name in self._snapshots:
-                return self._join_snapshot(wire.JoinSnapshot(name), rights)
+                return self._join_snapshot(wire.JoinSnapshot(name), work)
             self._snapshots.check_room(rights.client)
-            if not self._queries.use(request.query):
+            if not self._queries.use(request.query, rights.client):
                 raise Closed("the snapshot of this query is gone, or its owner: run the query again")
             return self._hold_snapshot(name, request.lease_s, QUERY_KEEPS_S, rights)
 
     def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.Held:
         self._snapshots.check_room(rights.client)
+        self._store.readers.expect(lease_s)
         snapshot = self._port.snapshot()
         try:
             self._snapshots.add(name, snapshot, client=rights.client, lease_s=lease_s, keeps_s=keeps_s)
@@ -321,9 +347,9 @@ class Gateway:
             raise
         return self._described(name, snapshot, rights)
 
-    def _join_snapshot(self, request: wire.JoinSnapshot, rights: Rights) -> wire.Held:
+    def _join_snapshot(self, request: wire.JoinSnapshot, work: Work) -> wire.Held:
         with self._snapshots.use(request.snapshot) as snapshot:
-            return self._described(request.snapshot, snapshot, rights)
+            return self._described(request.snapshot, snapshot, work.rights)
 
     def _described(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.Held:
         tables = [info for info in snapshot.tables() if rights.allows(READ, info.name)]
@@ -331,22 +357,19 @@ class Gateway:
 
     # -- services and files
 
-    def _call(self, request: wire.CallService, rights: Rights) -> bytes:
+    def _call(self, request: wire.CallService, work: Work) -> bytes:
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        kind = kind_named(info.kind, info.name)
-        rights.check(READ if request.name in kind.asking else WRITE, info.name)
-        for other in kind.check_call(info, request.name, request.argument):
-            rights.check(WRITE, other)
-        return self._port.call(info, request.name, request.argument)
+        return self._port.call(info, request.name, request.argument)  # rights were looked at for its place
 
-    def _stage(self, request: wire.StageFiles, rights: Rights) -> list[Any]:
-        partition = self._shard(self._port, request.partition, WRITE, rights)
+    def _stage(self, request: wire.StageFiles, work: Work) -> list[Any]:
+        partition = self._shard(self._port, request.partition, WRITE, work.rights)
         if not 0 < request.count <= STAGED_MAX or not 0 < request.lease_s <= LEASE_S_MAX:
             raise Invalid(f"a load stages 1 to {STAGED_MAX} files, for at most {LEASE_S_MAX} s")
+        self._staged.add(work.rights.client, request.count, request.lease_s)
         return self._port.stage(partition, request.count, request.lease_s)
 
-    def _send_file(self, request: wire.SendFile, rights: Rights) -> None:
-        partition = self._shard(self._port, request.partition, WRITE, rights)
+    def _send_file(self, request: wire.SendFile, work: Work) -> None:
+        partition = self._shard(self._port, request.partition, WRITE, work.rights)
         self._port.write_staged(partition, request.chunk_id, request.file_name, request.offset, request.data)

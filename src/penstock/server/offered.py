@@ -13,7 +13,8 @@ from penstock.client import wire
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem
 from penstock.scheduler.offers import Offer, OfferBoard
-from penstock.server.rights import ADMIN, EVERY_TABLE, Rights
+from penstock.server.rights import ADMIN
+from penstock.server.work import Work
 
 
 class OfferDesk:
@@ -23,25 +24,25 @@ class OfferDesk:
         self._board = board
         self._fs = fs
         self._root = root
-        self.answers: dict[type, Callable[[Any, Rights], Any]] = {
+        self.answers: dict[type, Callable[[Any, Work], Any]] = {
             wire.TakeOffer: self._take,
-            wire.KeepOffer: lambda request, rights: self._of(rights).keep(request.offer),
-            wire.FinishOffer: lambda request, rights: self._of(rights).finish(request.offer, request.results),
-            wire.FailOffer: lambda request, rights: self._of(rights).fail(request.offer, request.reason),
+            wire.KeepOffer: lambda request, work: self._of(work).keep(request.offer),
+            wire.FinishOffer: lambda request, work: self._of(work).finish(request.offer, request.results),
+            wire.FailOffer: lambda request, work: self._of(work).fail(request.offer, request.reason),
             wire.ReadOffered: self._read,
             wire.WriteOffered: self._write,
         }
 
-    def _of(self, rights: Rights) -> OfferBoard:
-        rights.check(ADMIN, EVERY_TABLE)  # work is on raw files, of any table
+    def _of(self, work: Work) -> OfferBoard:
+        work.rights.check_everywhere(ADMIN)  # it is on raw files, of any table
         return self._board
 
-    def _take(self, request: wire.TakeOffer, rights: Rights) -> list[Offer]:
-        offer = self._of(rights).take(request.slots)
+    def _take(self, request: wire.TakeOffer, work: Work) -> list[Offer]:
+        offer = self._of(work).take(request.slots)
         return [] if offer is None else [offer]
 
-    def _read(self, request: wire.ReadOffered, rights: Rights) -> bytes:
-        self._of(rights).check_file(request.offer, request.name, write=False)
+    def _read(self, request: wire.ReadOffered, work: Work) -> bytes:
+        self._of(work).check_file(request.offer, request.name, write=False)
         if request.offset < 0:
             raise Invalid(f"a file has no bytes at {request.offset}")
         file = self._fs.open(f"{self._root}/{request.name}")
@@ -50,8 +51,8 @@ class OfferDesk:
         finally:
             file.close()
 
-    def _write(self, request: wire.WriteOffered, rights: Rights) -> None:
-        self._of(rights).check_file(request.offer, request.name, write=True)
+    def _write(self, request: wire.WriteOffered, work: Work) -> None:
+        self._of(work).check_file(request.offer, request.name, write=True)
         path = f"{self._root}/{request.name}"
         if request.offset == 0 and self._fs.exists(path):
             self._fs.unlink(path)  # it is sent anew

@@ -5,20 +5,22 @@ Thread: any.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from penstock.client import place
-from penstock.errors import StoreLocked
+from penstock.errors import StoreLocked, WaitExpired
+from penstock.host import threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, absolute, make_dirs
+from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.server.service import Service
 from penstock.store import Store, StoreSettings, open_store
 
 YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
-KNOCK_S = 5.0
 
 
 def open(  # noqa: A001 - penstock.open reads well
@@ -39,18 +41,27 @@ def open(  # noqa: A001 - penstock.open reads well
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
     name = absolute(str(path)) if is_real else str(path)
+    opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
-        return open_store(name, settings=settings, fs=fs, clock=clock, random=random, engine=engine)
-    files = fs or OsFileSystem()
-    make_dirs(files, name)
-    deadline_s = clock.monotonic_s() + timeout_s
-    opening = place.hold_opening(files, name, clock, deadline_s)
+        return opener(fs=fs)
+    files = fs if isinstance(fs, OsFileSystem) else OsFileSystem()
+    return threads.uninterrupted(
+        lambda: _open_and_serve(name, files, opener, clock, random, clock.monotonic_s() + timeout_s), undo=Store.close
+    )
+
+
+def _open_and_serve(
+    name: str, files: OsFileSystem, opener: Callable[..., Store], clock: Clock, random: Random, deadline_s: float
+) -> Store:
+    with explained():
+        make_dirs(files, name)
+        opening = place.hold_opening(files, name, clock, deadline_s)
     try:
         while True:
             try:
-                store = open_store(name, settings=settings, fs=files, clock=clock, random=random, engine=engine)
+                store = opener(fs=files)
             except StoreLocked as locked:
-                _ask_to_yield(name, locked, late=clock.monotonic_s() >= deadline_s)
+                _ask_to_yield(name, locked, clock, deadline_s)
                 continue
             try:
                 Service(store, random=random)
@@ -62,12 +73,17 @@ def open(  # noqa: A001 - penstock.open reads well
         opening.release()
 
 
-def _ask_to_yield(path: str, locked: StoreLocked, *, late: bool) -> None:
-    """Make an owner go that a client started; raises if it does not."""
-    answer = place.knock(path, "yield", KNOCK_S)
+def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: float) -> None:
+    """Make an owner go that a client started; `StoreLocked` if it does not go before the deadline."""
+    answer, reason = None, "its owner does not answer"
+    try:
+        answer = place.knock(path, "yield", deadline_s - clock.monotonic_s())
+    except WaitExpired as error:
+        reason = str(error)
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
-    if late:
-        reason = "its owner does not answer" if answer is None else f"its owner is needed: {answer.reason}"
+    if clock.monotonic_s() >= deadline_s:
+        if answer is not None:
+            reason = f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
     place.pause()

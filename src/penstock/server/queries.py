@@ -3,9 +3,10 @@
 The tasks of a query take its snapshot by its name, and the first of them makes it. When that snapshot is gone, or its
 owner, a task that comes late must not get another one: the query would read two moments and nobody would know.
 
-    <store>/run/queries     a line for each name: when, in microseconds, and the name; of the last day
+    <store>/run/queries     a line for each name: when, in microseconds, and client/name; of the last day
 
 Thread: any; `_lock` guards everything.
+Invariant: names are forgotten, if they are too many, for newer ones of the same client only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, make_dirs, parent
 
 KEPT_US = 24 * 3600 * 1_000_000
-NAMES_MAX = 100_000
+NAMES_MAX = 100_000  # of one client
 NAME_LENGTH_MAX = 200
+FILE_BYTES_MAX = 64 << 20  # then it is written anew
 
 
 class QueryNames:
@@ -26,31 +28,47 @@ class QueryNames:
     def __init__(self, fs: FileSystem, path: str, clock: Clock) -> None:
         self._clock = clock
         self._lock = threads.lock("server.queries")
-        self._names: dict[str, int] = {}  # guarded by _lock; by name, when it was used
+        self._names: dict[str, dict[str, int]] = {}  # guarded by _lock; by client and name, when it was used
         make_dirs(fs, parent(path))
         self._file = fs.open(path, write=True) if fs.exists(path) else fs.create(path)
-        oldest_us = clock.time_us() - KEPT_US
-        for line in self._file.pread(self._file.size(), 0).decode(errors="replace").splitlines()[-NAMES_MAX:]:
-            time_us, _, name = line.partition(" ")
-            if time_us.isdigit() and int(time_us) > oldest_us:
-                self._names[name] = int(time_us)
-        self._file.truncate(0)
         self._at = 0
-        self._write("".join(f"{time_us} {name}\n" for name, time_us in self._names.items()))
+        oldest_us = clock.time_us() - KEPT_US
+        for line in self._file.pread(self._file.size(), 0).decode(errors="replace").splitlines():
+            time_us, _, found = line.partition(" ")
+            client, slash, name = found.partition("/")
+            if not slash:  # as it was written before clients had names of their own
+                client, name = "", client
+            if time_us.isdigit() and int(time_us) > oldest_us:
+                self._keep(client, name, int(time_us))
+        self._rewrite()
 
-    def use(self, name: str) -> bool:
-        """Note a name; False if it was used before."""
+    def use(self, name: str, client: str = "") -> bool:
+        """Note a name of a client; False if it was used before."""
         if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isascii() or not name.isprintable():
             raise Invalid(f"a query's name has 1 to {NAME_LENGTH_MAX} printable characters")
         with self._lock:
-            if name in self._names:
+            if name in self._names.get(client, {}):
                 return False
             now_us = self._clock.time_us()
-            self._write(f"{now_us} {name}\n")  # not synced: who dies with the machine has no tasks that go on
-            self._names[name] = now_us
-            while len(self._names) > NAMES_MAX:
-                del self._names[next(iter(self._names))]
+            self._write(f"{now_us} {client}/{name}\n")  # not synced: who dies with the machine has no tasks that go on
+            self._keep(client, name, now_us)
+            if self._at > FILE_BYTES_MAX:
+                self._rewrite()
             return True
+
+    def _keep(self, client: str, name: str, time_us: int) -> None:
+        names = self._names.setdefault(client, {})
+        names[name] = time_us
+        while len(names) > NAMES_MAX:
+            del names[next(iter(names))]
+
+    def _rewrite(self) -> None:
+        self._file.truncate(0)
+        self._at = 0
+        lines = [
+            f"{time_us} {client}/{name}\n" for client, names in self._names.items() for name, time_us in names.items()
+        ]
+        self._write("".join(lines))
 
     def _write(self, text: str) -> None:
         data = text.encode()

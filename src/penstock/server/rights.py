@@ -3,8 +3,13 @@
     [tokens.loader]                                # a name, for the log
     sha256 = "2bb8…"                               # of the token, in hex: the file does not give tokens away
     rights = { "*" = "read", events = "write" }    # by table; "*": every other one
+    producers = "nightly"                          # optional: whose producers it uses; otherwise those of its name
 
 `read`: reading. `write`: that, and writing and consuming. `admin`: that, and making and dropping the table.
+
+The producers of tokens (`store.batch(token=("loader", 17))`) belong to who uses them: ("loader", 17) of one client is
+another than that of the next, so that nobody can use up what is not his. The owner and those at its socket share the
+producers of the store, whose name is "".
 
 Thread: values.
 """
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +32,7 @@ Right = Literal["read", "write", "admin"]
 READ: Right = "read"
 WRITE: Right = "write"
 ADMIN: Right = "admin"
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,100}")
 _ORDER = {READ: 1, WRITE: 2, ADMIN: 3}
 EVERY_TABLE = "*"
 
@@ -36,6 +43,36 @@ class Rights:
 
     client: str
     tables: Mapping[str, Right] = field(default_factory=dict)
+    producers: str | None = None  # whose producers it uses; None: its own
+
+    def own_token(self, token: tuple[str, int]) -> tuple[str, int]:
+        """A token as the ledger knows it: with the name of whose producer it is."""
+        producer, number = token
+        if "\0" in producer:
+            raise Invalid("the name of a producer has no zero character: use another")
+        owner = self.client if self.producers is None else self.producers
+        return (f"{owner}\0{producer}", number) if owner else token
+
+    def allows_anywhere(self, right: Right) -> bool:
+        """Whether there is a table, perhaps one to be made, to which it may do this."""
+        return any(_ORDER[given] >= _ORDER[right] for given in self.tables.values())
+
+    def allows_everywhere(self, right: Right) -> bool:
+        """Whether it may do this to every table, without an exception."""
+        return EVERY_TABLE in self.tables and all(_ORDER[given] >= _ORDER[right] for given in self.tables.values())
+
+    def check_anywhere(self, right: Right) -> None:
+        """`Invalid` if it may do this to no table."""
+        if not self.allows_anywhere(right):
+            raise self._refusal(right, "any table")
+
+    def check_everywhere(self, right: Right) -> None:
+        """`Invalid` if there is a table to which it may not do this."""
+        if not self.allows_everywhere(right):
+            raise self._refusal(right, "every table")
+
+    def _refusal(self, right: Right, table: str) -> Invalid:
+        return Invalid(f"the token of {self.client} does not give the right to {right} {table}: ask for one that does")
 
     def allows(self, right: Right, table: str) -> bool:
         """Whether it may do this to a table."""
@@ -45,17 +82,16 @@ class Rights:
     def check(self, right: Right, table: str) -> None:
         """`Invalid` if it may not."""
         if not self.allows(right, table):
-            raise Invalid(
-                f"the token of {self.client} does not give the right to {right} {table}: ask for one that does"
-            )
+            raise self._refusal(right, table)
 
 
-LOCAL = Rights(client="local", tables={EVERY_TABLE: ADMIN})  # who may knock at the socket may read the files anyway
+LOCAL = Rights(client="", tables={EVERY_TABLE: ADMIN})  # who may knock at the socket may read the files anyway
 
 
 class _Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     rights: dict[str, Right]
+    producers: str | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,8 +114,14 @@ class Tokens:
             raise Invalid(f"the file of tokens is not well formed ({error}): see docs/guide/server.md") from None
         if not hashes or any(len(digest) != hashlib.sha256().digest_size for digest in hashes.values()):
             raise Invalid("the file of tokens lists none, or one whose sha256 has not 64 hex digits")
+        names = [*found.tokens, *(listed.producers or "x" for listed in found.tokens.values())]
+        if not all(map(_NAME.fullmatch, names)):
+            raise Invalid("a name in the file of tokens has 1 to 100 letters, digits, and _.@- only")
         return cls(
-            {name: (hashes[name], Rights(client=name, tables=listed.rights)) for name, listed in found.tokens.items()}
+            {
+                name: (hashes[name], Rights(client=name, tables=listed.rights, producers=listed.producers))
+                for name, listed in found.tokens.items()
+            }
         )
 
     def rights_of(self, token: str) -> Rights | None:

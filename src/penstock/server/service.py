@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from penstock.client import place
-from penstock.client.forking import abandon
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
+from penstock.host.forking import abandon, hang_up
 from penstock.server.bell import Bell
 from penstock.store import Store
 
@@ -31,12 +31,14 @@ TEND_S = 1.0
 SHUTDOWN_S = 10.0
 
 
-_services: WeakKeyDictionary[Store, Service] = WeakKeyDictionary()
+# Both weak: a service holds its store, so a strong one here would keep every closed store alive.
+_services: WeakKeyDictionary[Store, ref[Service]] = WeakKeyDictionary()
 
 
 def service_of(store: Store) -> Service | None:
     """The service of a store that this process opened; None if it is not served."""
-    return _services.get(store)
+    service = _services.get(store)
+    return None if service is None else service()
 
 
 class Service:
@@ -53,9 +55,10 @@ class Service:
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to go, and may
-        self._folder, self._bell = self._hang_bell(absolute(store.path))
+        self._path = absolute(store.path)
+        self._folder, self._bell = self._hang_bell(self._path)
         store.at_close(self.close)
-        _services[store] = self
+        _services[store] = ref(self)
         threads.after_fork(self, Service._cut_off)
 
     def _hang_bell(self, path: str) -> tuple[str, Bell]:
@@ -133,8 +136,16 @@ class Service:
             self.gateway().tend()
 
     def _cut_off(self) -> None:
+        """In a forked child: what comes in is for the parent, and must fail when the parent is gone."""
         for server in self._servers:
             abandon(server)
+        if self._gateway is not None:  # also one whose server was just being started by another thread
+            hang_up(self._is_ours)
+
+    def _is_ours(self, address: object) -> bool:
+        if isinstance(address, tuple):
+            return address[1] in [guard.port for guard in self._guards]
+        return isinstance(address, str) and address.startswith(f"{self._folder}/")
 
     def close(self) -> None:
         """Tell clients to go. A second call does nothing."""
@@ -153,4 +164,4 @@ class Service:
             thread.start()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
-        place.remove_sockets(absolute(self._store.path))
+        place.remove_sockets(self._path)

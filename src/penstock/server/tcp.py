@@ -30,6 +30,7 @@ def serve_tcp(
     """
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.options |= ssl.OP_NO_RENEGOTIATION  # which costs the owner more than the stranger
     tls.set_alpn_protocols(["h2"])
     try:
         tls.load_cert_chain(str(certificate), str(key))

@@ -1,16 +1,28 @@
 """Groups that a client sends: checked in full, then submitted in their order.
 
+What becomes of a group is one of three, and a client hears which:
+    done       it is durable, applied and judged: an outcome with a verdict
+    not done   an outcome with a fault: this sending of it was not submitted, and no earlier one happened or ever will
+    unknown    an error instead of outcomes (`OutcomeUnknown`, `WaitExpired`, or that the owner goes): the client sends
+               the whole message again under the same tokens, to this owner or to the next
+
 Thread: any.
 Invariants: (1) nothing of a message is submitted before all of it was decoded and checked: what is malformed never
-reaches the journal. (2) a plain group that is refused is the last that is looked at, so that none overtakes it.
+reaches the journal. (2) a plain group that is refused is the last that is looked at, so that none overtakes it. (3) a
+fault is answered only after everything that was submitted before is applied, and while nobody else works on a group
+with the same token: then the ledger knows whether an earlier sending happened. (4) a client that may write to no table
+changes nothing, not even by a group that is empty; its tokens are its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from penstock.client import wire
-from penstock.errors import Closed, CorruptionError, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, CorruptionError, Invalid, NotFound, OutcomeUnknown, PenstockError, Poisoned
+from penstock.host import threads
 from penstock.journal.record import PartitionId
 from penstock.kinds import Kind
 from penstock.local import LocalPort
@@ -21,12 +33,15 @@ from penstock.partition.ledger import (
     Verdict,
     check_token,
     decode_condition,
+    encode_condition,
 )
 from penstock.partition.pending import PendingGroup
 from penstock.registry import conditions, kind_named, kind_of_condition
 from penstock.server.rights import WRITE, Rights
+from penstock.server.work import Work
 
 ROW_BYTES = 64
+CONDITION_WEIGHT = 24  # bytes of memory for one that is sent, at the most
 HAPPENED = wire.Outcome(Verdict.DUPLICATE, happened=True)
 
 
@@ -47,42 +62,67 @@ class _Checked:
 class GroupTaker:
     """Takes groups of clients into the store."""
 
-    def __init__(self, port: LocalPort) -> None:
+    def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.Fault]) -> None:
         self._port = port
+        self._fault = fault  # how an error is told to a client
+        self._lock = threads.lock("server.writes")
+        self._at_work: Counter[tuple[str, int]] = Counter()  # guarded by _lock; tokens
 
-    def take(self, request: wire.Write, rights: Rights) -> wire.Outcomes:
+    def take(self, request: wire.ReceivedWrite, work: Work) -> wire.Outcomes:
         """Submit groups and wait until they are durable, applied and judged."""
-        if len(request.groups) > wire.GROUPS_MAX:
-            raise Invalid(f"a message has {len(request.groups)} groups: at most {wire.GROUPS_MAX} are taken")
-        checked = [self._checked(sent, rights) for sent in request.groups]
-        found: list[wire.Outcome | PendingGroup] = []
+        groups, rights = wire.groups_of(request), work.rights
+        work.hold(sum(map(self._weight, groups)))
+        checked = [self._checked(sent, rights) for sent in groups]
+        tokens = {group.asked.token for group in checked if group.asked.token is not None}
+        with self._lock:
+            self._at_work.update(tokens)
+        try:
+            return self._take(checked, rights, again=request.again)
+        except Poisoned as error:  # what is kept is written when the owner recovers
+            raise OutcomeUnknown(f"the owner's writes failed, and it has not recovered yet: {error}") from error
+        finally:
+            with self._lock:
+                self._at_work -= Counter(tokens)
+
+    def _take(self, checked: list[_Checked], rights: Rights, *, again: bool) -> wire.Outcomes:
+        outcomes: list[PenstockError | PendingGroup | None] = []  # None: it happened before
         last = 0
         for group in checked:
             try:
-                pending = self._pending(group, again=request.again)
+                pending = self._pending(group, again=again)
                 if pending is not None:
                     last = self._port.submit(pending, group.size)
-                found.append(HAPPENED if pending is None else pending)
-            except Closed:
-                raise  # of the store: the client goes to the next owner with all of it
+                outcomes.append(pending)
+            except (Closed, Poisoned):
+                raise  # of the store: the client comes again with all of it
             except PenstockError as error:
-                if self._was_used(group):  # an earlier sending of it happened, and ended what it depended on
-                    found.append(HAPPENED)
-                    continue
-                found.append(wire.Outcome(Verdict.REFUSED, wire.fault_of(error)))
-                if group.plain:
+                outcomes.append(error)
+                if group.plain and not self._was_used(group):
                     break
         if last:
             self._port.wait_applied(last)
-        return wire.Outcomes([self._outcome(group, one) for group, one in zip(checked, found, strict=False)])
+        if any(isinstance(outcome, PenstockError) for outcome in outcomes):
+            self._end_earlier_sendings(checked)
+        pairs = zip(checked, outcomes, strict=False)
+        return wire.Outcomes([self._outcome(group, outcome, rights) for group, outcome in pairs])
 
-    def _outcome(self, group: _Checked, found: wire.Outcome | PendingGroup) -> wire.Outcome:
-        if isinstance(found, wire.Outcome):
-            return found
-        assert found.verdict is not None  # it was applied
-        if found.verdict is Verdict.DUPLICATE and self._was_used(group):
+    def _end_earlier_sendings(self, checked: list[_Checked]) -> None:
+        """Return when no earlier sending of a group can happen any more, if it did not; an error if that is unknown."""
+        with self._lock:
+            if any(self._at_work[group.asked.token] > 1 for group in checked if group.asked.token is not None):
+                raise OutcomeUnknown("an earlier sending of this is still at work: send it again")
+        self._port.flush(None)
+
+    def _outcome(self, group: _Checked, outcome: PenstockError | PendingGroup | None, rights: Rights) -> wire.Outcome:
+        if outcome is None:
+            return HAPPENED
+        if isinstance(outcome, PenstockError):  # or an earlier sending of it happened, and ended what it depended on
+            return HAPPENED if self._was_used(group) else wire.Outcome(Verdict.REFUSED, self._fault(outcome, rights))
+        if outcome.verdict is None:
+            raise OutcomeUnknown("the owner does not know what became of this: send it again")
+        if outcome.verdict is Verdict.DUPLICATE and self._was_used(group):
             return HAPPENED  # otherwise a condition said so, and then no token was used
-        return wire.Outcome(int(found.verdict))
+        return wire.Outcome(int(outcome.verdict))
 
     def _was_used(self, group: _Checked) -> bool:
         return group.asked.token is not None and self._port.was_used(group.asked.token)
@@ -103,6 +143,15 @@ class GroupTaker:
 
     # -- checking
 
+    def _weight(self, sent: wire.SentGroup) -> int:
+        """The memory that a group takes when it is decoded, about."""
+        weight = CONDITION_WEIGHT * len(sent.condition)
+        for section in sent.sections:
+            info = self._table(section.partition >> 16)
+            if section.files is None and info is not None:
+                weight += kind_named(info.kind, info.name).weight(section.payload)
+        return weight
+
     def _checked(self, sent: wire.SentGroup, rights: Rights) -> _Checked:
         """A group, and why it is refused if it is malformed, not allowed, or for a table that is not there."""
         group = _Checked(sent)
@@ -116,8 +165,11 @@ class GroupTaker:
 
     def _check(self, group: _Checked, sent: wire.SentGroup, rights: Rights) -> None:
         asked = decode_condition(sent.condition)
+        if not sent.sections and not asked.others:
+            rights.check_anywhere(WRITE)  # there is no table whose rights could be looked at
         if asked.token is not None:
-            check_token(asked.token)
+            asked = Condition(rights.own_token(check_token(asked.token)), asked.others)
+            group.condition = encode_condition(asked)
         group.asked = asked
         for name, argument in asked.others:
             self._check_condition(name, argument, rights)

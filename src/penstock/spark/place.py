@@ -26,6 +26,7 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.files import OsFileSystem, make_dirs, parent
+from penstock.identity import IDENTITY_BYTES
 from penstock.kinds import Kind, Load, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
@@ -132,7 +133,7 @@ def _identity(folder: str) -> bytes | None:
     """Of the store in a folder; None if there is none to be seen here."""
     try:
         with open(f"{folder}/STORE", "rb") as file:
-            return file.read()
+            return file.read(IDENTITY_BYTES)
     except OSError:
         return None
 

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 
 class FakeClock:
-    """A clock whose two hands are moved by hand, together or apart."""
+    """A machine's clocks, moved by hand, together or apart."""
 
     def __init__(self, *, time_us: int = 1_700_000_000_000_000, monotonic_s: float = 1_000.0) -> None:
         self._time_us = time_us
         self._monotonic_s = monotonic_s
+        self._boots = 0
 
     def time_us(self) -> int:
         return self._time_us
 
     def monotonic_s(self) -> float:
         return self._monotonic_s
+
+    def boot_us(self) -> int:
+        return round(self._monotonic_s * 1_000_000)
+
+    def boot_id(self) -> bytes:
+        return b"boot %d" % self._boots
 
     def advance(self, seconds: float) -> None:
         """Let time pass: both hands move on."""
@@ -29,3 +36,9 @@ class FakeClock:
     def jump(self, seconds: float) -> None:
         """Set the wall clock, either way, as an operator or NTP does; no time passes."""
         self._time_us += round(seconds * 1_000_000)
+
+    def reboot(self, *, off_s: float = 0.0, up_s: float = 10.0) -> None:
+        """Start the machine again: it was off for `off_s`, and `up_s` have passed since."""
+        self._boots += 1
+        self._monotonic_s = up_s
+        self._time_us += round((off_s + up_s) * 1_000_000)

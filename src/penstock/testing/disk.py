@@ -466,6 +466,12 @@ class SimulatedDisk:
             self._folder(path)
             return SimulatedFolder(self, path)
 
+    def free_bytes(self, path: str) -> int | None:
+        with self._lock:
+            if self.capacity_bytes is None:
+                return None
+            return max(0, self.capacity_bytes - self._used_bytes())
+
     def lock(self, path: str) -> Lock:
         with self._lock:
             if path in self._locks:
@@ -521,7 +527,9 @@ class SimulatedDisk:
         """How many of `size` bytes at `offset` the disk has space for."""
         if self.capacity_bytes is None:
             return size
-        linked = {node for folder in self._folders.values() for node in folder.live.values()}
-        used = sum(len(i.live) for n, i in self._inodes.items() if n in linked)
         growth = max(0, offset + size - len(inode.live))
-        return max(0, size - max(0, growth - (self.capacity_bytes - used)))
+        return max(0, size - max(0, growth - (self.capacity_bytes - self._used_bytes())))
+
+    def _used_bytes(self) -> int:
+        linked = {node for folder in self._folders.values() for node in folder.live.values()}
+        return sum(len(inode.live) for number, inode in self._inodes.items() if number in linked)

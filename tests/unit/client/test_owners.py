@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from owner_processes import owners, said, script, succeeds, until
 
 import penstock
 from penstock.client import place
@@ -23,30 +24,6 @@ from penstock.host.files import OsFileSystem
 from penstock.queue.table import QueueTable
 
 
-def owners(path: Path) -> list[int]:
-    """The detached owners of a store, by their command lines."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if b"penstock.server" in command and os.fsencode(path) in command and state != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def until(condition: Any, seconds: float = 30.0) -> None:
-    """Wait until something is so."""
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        place.pause(0.05)
-    raise AssertionError("it did not come about")
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "store"
@@ -54,17 +31,6 @@ def path(tmp_path: Path) -> Iterator[Path]:
     for pid in owners(folder):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not owners(folder))
-
-
-def script(code: str, *arguments: object) -> subprocess.Popen[bytes]:
-    text = "import sys, penstock\n" + textwrap.dedent(code)
-    return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE)
-
-
-def said(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    with process:
-        return process.stdout.read().decode().strip()
 
 
 # -- found and started
@@ -137,7 +103,7 @@ def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
 def test_a_store_that_does_not_serve(path: Path) -> None:
     with penstock.open(path, settings=penstock.StoreSettings(serve=False)):
         assert not (path / "run").exists()
-        with pytest.raises(StoreLocked):
+        with pytest.raises((StoreLocked, WaitExpired)):
             connect(path, timeout_s=0.5)
         with pytest.raises(StoreLocked):
             penstock.open(path, timeout_s=0.2)
@@ -303,8 +269,7 @@ def test_when_the_owner_dies_its_clients_are_told_and_go_on_with_the_next(path: 
 
 
 def test_without_an_owner_a_client_waits_and_then_says_so(path: Path) -> None:
-    penstock.open(path).close()
-    with connect(path, timeout_s=1.0) as client:
+    with connect(path, create=True), connect(path, timeout_s=3.0) as client:  # the first waits for an owner to come up
         users = client.kv("users")
         os.kill(owners(path)[0], signal.SIGKILL)
         until(lambda: not owners(path))
@@ -313,7 +278,7 @@ def test_without_an_owner_a_client_waits_and_then_says_so(path: Path) -> None:
             users.get(b"a")
         assert "\n" not in str(caught.value)
         opening.release()
-        assert users.get(b"a") is None
+        until(lambda: succeeds(lambda: users.get(b"a")))
 
 
 CONSUMER = """

@@ -8,7 +8,7 @@ import pytest
 from lsm_files import puts, write
 from tree_place import Place, Write
 
-from penstock.errors import Backpressure, Closed, CommitFailed, GateShut, Invalid, OutcomeUnknown
+from penstock.errors import Backpressure, Closed, CommitFailed, CorruptionError, GateShut, Invalid, OutcomeUnknown
 from penstock.lsm import merge
 from penstock.lsm.compaction import LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, sort_keys
@@ -226,9 +226,11 @@ def test_a_repair_fails_while_a_listed_file_is_missing_and_each_opening_tries_ag
     assert place.jobs.acquire("doomed") is not None
     missing = next(name for name in place.files() if name.endswith(".sst"))
     place.disk.rename(f"/store/tables/1/{missing}", f"/store/tables/1/{missing}.away")
-    for _ in range(7):
+    for opening in range(7):
         place.reopen()
-        with pytest.raises(FileNotFoundError):
+        if opening % 2:
+            place.maintenance.close_tree(1, 0)  # as in a store, where a table is opened on its first use
+        with pytest.raises(CorruptionError, match=missing):
             place.maintenance.run(JobKind.FLUSH)
         place.clock.advance(1000)
     assert place.jobs.gate(1, 1).is_shut()
@@ -290,6 +292,36 @@ def test_files_outlive_a_lease_after_an_opening(place: Place) -> None:
     assert place.collector.collect() == 0
     place.clock.advance(31)
     assert place.collector.collect() == 4
+
+
+def compacted(place: Place) -> None:
+    put(place, b"%d" % place.tree.lsn)
+    place.maintenance.flush(place.tree)
+    place.maintenance.compact(place.tree, everything=True)
+    gc.collect()
+
+
+def test_the_longest_lease_is_waited_for_after_an_opening(place: Place) -> None:
+    put(place, b"first")
+    place.maintenance.flush(place.tree)
+    place.collector.readers.expect(3_600.0)  # somebody elsewhere was told names of files
+    place.collector.readers.expect(60.0)
+    place.reopen()
+    compacted(place)
+    place.clock.advance(3_599)
+    assert place.collector.collect() == 0
+    place.collector.readers.forget()  # too early: who came before the opening may be there
+    place.reopen()
+    compacted(place)
+    place.clock.advance(3_599)
+    assert place.collector.collect() == 0
+    place.clock.advance(1)
+    assert place.collector.collect() > 0
+    place.collector.readers.forget()
+    place.reopen()
+    compacted(place)
+    place.clock.advance(31)
+    assert place.collector.collect() > 0
 
 
 def test_expiry_in_a_compaction_is_judged_by_what_is_stored(place: Place) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
+import re
 import resource
 import signal
 import subprocess
@@ -25,14 +27,14 @@ from penstock.errors import (
     OutcomeUnknown,
     StoreLocked,
 )
-from penstock.host.files import OsFileSystem
+from penstock.host.files import File, OsFileSystem
 from penstock.manifest import environment, examine
 from penstock.manifest.environment import LmdbEngine
-from penstock.manifest.examine import is_plausible
 from penstock.manifest.invariants import check_all
 from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import DeleteChunk, ManifestOp, UpsertChunk
+from penstock.manifest.pages import MetaPage, read_meta
 from penstock.manifest.records import ChunkEntryRecord
 from penstock.manifest.settings import ManifestSettings
 
@@ -60,14 +62,15 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were examined in a child process."""
+    """The files of which every page was read."""
     seen: list[str] = []
+    read_pages = examine._examine
 
-    def look(path: str) -> None:
-        seen.append(path)
-        examine.examine(path)
+    def look(file: File, meta: MetaPage) -> None:
+        seen.append(file.path)
+        read_pages(file, meta)
 
-    monkeypatch.setattr(environment, "examine", look)
+    monkeypatch.setattr(examine, "_examine", look)
     return seen
 
 
@@ -173,7 +176,7 @@ def test_the_file_is_written_ahead_of_lmdb_and_stays_sound(path: str) -> None:
             manifest.apply([chunk_op(number, 2_000)])
             if number >= environment.AHEAD_LOOK_COMMITS:
                 assert os.path.getsize(path) > engine_of(manifest)._used_bytes()
-    examine.examine(path)
+    examine.examine(OsFileSystem(), path)
     with Manifest.open(path) as manifest:
         assert chunk_ids(manifest) == list(range(1, 400))
 
@@ -384,32 +387,79 @@ def filled(path: str) -> str:
     return path
 
 
-def test_a_clean_file_is_not_examined(filled: str, looked: list[str]) -> None:
+def test_a_file_that_was_closed_is_not_examined(filled: str, looked: list[str]) -> None:
     Manifest.open(filled).close()
     assert looked == []
 
 
-def test_a_file_whose_owner_died_in_another_boot_is_examined(filled: str, looked: list[str]) -> None:
-    Path(filled + ".owner").write_bytes(b"another boot")
+@pytest.mark.parametrize("note", [b"", b"open", b"half a stamp"])
+def test_a_file_that_nobody_closed_is_examined_once(filled: str, looked: list[str], note: bytes) -> None:
+    Path(filled + ".owner").write_bytes(note)
     Manifest.open(filled).close()
     assert looked == [filled]
-    assert Path(filled + ".owner").read_bytes() == b""
-    Path(filled + ".owner").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes().strip())
-    Manifest.open(filled).close()  # died in this boot: the kernel kept its pages
+    Manifest.open(filled).close()
     assert looked == [filled]
 
 
-def test_damage_behind_sound_meta_pages_is_found_after_another_boot(filled: str) -> None:
-    content = bytearray(Path(filled).read_bytes())
-    content[2 * 4096 :] = b"\xa5" * (len(content) - 2 * 4096)
+def test_a_killed_owner_leaves_a_file_to_be_examined(path: str, looked: list[str]) -> None:
+    script = (
+        "import os, signal, sys; from penstock.manifest.manifest import Manifest\n"
+        "manifest = Manifest.open(sys.argv[1]); manifest.reserve_job_id(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script, path], check=False)
+    assert child.returncode == -signal.SIGKILL
+    with Manifest.open(path) as manifest:
+        assert looked == [path]
+        assert manifest.reserve_job_id() == 65
+
+
+def test_one_flipped_bit_of_a_closed_file_is_found(filled: str) -> None:
+    content = Path(filled).read_bytes()
+    file = OsFileSystem().open(filled)
+    used = read_meta(file).used_bytes
+    file.close()
+    for at in [*random.Random(3).sample(range(used), 60), 0, used - 1]:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << at % 8
+        Path(filled).write_bytes(damaged)
+        with pytest.raises(CorruptionError, match=re.escape(filled)):
+            Manifest.open(filled)
     Path(filled).write_bytes(content)
-    Path(filled + ".owner").write_bytes(b"another boot")
-    with pytest.raises(CorruptionError, match="restore this file"):
+    Manifest.open(filled).close()
+
+
+def test_an_older_copy_is_found(filled: str) -> None:
+    older = Path(filled).read_bytes()
+    with Manifest.open(filled) as manifest:
+        manifest.apply([chunk_op(2_001)])
+    Path(filled).write_bytes(older)
+    with pytest.raises(CorruptionError, match="older copy"):
         Manifest.open(filled)
 
 
+def test_an_older_stamp_is_not_believed(filled: str, looked: list[str]) -> None:
+    older = Path(filled + ".owner").read_bytes()
+    with Manifest.open(filled) as manifest:
+        manifest.apply([chunk_op(2_001)])
+    Path(filled + ".owner").write_bytes(older)
+    with Manifest.open(filled) as manifest:
+        assert len(chunk_ids(manifest)) == 1_001
+    assert looked == [filled]
+
+
+def test_damage_behind_sound_meta_pages_is_found(filled: str) -> None:
+    content = bytearray(Path(filled).read_bytes())
+    content[2 * 4096 :] = b"\xa5" * (len(content) - 2 * 4096)
+    Path(filled).write_bytes(content)
+    for note in (b"open", Path(filled + ".owner").read_bytes()):
+        Path(filled + ".owner").write_bytes(note)
+        with pytest.raises(CorruptionError, match="restore this file"):
+            Manifest.open(filled)
+
+
 @pytest.mark.parametrize("damage", ["short", "empty", "meta", "page size", "tiny"])
-def test_a_file_that_looks_wrong_is_corrupt(filled: str, damage: str, looked: list[str]) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_file_that_looks_wrong_is_corrupt(filled: str, damage: str, closed: bool) -> None:
     content = bytearray(Path(filled).read_bytes())
     if damage == "short":
         del content[3 * 4096 :]
@@ -422,10 +472,10 @@ def test_a_file_that_looks_wrong_is_corrupt(filled: str, damage: str, looked: li
     else:
         content[40:44] = b"\1\2\3\4"
     Path(filled).write_bytes(content)
-    assert not is_plausible(OsFileSystem(), filled)
-    with pytest.raises(CorruptionError):
+    if not closed:
+        Path(filled + ".owner").write_bytes(b"open")
+    with pytest.raises(CorruptionError, match=re.escape(filled)):
         Manifest.open(filled)
-    assert looked == [filled]
 
 
 def test_a_broken_rule_is_found_by_the_examination(filled: str) -> None:
@@ -433,9 +483,22 @@ def test_a_broken_rule_is_found_by_the_examination(filled: str) -> None:
     with env.begin(write=True) as txn:
         txn.delete(b"f7", db=env.open_db(b"chunk_files", txn=txn))
     env.close()
-    Path(filled + ".owner").write_bytes(b"another boot")
     with pytest.raises(CorruptionError, match="f7"):
         Manifest.open(filled)
+
+
+def test_a_stamp_that_cannot_be_written_fails_no_close(
+    filled: str, monkeypatch: pytest.MonkeyPatch, looked: list[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "no")
+
+    manifest = Manifest.open(filled)
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "_write_note", fails)
+        manifest.close()
+    Manifest.open(filled).close()
+    assert looked == [filled]
 
 
 # -- backups
@@ -471,11 +534,17 @@ def test_a_lost_file_is_not_taken_for_a_new_store(filled: str) -> None:
     with Manifest.open(filled) as manifest:
         manifest.backup()
     os.unlink(filled)
-    with pytest.raises(CorruptionError, match="backup"):
+    with pytest.raises(CorruptionError, match="gone"):
         Manifest.open(filled)
     Manifest.restore(filled)
     with Manifest.open(filled) as manifest:
         assert len(chunk_ids(manifest)) == 1_000
+
+
+def test_a_lost_file_without_a_backup_is_not_taken_for_a_new_store(filled: str) -> None:
+    os.unlink(filled)
+    with pytest.raises(CorruptionError, match="gone"):
+        Manifest.open(filled)
 
 
 def test_nothing_to_restore_from(filled: str) -> None:

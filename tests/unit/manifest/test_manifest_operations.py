@@ -1,4 +1,4 @@
-"""The twelve operations and the rules between rows, on both engines."""
+"""The operations and the rules between rows, on both engines."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from penstock.manifest.manifest import Manifest, ManifestTxn
 from penstock.manifest.operations import BumpGeneration, MergeMetric, PutJob, UpdateJobState
 from penstock.manifest.records import (
     ChunkEntryRecord,
+    ChunkResidency,
     Completed,
     DbDescriptorRecord,
+    Evicted,
     FailedPermanent,
     FlushGateState,
     InFlight,
     JobErrorSnapshot,
     JobKind,
     JobRecord,
+    Local,
     ManifestDbOptions,
     MetricDelta,
     Pending,
+    RemoteArchived,
     Tombstoned,
     WalStateRecord,
 )
@@ -237,3 +241,45 @@ def test_reserved_ids_are_given_out_once(manifest: Manifest) -> None:
     assert ids == list(range(1, 151))
     assert manifest.reserve_db_id() == 1
     assert manifest.reserve_chunk_id() == 1
+
+
+# -- metrics and archived chunks
+
+
+def test_dropping_a_table_takes_its_metrics_alone(manifest: Manifest) -> None:
+    """Ids that a scope of 32 bits would have taken for one (ADR 0003)."""
+    scopes = (0, 1, 2, 2**32 + 1)
+
+    def merge(txn: ManifestTxn) -> None:
+        for scope in scopes:
+            for kind in (1, 2**32 - 1):
+                txn.merge_metric(MetricKey(scope, kind), MetricDelta(float(scope), 1, 0.0, 1.0))
+
+    commit(manifest, merge)
+    commit(manifest, lambda txn: txn.delete_metrics(2**32 + 1))
+    left = manifest.read(lambda view: list(tables.METRICS.scan(view)))
+    assert [(key.scope, record.sum) for key, record in left] == [(n, float(n)) for n in (0, 0, 1, 1, 2, 2)]
+    commit(manifest, lambda txn: txn.delete_metrics(1))
+    assert {key.scope for key, _ in manifest.read(lambda view: list(tables.METRICS.scan(view)))} == {0, 2}
+
+
+def test_only_a_verified_chunk_is_evicted_and_keeps_its_object(manifest: Manifest) -> None:
+    def residency(value: ChunkResidency) -> Callable[[ManifestTxn], None]:
+        return lambda txn: txn.upsert_chunk(ChunkKey(1, 1), ChunkEntryRecord("a", 1, 1, residency=value))
+
+    evicted = residency(Evicted("o"))
+    with pytest.raises(Invalid, match="keeps the key"):
+        Evicted("")
+    for state in (None, Local(), RemoteArchived("o"), RemoteArchived("other", verified=True)):
+        if state is not None:
+            commit(manifest, residency(state))
+        with pytest.raises(Invalid, match="not verified in the archive as 'o'"):
+            commit(manifest, evicted)
+    commit(manifest, residency(RemoteArchived("o", verified=True)))
+    commit(manifest, evicted)
+    commit(manifest, evicted)  # again does no harm
+    with pytest.raises(Invalid, match="not verified"):
+        commit(manifest, residency(Evicted("elsewhere")))
+    chunk = manifest.get_chunk(ChunkKey(1, 1))
+    assert chunk is not None
+    assert chunk.residency == Evicted("o")

@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.host.clock import SystemClock
 from penstock.manifest import tables
+from penstock.manifest.codec import seal
 from penstock.manifest.keys import ChunkKey, MetricKey, PendingJobKey, WalStateKey, pack_id
+from penstock.manifest.migrations import is_current, migrate
 from penstock.manifest.records import (
     ChunkEntryRecord,
     ChunkFileRecord,
@@ -40,7 +43,9 @@ from penstock.manifest.records import (
     Tombstoned,
     WalStateRecord,
 )
-from penstock.testing.manifest import MemoryView
+from penstock.manifest.settings import ManifestSettings
+from penstock.testing import SimulatedDisk
+from penstock.testing.manifest import MemoryEngine, MemoryView
 
 
 def descriptor(name: str = "events", **changes: Any) -> DbDescriptorRecord:
@@ -128,13 +133,13 @@ SAMPLES: list[tuple[str, tables.Table[Any, Any], Any, Any]] = [
 ]
 
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "manifest" / "v1.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "manifest"
 IDS = [name for name, *_ in SAMPLES]
 
 
 @pytest.mark.parametrize(("name", "table", "key", "record"), SAMPLES, ids=IDS)
-def test_bytes_are_those_of_version_1(name: str, table: tables.Table[Any, Any], key: Any, record: Any) -> None:
-    golden = json.loads(GOLDEN.read_text())[name]
+def test_bytes_are_those_of_version_2(name: str, table: tables.Table[Any, Any], key: Any, record: Any) -> None:
+    golden = json.loads((GOLDEN / "v2.json").read_text())[name]
     assert golden["table"] == table.name
     view = MemoryView({table.name: {}})
     table.put(view, key, record)
@@ -144,23 +149,61 @@ def test_bytes_are_those_of_version_1(name: str, table: tables.Table[Any, Any], 
     assert table.get(stored, key) == record
 
 
+def test_rows_of_version_1_are_brought_up_to_date() -> None:
+    """Every golden row of version 1, in one manifest, becomes the row of version 2."""
+    engine = MemoryEngine("manifest", ManifestSettings(), SimulatedDisk(), SystemClock())
+    old, new = (json.loads((GOLDEN / name).read_text()) for name in ("v1.json", "v2.json"))
+    with engine.write() as view:
+        for table in tables.ALL:
+            view.put("meta", f"schema/{table.name}".encode(), b"\0\1")
+        for row in old.values():
+            view.put(row["table"], bytes.fromhex(row["key"]), bytes.fromhex(row["value"]))
+    assert migrate(engine) == len(old)
+    with engine.read() as view:
+        for row in new.values():
+            stored = view.get(row["table"], bytes.fromhex(row["key"]))
+            assert stored is not None
+            assert stored.hex() == row["value"]
+        assert is_current(view)
+    assert migrate(engine) == 0
+
+
 @pytest.mark.parametrize(("name", "table", "key", "record"), SAMPLES, ids=IDS)
 def test_bytes_that_were_not_written_are_refused(
     name: str, table: tables.Table[Any, Any], key: Any, record: Any
 ) -> None:
-    value = table.codec.encode(record)
+    packed, value = table.packed(key, record)
     for damaged in (value + b"\0", value[:-1], value[:1], b"", value[:2], value[:2] + b"\xc0", b"\0\0" + value[2:]):
-        with pytest.raises(CorruptionError, match="here"):
-            table.codec.decode(damaged, "here")
-    newer = (2).to_bytes(2, "big") + value[2:]
-    with pytest.raises(UnsupportedVersion, match="version 2"):
-        table.codec.decode(newer, "here")
+        with pytest.raises(CorruptionError, match=table.name):
+            table.codec.decode(packed, damaged)
+    newer = seal(table.name, packed, 3, value[6:])
+    with pytest.raises(UnsupportedVersion, match="version 3"):
+        table.codec.decode(packed, newer)
+
+
+@pytest.mark.parametrize(("name", "table", "key", "record"), SAMPLES, ids=IDS)
+def test_every_flipped_bit_of_a_row_is_noticed(name: str, table: tables.Table[Any, Any], key: Any, record: Any) -> None:
+    packed, value = table.packed(key, record)
+    row = packed + value
+    for bit in range(8 * len(row)):
+        flipped = bytearray(row)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptionError):
+            table.codec.decode(bytes(flipped[: len(packed)]), bytes(flipped[len(packed) :]))
+
+
+def test_a_row_under_another_name_is_noticed() -> None:
+    key, value = tables.PENDING.packed(PendingJobKey(1, 2), PendingJobRecord(3))
+    with pytest.raises(CorruptionError, match="checksum"):
+        tables.PENDING.codec.decode(PendingJobKey(1, 3).pack(), value)
+    with pytest.raises(CorruptionError, match="checksum"):
+        tables.WAL_STATE.codec.decode(key, value)
 
 
 def test_a_record_that_breaks_its_own_rule_is_corrupt_on_disk() -> None:
-    unordered = b"\0\1" + msgspec.msgpack.encode((9, 8, 8, 8, 0, 0, 0, (None, None, None), (), b""))
+    unordered = msgspec.msgpack.encode((9, 8, 8, 8, 0, 0, 0, (None, None, None), (), b""))
     with pytest.raises(CorruptionError, match="watermarks"):
-        tables.WAL_STATE.codec.decode(unordered, "here")
+        tables.WAL_STATE.codec.decode(b"key", seal("wal_state", b"key", 2, unordered))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 1)), min_size=2))
@@ -210,7 +253,7 @@ def test_records_check_themselves() -> None:
         lambda: MetricDelta(0.0, -1, 0.0, 0.0),
         lambda: MetricDelta(0.0, 1, 0.0, 0.0, (1,) * 65),
         lambda: WalStateRecord(stored_lsn=1),
-        lambda: tables.JOBS.codec.encode(job(2**64)),
+        lambda: tables.JOBS.codec.encode(b"key", job(2**64)),
     ]
     for case in cases:
         with pytest.raises(Invalid):

@@ -8,11 +8,17 @@ import zlib
 from pathlib import Path
 
 import google_crc32c
+import pytest
+import xxhash
 
+from penstock.errors import CorruptionError
 from penstock.queue import Messages, PersistentQueue
+from penstock.queue.chain import QueueSettings
+from penstock.queue.qmft import data_files
 from penstock.testing import FakeClock, SimulatedDisk
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "queue" / "0000000001.data"
+GOLDEN_SHARD = GOLDEN.with_name("shard_0000000001.data")
 SALT = 0x0D8A1C2B
 IDENTITY = bytes(range(16))
 TIME_US = 1_769_083_200_000_000
@@ -23,8 +29,8 @@ def record(salt: int, kind: int, index: int, synced: int, body: bytes) -> bytes:
     return struct.pack("<I", google_crc32c.extend(salt, covered)) + covered
 
 
-def by_hand() -> bytes:
-    opening = b"PSTKQUE\0" + struct.pack("<HHI", 1, 0, SALT) + IDENTITY + struct.pack("<Qqq", 0, 0, TIME_US)
+def by_hand(version: int = 1, identity: bytes = IDENTITY) -> bytes:
+    opening = b"PSTKQUE\0" + struct.pack("<HHI", version, 0, SALT) + identity + struct.pack("<Qqq", 0, 0, TIME_US)
     data = record(0, 1, 1, 0, opening)
     plain = struct.pack("<QqIHH", 1, TIME_US, 2, 0, 0) + struct.pack("<3i4x", 0, 3, 4) + b"abcd" + bytes(4)
     first = len(data)
@@ -55,6 +61,54 @@ def test_the_bytes_are_those_of_the_format_page() -> None:
     queue.close()
     file = disk.open("/q/2026/01/22/0000000001.data")
     assert file.pread(file.size(), 0) == by_hand() == GOLDEN.read_bytes()
+
+
+def open_shard(disk: SimulatedDisk, folder: str) -> PersistentQueue:
+    clock = FakeClock(time_us=TIME_US)
+    return PersistentQueue.open(disk, folder, random=FixedSalt(), clock=clock, identity=IDENTITY, cut_after_lsn=0)
+
+
+def test_a_file_of_a_store_names_its_shard() -> None:
+    disk, folder = SimulatedDisk(), "/moved/tables/7/3"
+    queue = open_shard(disk, folder)
+    queue.append(Messages.of([b"abc", b"d"]), lsn=1)
+    queue.sync()
+    queue.append(Messages.of([b"", b"payload!"], [None, b"k"], [100, 200]), lsn=9, time_us=TIME_US + 5)
+    queue.close()
+    file = disk.open(f"{folder}/2026/01/22/0000000001.data")
+    written = file.pread(file.size(), 0)
+    assert written == by_hand(2, xxhash.xxh3_128_digest(IDENTITY + b"7/3")) == GOLDEN_SHARD.read_bytes()
+    assert open_shard(disk, folder).read(1)[0].payloads.to_pylist() == [b"abc", b"d"]
+
+
+@pytest.mark.parametrize("which", ["files", "sealed file", "manifest"])
+def test_a_file_of_another_shard_is_noticed(which: str) -> None:
+    """Files of all shards have the same names."""
+    disk, contents = SimulatedDisk(), dict[str, dict[str, bytes]]()
+    for shard, size in (("0", 300), ("1", 290)):
+        settings = QueueSettings(file_bytes=1_024, allocate_bytes=64, index_bytes=64)
+        folder = f"/store/tables/7/{shard}"
+        queue = PersistentQueue.open(
+            disk, folder, random=FixedSalt(), clock=FakeClock(), settings=settings, identity=IDENTITY, cut_after_lsn=0
+        )
+        for lsn in range(1, 13):
+            queue.append(Messages.of([b"%d" % lsn * (size // 2)]), lsn=lsn)
+        queue.close()
+        paths = [*data_files(disk, folder), "manifest.1", "manifest.2", "manifest.current"]
+        contents[folder] = {path: _content(disk, f"{folder}/{path}") for path in paths}
+    one, other = contents.values()
+    names = [name for name in one if name.endswith(".data") != (which == "manifest")]
+    for name in names[:1] if which == "sealed file" else names:
+        file = disk.open(f"/store/tables/7/0/{name}", write=True)
+        file.pwrite(other[name], 0)
+        file.truncate(len(other[name]))
+    with pytest.raises(CorruptionError):
+        open_shard(disk, "/store/tables/7/0").read(1)
+
+
+def _content(disk: SimulatedDisk, path: str) -> bytes:
+    file = disk.open(path)
+    return file.pread(file.size(), 0)
 
 
 def test_the_golden_file_is_read() -> None:

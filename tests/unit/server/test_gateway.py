@@ -31,11 +31,12 @@ from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
 from penstock.queue.service import Call, encode_call
 from penstock.registry import KINDS
-from penstock.server import gateway as gateway_module
-from penstock.server.gateway import Gateway, Gone
+from penstock.server import work as work_module
+from penstock.server.gateway import Gateway
 from penstock.server.held import Held
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
+from penstock.server.work import READING, WAITING, WRITING, Gone
 from penstock.store import Store
 from penstock.testing import FakeClock
 
@@ -392,7 +393,7 @@ def test_what_clients_hold_is_limited_and_lapses() -> None:
         clock.advance(8.0)
         held.sweep()
         assert closed == ["b"]  # `a` is in use
-        held.close("a")
+        held.close("a", "x")
         with pytest.raises(Closed), held.use("a"):
             pass
         assert closed == ["b"]
@@ -402,29 +403,57 @@ def test_what_clients_hold_is_limited_and_lapses() -> None:
     assert closed == ["b", "a", "c"]
     with pytest.raises(Closed), held.use("c"):
         pass
-    held.close("c")
+    held.close("c", "y")
     assert len(held) == 0
 
 
-def test_requests_at_work_are_limited(store: Store, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "REQUESTS_EACH_MAX", 3)
+def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> None:
+    """Neither the writer they wait for, nor an acknowledgement, nor readers; one more of them is told to retry."""
+    limits = gateway._work.places[WAITING]
+    limits.each_max, limits.own = 3, 0
     asking = encode_call(Call(consumer="c", count=1, timeout_s=20.0))
-    waiting = wire.CallService(partition(store, "events") >> 16, "get", asking)
+    table = partition(store, "events") >> 16
+    waiting = wire.CallService(table, "get", asking)
     threads = [threading.Thread(target=ask, args=(gateway, waiting)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while gateway._working["local"] < 3:
+    while limits.taken[LOCAL.client] < 3:
         place.pause()
-    with pytest.raises(Backpressure):
-        ask(gateway, wire.ReadTime())
-    ask(gateway, wire.ReadTime(), Rights(client="other"))  # another one has its own
-    store.queue("events").put_many([b"x"] * 3, keys=[b"1", b"2", b"3"], durable=True)
+    with pytest.raises(Backpressure, match="waiting"):
+        ask(gateway, waiting)
+    ask(gateway, wire.CallService(table, "get", encode_call(Call(consumer="d", count=1))))  # does not wait
+    ask(gateway, wire.ReadTime())
+    puts = queue_section.Puts()
+    puts.add_many(Messages.of([b"x"] * 3, None, None))
+    write(gateway, wire.SentSection(partition(store, "events"), queue_section.encode(puts)))
     for thread in threads:
         thread.join(30.0)
-    ask(gateway, wire.ReadTime())
-    monkeypatch.setattr(gateway_module, "REQUEST_BYTES_MAX", 4)
-    with pytest.raises(Backpressure):
-        ask(gateway, wire.ReadTime())
+    assert not limits.taken
+    limits.each_max = 1
+    for client in ("one", "other"):  # each has his own
+        shortly = wire.CallService(table, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))
+        ask(gateway, shortly, Rights(client=client, tables={"events": "write"}))
+
+
+def test_requests_at_work_are_limited(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_module, "MEMORY_WAIT_S", 0.01)
+    waiting = wire.CallService(3, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))
+    putting = wire.CallService(3, "append", encode_call(Call(payload=b"x")))
+    places = gateway._work.places
+    for limits, request in (
+        (places[WAITING], waiting),
+        (places[READING], wire.ReadTime()),
+        (places[WRITING], putting),
+        (gateway._work.memory, wire.ReadTime()),
+    ):
+        total_max, each_max, limits.total_max = limits.total_max, limits.each_max, 0
+        ask(gateway, request)  # what one has for oneself nobody takes away
+        limits.each_max = 0
+        with pytest.raises(Backpressure):
+            ask(gateway, request)
+        limits.total_max, limits.each_max, limits.own = total_max, each_max, 0
+        ask(gateway, request)
+        assert not limits.taken
 
 
 def test_scans_and_snapshots_are_limited(store: Store, gateway: Gateway) -> None:
@@ -520,7 +549,7 @@ def test_many_idle_streams_hold_no_threads(store: Store, line: flight.FlightClie
     answer = list(line.do_action(flight.Action(wire.PROTOCOL, wire.pack(wire.Hello())), options))
     assert wire.unpack(answer[0].body.to_pybytes(), wire.Owner).identity == store.identity
     during = len(list(Path("/proc/self/task").iterdir()))
-    assert during - before < gateway_module.REQUESTS_MAX
+    assert during - before < 300
     for one in held:
         with suppress(pa.ArrowException):
             one[0].close() if isinstance(one, tuple) else one.cancel()

@@ -13,6 +13,7 @@ from penstock.scheduler.offers import OfferBoard, Part
 from penstock.scheduler.work import pack
 from penstock.server.offered import OfferDesk
 from penstock.server.rights import LOCAL, Rights
+from penstock.server.work import Workload
 from penstock.testing import FakeClock, SimulatedDisk
 
 FUNCTION = "penstock.lsm.offering:merge_part"
@@ -34,7 +35,8 @@ class Owner:
 
     def ask(self, request: Any, rights: Rights = LOCAL) -> Any:
         sent = wire.unpack_request(wire.pack(request))  # as it goes over the wire
-        return self.desk.answers[type(sent)](sent, rights)
+        with Workload(FakeClock()).admit(rights, 1) as work:
+            return self.desk.answers[type(sent)](sent, work)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from penstock.client import wire
 from penstock.errors import Backpressure, Closed, Invalid
 from penstock.host.chance import system_random
 from penstock.host.files import OsFileSystem
+from penstock.host.steady_clock import SteadyClock
 from penstock.server.gateway import QUERY_KEEPS_S, Gateway
 from penstock.server.queries import KEPT_US, QueryNames
 from penstock.server.rights import LOCAL
@@ -34,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def gateway(store: Store, clock: FakeClock) -> Iterator[Gateway]:
-    store._clock = clock
+    store._clock = SteadyClock(clock)
     made = Gateway(store, random=system_random(), detached=True)
     yield made
     made.close()

@@ -1,0 +1,53 @@
+"""The store's UUID: drawn when it is made, in every file it writes.
+
+The file `STORE` holds its 16 bytes and their CRC32C (u32, little-endian); files of the first version lack the checksum.
+It is the first file of a store, the manifest the second, and the journal comes after both: one that is missing where a
+later one is there was lost, and is not made anew.
+
+Thread: the one that opens the store.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from google_crc32c import value as crc32c
+
+from penstock.errors import CorruptionError
+from penstock.host.chance import Random
+from penstock.host.files import FileSystem, publish
+
+IDENTITY_BYTES = 16
+_SUM = struct.Struct("<I")
+
+
+def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
+    """The identity of the store in a folder, drawn now if there is none. `CorruptionError` if a first file was lost."""
+    path = f"{root}/STORE"
+    has_manifest = fs.exists(f"{root}/manifest")
+    if not has_manifest and fs.exists(f"{root}/journal"):
+        raise CorruptionError(f"{root}/manifest", 0, "the manifest is missing, although the store has a journal")
+    if fs.exists(path):
+        if not has_manifest:
+            fs.fsync_dir(root)  # whoever made it may have died before that, and a manifest must not outlive it
+        return _read(fs, path)
+    if has_manifest:
+        raise CorruptionError(path, 0, "the store's identity is missing, although it has a manifest")
+    if fs.exists(f"{path}.tmp"):
+        fs.unlink(f"{path}.tmp")
+    identity = random.randbytes(IDENTITY_BYTES)
+    file = fs.create(f"{path}.tmp")
+    file.pwrite(identity + _SUM.pack(crc32c(identity)), 0)
+    publish(fs, file, path)
+    file.close()
+    return identity
+
+
+def _read(fs: FileSystem, path: str) -> bytes:
+    file = fs.open(path)
+    content = file.pread(64, 0)
+    file.close()
+    identity, checksum = content[:IDENTITY_BYTES], content[IDENTITY_BYTES:]
+    if len(identity) != IDENTITY_BYTES or checksum not in (b"", _SUM.pack(crc32c(identity))):
+        raise CorruptionError(path, 0, "the store's identity does not match its checksum")
+    return identity

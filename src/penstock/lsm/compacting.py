@@ -1,0 +1,52 @@
+"""Compaction of a table by hand: what a caller asks for, waits for and is told.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.host.clock import Clock
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionReport:
+    """What a compaction by hand did."""
+
+    shards: int  # that were looked at
+    merged: int  # of them, those whose files were merged; the others had nothing to gain
+    files_before: int
+    files_after: int
+    bytes_before: int  # in files
+    bytes_after: int
+
+
+def compact_trees(
+    maintenance: Maintenance, trees: Sequence[Tree], *, clock: Clock, timeout_s: float, stop: Callable[[], bool]
+) -> CompactionReport:
+    """Bring each tree into as few files as possible.
+
+    `timeout_s` is for the work of others on them: `GateShut` if it takes longer. What was merged by then stays so, and
+    so it does when `stop` says that the caller wants no more.
+    """
+    deadline_s, merged = clock.monotonic_s() + timeout_s, 0
+    before = [tree.statistics() for tree in trees]
+    for tree in trees:
+        maintenance.flush(tree, max(0.0, deadline_s - clock.monotonic_s()))
+        rest_s = max(0.0, deadline_s - clock.monotonic_s())
+        if stop():
+            break
+        merged += maintenance.compact(tree, everything=True, timeout_s=rest_s)
+    after = [tree.statistics() for tree in trees]
+    return CompactionReport(
+        shards=len(trees),
+        merged=merged,
+        files_before=sum(sum(each.level_files) for each in before),
+        files_after=sum(sum(each.level_files) for each in after),
+        bytes_before=sum(sum(each.level_bytes) for each in before),
+        bytes_after=sum(sum(each.level_bytes) for each in after),
+    )

@@ -1,0 +1,125 @@
+"""How far the journal reaches, written down in the manifest: what is missing at either end is noticed at the next open.
+
+The journal's folder says only how far what is left of it reaches. So a row of the manifest says what must be there:
+
+    opened       the last LSN and the incarnation that an opening found; nothing is proposed before this is committed
+    given up     below which LSN nobody needs the journal; committed before any segment is removed
+    closed       the last LSN of a clean close: the journal ends exactly there until the next opening
+
+After a crash the journal may end anywhere past what was opened, but never before what a partition has stored or
+spilled: that was durable in the journal first.
+
+Thread: opening and closing by one; `give_up` by the checkpoint's.
+Invariant: what the row says was durable in the journal before the row was.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from penstock.errors import CorruptionError, PenstockError
+from penstock.host.chance import Random
+from penstock.host.files import FileSystem
+from penstock.log import Log, LogEnd, LogSettings
+from penstock.manifest.keys import WalStateKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import WalStateRecord
+from penstock.manifest.tables import WAL_STATE
+from penstock.partition.ledger import LEDGER_TABLE
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row; its `stored` is what is given up
+
+
+class _End(msgspec.Struct, frozen=True, array_like=True):
+    last: int
+    incarnation: int
+    closed: bool
+
+
+class JournalExtent:
+    """What the manifest knows of the journal."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._log: Log | None = None  # once it is open
+
+    @property
+    def given_up(self) -> int:
+        """Nobody needs the journal up to this LSN."""
+        row = self._manifest.get_wal_state(JOURNAL_KEY)
+        return 0 if row is None else row.stored_lsn
+
+    def check(self, end: LogEnd) -> None:
+        """`CorruptionError` if the journal lost its beginning or its end, or if the manifest is older than it."""
+        row = self._manifest.get_wal_state(JOURNAL_KEY)
+        known = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
+        needed = max([record.highest_lsn for _, record in self._manifest.read(lambda v: list(WAL_STATE.scan(v)))] + [0])
+        if known is not None:
+            needed = max(needed, known.last)
+            if end.incarnation < known.incarnation:
+                raise CorruptionError(
+                    end.path,
+                    end.offset,
+                    f"this is the newest journal segment, of incarnation {end.incarnation}, "
+                    f"but the manifest knows of {known.incarnation}: the end of the journal is missing",
+                )
+        if end.last < needed:
+            raise CorruptionError(
+                end.path,
+                end.offset,
+                f"the journal ends at record {end.last}, but {needed} was durable: its end is missing",
+            )
+        if known is None or row is None:
+            return
+        if end.first > row.stored_lsn + 1:
+            raise CorruptionError(
+                end.path,
+                0,
+                f"the journal begins at record {end.first}, but {row.stored_lsn + 1} may be needed: "
+                "its beginning is missing, or the manifest is an older copy",
+            )
+        if known.closed and end.last > known.last:
+            raise CorruptionError(
+                self._manifest.path,
+                0,
+                f"it says that the journal was closed at record {known.last}, but that holds {end.last}: "
+                "the manifest is an older copy",
+            )
+
+    def open_journal(self, fs: FileSystem, folder: str, random: Random, settings: LogSettings, identity: bytes) -> Log:
+        """The journal, if it is all there; how far it reaches is written down before anything can be proposed."""
+        log = Log.open(fs, folder, random=random, settings=settings, identity=identity, check_end=self.check)
+        try:
+            self._commit(log, closed=False)
+        except BaseException:
+            log.close()
+            raise
+        self._log = log
+        return log
+
+    def give_up(self, below: int) -> None:
+        """Write down that nobody needs records below an LSN any more, before they may go."""
+        self._put(WalStateRecord(below - 1, below - 1, below - 1, below - 1))
+
+    def closed(self) -> None:
+        """After the journal was closed: write down where it ends. If that fails, the next opening knows less."""
+        if self._log is None or not self._log.closed_cleanly:
+            return
+        try:
+            self._commit(self._log, closed=True)
+        except PenstockError as error:
+            logger.warning("%s: the end of the journal was not written down (%s)", self._manifest.path, error)
+
+    def _commit(self, log: Log, *, closed: bool) -> None:
+        gone, last = log.first - 1, int(log.synced)
+        detail = msgspec.msgpack.encode(_End(last, log.incarnation, closed))
+        self._put(WalStateRecord(gone, gone, last, last, restart_epoch=log.incarnation, detail=detail))
+
+    def _put(self, record: WalStateRecord) -> None:
+        txn = self._manifest.begin_write()
+        txn.put_wal_state(JOURNAL_KEY, record)
+        txn.commit()

@@ -1,0 +1,109 @@
+"""What a store does when its disk gets full, and when there is space again.
+
+While space is short, little may wait in memory: what waits must fit into the disk, or at last into the reserve, because
+deletes are written behind it. On a full disk the reserve is given up, growing writes are refused, and deletes go on.
+What they free in the journal is given back at once. When the reserve can be claimed again, writes are let in again.
+
+Thread: `look` and `give_up_reserve` by who flushes and applies; `mend` by one task of the scheduler, or opening.
+Invariant: nothing here repeats a failed fsync: what is written again goes to a new segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from penstock.errors import DiskFull, PenstockError
+from penstock.host.clock import Clock
+from penstock.host.files import ran_out_of_space
+from penstock.journal.consensus import Consensus
+from penstock.local import Coordinator, LocalPort
+from penstock.lsm.maintenance import Maintenance
+from penstock.partition.checkpoint import Checkpoint
+from penstock.partition.dispatcher import Dispatcher
+from penstock.reserve import Reserve
+
+logger = logging.getLogger(__name__)
+
+SHORT_RATIO = 4  # space is short with less than so many times what may wait to be written
+WAITING_PART = 8  # of the free space may wait then
+WAITING_BYTES_MIN = 64 << 10  # and so much in any case
+RECLAIM_PAUSE_S = 2.0  # between attempts: each of them needs some of the space that is left
+
+
+class DiskSpace:
+    """The space of one store."""
+
+    def __init__(
+        self,
+        path: str,
+        reserve: Reserve,
+        *,
+        coordinator: Coordinator,
+        port: LocalPort,
+        dispatcher: Dispatcher,
+        maintenance: Maintenance,
+        consensus: Consensus,
+        checkpoint: Checkpoint,
+        clock: Clock,
+        waiting_bytes_max: int,
+    ) -> None:
+        self._path = path
+        self._reserve = reserve
+        self._coordinator = coordinator
+        self._port = port
+        self._dispatcher = dispatcher
+        self._maintenance = maintenance
+        self._consensus = consensus
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._short_bytes = SHORT_RATIO * waiting_bytes_max
+        self._short = False
+        self._reclaimed_lsn = 0  # up to where the journal was given up while the disk was full
+        self._reclaim_s = 0.0  # when that is tried next
+
+    def look(self) -> None:
+        """While there is little space, let no more writes wait than the disk and the reserve have room for."""
+        free = self._reserve.free_bytes()
+        if free is not None and free < self._short_bytes:
+            self._short = True
+            self._coordinator.limit_bytes(max(self._reserve.size_bytes // 4, free // WAITING_PART, WAITING_BYTES_MIN))
+        elif self._short:
+            self._short = False
+            self._coordinator.limit_bytes(None)
+
+    def give_up_reserve(self) -> bool:
+        """The disk is full: make room for what is on its way and for deletes, and refuse other writes."""
+        self._port.read_only = DiskFull(f"the disk of {self._path} is full: only deletes are taken; free some space")
+        return self._reserve.release()
+
+    def claim_reserve(self) -> None:
+        """Have the reserve again if it was used; then writes are let in again."""
+        if self._reserve.claim():
+            self._port.read_only = None
+
+    def mend(self) -> None:
+        """Write what waits for space, and give back what deletes have freed."""
+        self.look()
+        if self._dispatcher.out_of_space():
+            self.give_up_reserve()
+        if ran_out_of_space(self._coordinator.failure):
+            self.give_up_reserve()
+            with suppress(PenstockError):  # there is no space yet
+                self._coordinator.recover()
+        now_s, lsn = self._clock.monotonic_s(), self._dispatcher.ledger.tree.lsn
+        if self._port.read_only is not None and lsn != self._reclaimed_lsn and now_s >= self._reclaim_s:
+            self._reclaim_s = now_s + RECLAIM_PAUSE_S
+            self._reclaim_journal(lsn)
+        self.claim_reserve()
+
+    def _reclaim_journal(self, lsn: int) -> None:
+        """Give up the journal, also the segment that still grows. Nothing is spilled: that would take space."""
+        try:
+            for tree, _ in self._maintenance.trees():
+                self._maintenance.flush(tree)
+            self._consensus.roll()
+            self._checkpoint.run(everything=True)
+            self._reclaimed_lsn = lsn
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: the journal keeps its space for now (%s)", self._path, error)

@@ -1,0 +1,271 @@
+"""An interrupt at any point of the client leaves it usable: nothing is lost, nothing doubled, nobody locked out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import interrupts
+import pytest
+from owner_processes import outcome
+
+import penstock
+from penstock.client.connect import connect
+from penstock.client.flusher import RemoteFlusher
+from penstock.client.store import RemoteStore
+from penstock.errors import Closed, OutcomeUnknown, PenstockError
+from penstock.host.files import OsFileSystem
+from penstock.store import Store
+
+# An interrupt may hit a finalizer, which can tell nobody, or leave a socket to the next finalizer.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+POINTS_MAX = 3_000
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Store]:
+    with penstock.open(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def store(owner: Store) -> Iterator[RemoteStore]:
+    with connect(owner.path) as client:
+        client.kv("counts", value="int64")
+        client.kv("users").put_many({b"%d" % n: b"1" for n in range(50)}, durable=True)
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _in_the_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_CODE", ("/penstock/client/",))
+
+
+def at_every_point(
+    act: Callable[[int], Any], after: Callable[[int, bool, str], None], before: Callable[[], None] = lambda: None
+) -> int:
+    """Do something again and again, interrupted at a later point each time, until it is not; how often it was."""
+    for number in range(POINTS_MAX):
+        done: list[int] = []
+        before()
+        points = interrupts.interrupted_at(number + 1, lambda: done.append(act(number)))  # noqa: B023
+        after(number, bool(done), interrupts.where[-1] if interrupts.where else "")
+        if points <= number:
+            assert done
+            return number
+    raise AssertionError("it has no end")
+
+
+class Model:
+    """What a counter may be: what was acknowledged, and what was attempted."""
+
+    def __init__(self, store: RemoteStore, owner: Store) -> None:
+        self._counts = store.kv("counts")
+        self._owner = owner
+        self.sure = self.tried = 0
+
+    def merge(self, *_: int) -> None:
+        self.tried += 1
+        self._counts.merge(b"n", 1, operator="add_i64", durable=True)
+        self.sure += 1
+
+    def check(self, where: str) -> None:
+        """The client works, and the counter is what it may be; nothing is left to come."""
+        assert outcome(self.merge) is None, where
+        found = self._counts.get(b"n")
+        assert self.sure <= found <= self.tried, where
+        assert self._owner.kv("counts").get(b"n") == found, where
+        self.sure = self.tried = found
+
+
+def test_a_durable_write(store: RemoteStore, owner: Store) -> None:
+    model = Model(store, owner)
+    assert at_every_point(model.merge, lambda _, __, where: model.check(where)) > 15
+
+
+def test_a_batch_with_a_token(store: RemoteStore, owner: Store) -> None:
+    numbers = itertools.count()
+
+    def write(_: int) -> None:
+        with store.batch(token=("p", next(numbers))) as batch:
+            batch.kv("counts").merge(b"batched", 1, operator="add_i64")
+
+    def again(number: int, done: bool, where: str) -> None:
+        with store.batch(token=("p", number)) as batch:  # as one who was interrupted does
+            batch.kv("counts").merge(b"batched", 1, operator="add_i64")
+        assert batch.duplicate or not done
+        assert store.kv("counts")[b"batched"] == number + 1, where
+
+    assert at_every_point(write, again) > 30
+
+
+def test_a_batch_is_whole_or_not_there(store: RemoteStore, owner: Store) -> None:
+    """One that is refused must not be taken for plain writes, which are taken apart."""
+    store.kv("dropped")
+
+    def write(number: int) -> None:
+        batch = store.batch()
+        batch.kv("users").put(b"b%d" % number, b"1")
+        batch.kv("dropped").put(b"a", b"1")
+        owner.drop("dropped")
+        try:
+            batch.commit()
+        except PenstockError:
+            return
+
+    def check(number: int, _: bool, where: str) -> None:
+        while True:
+            try:
+                store.kv("dropped")
+                store.flush()
+                break
+            except PenstockError as error:  # what nobody was told of
+                assert "dropped" in str(error), where
+        assert store.kv("users").get(b"b%d" % number) is None, where
+
+    assert at_every_point(write, check) > 30
+
+
+def test_plain_writes_and_a_flush(store: RemoteStore, owner: Store) -> None:
+    model = Model(store, owner)
+    counts = store.kv("counts")
+
+    def write(_: int) -> None:
+        model.tried += 1
+        counts.merge(b"n", 1, operator="add_i64")
+        store.flush()
+        model.sure += 1
+
+    assert at_every_point(write, lambda _, __, where: model.check(where)) > 15
+
+
+READS: dict[str, Callable[[RemoteStore], Any]] = {
+    "get": lambda store: store.kv("users").get(b"1"),
+    "scan": lambda store: len(list(store.kv("users").scan())),
+    "part of a scan": lambda store: next(store.kv("users").scan()),
+    "snapshot": lambda store: store.snapshot().close(),
+    "tables": lambda store: store.tables(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads(store: RemoteStore, owner: Store, name: str) -> None:
+    model = Model(store, owner)
+    at_every_point(lambda _: READS[name](store), lambda _, __, where: model.check(where))
+
+
+def test_a_line_that_must_be_found_again(store: RemoteStore, owner: Store) -> None:
+    model = Model(store, owner)
+
+    def read(_: int) -> None:
+        store._connection._line = None
+        store.kv("users").get(b"1")
+
+    def check(_: int, __: bool, where: str) -> None:
+        OsFileSystem().lock(f"{owner.path}/OPENING").release()
+        model.check(where)
+
+    assert at_every_point(read, check) > 40
+
+
+def test_connecting_and_closing(owner: Store) -> None:
+    owner.kv("counts", value="int64")
+    sure = tried = 0
+    clients: list[RemoteStore] = []
+
+    def use(_: int) -> None:
+        nonlocal sure, tried
+        client = connect(owner.path)
+        clients.append(client)
+        counts = client.kv("counts")
+        tried += 1
+        counts.merge(b"n", 1, operator="add_i64")
+        client.close()
+        sure += 1
+
+    def check(_: int, __: bool, where: str) -> None:
+        nonlocal sure, tried
+        OsFileSystem().lock(f"{owner.path}/OPENING").release()
+        for client in clients:
+            client.close()  # a second time, or the first that is not interrupted
+        clients.clear()
+        found = owner.kv("counts").get(b"n", 0)
+        assert sure <= found <= tried, where
+        sure = tried = found
+
+    assert at_every_point(use, check) > 60
+    assert sure > 0
+
+
+def recover_at_every_point(owner: Store, store: RemoteStore) -> int:
+    """`recover` sends in its caller's thread, the only one that does."""
+    counts, users, tried = store.kv("counts"), store.kv("users"), 0
+
+    def fail(*_: Any) -> None:
+        raise Closed("for now")
+
+    def write() -> None:
+        nonlocal tried
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(RemoteFlusher, "_send_message", fail)
+            for _ in range(3):
+                counts.merge(b"n", 1, operator="add_i64")
+                users.delete_range(b"x", b"y")
+            tried += 3
+            assert isinstance(outcome(store.flush), OutcomeUnknown)
+
+    def check(_: int, __: bool, where: str) -> None:
+        store.recover()
+        assert not isinstance(outcome(store.flush), Exception), where
+        assert counts.get(b"n") == tried == owner.kv("counts").get(b"n"), where
+
+    return at_every_point(lambda _: store.recover(), check, write)
+
+
+def test_recovery(owner: Store, store: RemoteStore) -> None:
+    assert recover_at_every_point(owner, store) > 60
+
+
+def test_a_message_that_is_forgotten_would_be_seen(
+    owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what was sent and not answered gets new numbers, and happens twice."""
+    send = RemoteFlusher._send_message
+
+    def forget(flusher: RemoteFlusher, answer_s: float) -> PenstockError | None:
+        flusher._message = ()
+        return send(flusher, answer_s)
+
+    monkeypatch.setattr(RemoteFlusher, "_send_message", forget)
+    with pytest.raises(AssertionError):
+        recover_at_every_point(owner, store)
+
+
+def test_two_threads_one_of_them_interrupted(store: RemoteStore, owner: Store) -> None:
+    model, stop, problems, done = Model(store, owner), threading.Event(), list[Exception](), 0
+
+    def work() -> None:
+        nonlocal done
+        users = store.kv("users")
+        try:
+            while not stop.is_set():
+                users.put(b"other%d" % done, b"1", durable=True)
+                done += 1
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        at_every_point(model.merge, lambda _, __, where: model.check(where))
+    finally:
+        stop.set()
+        thread.join()
+    assert problems == []
+    assert all(owner.kv("users").get(b"other%d" % n) == b"1" for n in range(done))

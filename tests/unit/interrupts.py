@@ -1,0 +1,90 @@
+"""Raises an interrupt at any chosen point of the project's code: Ctrl-C, at its worst, and again and again.
+
+CPython 3.11 looks for signals when a function begins, after a call, and at a jump backwards, and nowhere else. So these
+are the points at which a handler can raise, and all of them are tried: `sys.settrace` is told before every instruction
+and knows the one before it. (Where the call is the last instruction of a `try` or `with`, the next one is not: raising
+there would be an interrupt that no signal can bring, so it is left out.) The standard library's `contextlib` and
+`threading` count as the project's code: a `with` statement runs through them.
+
+Thread: the one that traces; other threads are not interrupted, as they are not by signals.
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+_CODE = ("/penstock/", "/contextlib.py", "/threading.py")
+_LOOKS_FOR_SIGNALS = {
+    number
+    for name, number in opcode.opmap.items()
+    if name in ("RESUME", "CALL", "CALL_FUNCTION_EX") or "BACKWARD" in name
+}
+
+
+class Interrupt(BaseException):
+    """What a handler raises: no `Exception`, so that nothing takes it for a failure."""
+
+
+@cache
+def _handlers(code: CodeType) -> list[int]:
+    """For each instruction of a function where an exception raised by it goes; 0: out of the function."""
+    handlers = [0] * (len(code.co_code) + 2)
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        for offset in range(entry.start, entry.end, 2):
+            handlers[offset] = entry.target
+    return handlers
+
+
+where: list[str] = []  # every interrupt so far, for a test that fails
+
+
+def interrupted_at(point: int, act: Callable[[], Any]) -> int:
+    """Call `act` and interrupt it at a point, counted from 1 as they come; how many came until its end."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if event == "call":
+            if not any(part in frame.f_code.co_filename for part in _CODE):
+                return None
+            frame.f_trace_opcodes = True
+            frame.f_trace_lines = False
+            previous[id(frame)] = -1
+            return trace
+        if event == "return":
+            previous.pop(id(frame), None)
+        elif event == "opcode":
+            code, at = frame.f_code, frame.f_lasti
+            before, previous[id(frame)] = previous.get(id(frame), -1), at
+            handlers = _handlers(code)
+            if before >= 0 and code.co_code[before] in _LOOKS_FOR_SIGNALS and handlers[before] == handlers[at]:
+                count += 1
+                if count == point:
+                    sys.settrace(None)
+                    raise Interrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return trace
+
+    previous: dict[int, int] = {}
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt as interrupt:
+        where.append(str(interrupt))
+    finally:
+        sys.settrace(outer)
+    return count
+
+
+def every_point(act: Callable[[], Any], *, first: int = 1, step: int = 1) -> Iterator[int]:
+    """Interrupt `act` at one point after the other, until it runs to its end; yields after each interrupt."""
+    point = first
+    while interrupted_at(point, act) >= point:
+        yield point
+        point += step

@@ -1,0 +1,81 @@
+"""After an opening no file goes that a reader of before may hold: of trees, of queues, of dropped tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from store_model import SETTINGS, open_simulated
+
+import penstock
+from penstock.lsm.collection import CollectionSettings
+from penstock.queue.chain import QueueSettings
+from penstock.queue.qmft import data_files
+from penstock.store import Store, StoreSettings
+from penstock.testing import FakeClock, SimulatedDisk
+
+SMALL = replace(SETTINGS, queue=QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64))
+LEASE_S = 7_200.0
+
+
+def maintained(store: Store) -> None:
+    store._collector.collect()
+    store._services_task()
+    store._retry_task()
+
+
+@pytest.mark.parametrize("lease_s", [LEASE_S, 0.0])
+def test_files_wait_for_readers_of_before_the_opening(lease_s: float) -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        queue, doomed = store.queue("q"), store.kv("doomed")
+        for number in range(40):
+            queue.put(b"%d" % number * 30, durable=True)
+        doomed.put(b"a", b"1", durable=True)
+        for tree, _ in store._maintenance.trees():
+            store._maintenance.flush(tree)
+        if lease_s:
+            store.readers.expect(lease_s)
+    folder = "/store/tables/2/0"
+    with open_simulated(disk, clock, SMALL) as store:
+        before = list(data_files(disk, folder))
+        assert len(before) > 3
+        store.queue("q").trim(41, durable=True)
+        store.drop("doomed")
+        maintained(store)
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").bounds()
+        maintained(store)
+        if lease_s:
+            assert list(data_files(disk, folder))[: len(before)] == before
+            assert disk.exists("/store/tables/3")
+            clock.advance(lease_s)
+            maintained(store)
+        assert len(list(data_files(disk, folder))) == 1
+        assert not disk.exists("/store/tables/3")
+
+
+def test_leases_of_clients_are_written_down(tmp_path: Path) -> None:
+    root, now = tmp_path / "store", StoreSettings(collection=CollectionSettings(grace_s=0.0))
+    with penstock.open(root, settings=now) as store:
+        client = penstock.connect(root)
+        client.snapshot(lease_s=500.0)
+        assert store.readers._longest_s == 500.0
+        store.close()  # while the client has it
+    with penstock.open(root, settings=now) as store:
+        assert store.readers._longest_s == 500.0
+        assert not store.readers.may_remove()
+    with penstock.open(root, settings=now) as store:  # the 500 s are not over: nobody may forget them
+        assert not store.readers.may_remove()
+    client.close()
+
+
+def test_leases_that_ended_are_forgotten(tmp_path: Path) -> None:
+    root, now = tmp_path / "store", StoreSettings(collection=CollectionSettings(grace_s=0.0))
+    with penstock.open(root, settings=now) as store, penstock.connect(root) as client:
+        with client.snapshot(lease_s=500.0):
+            pass
+        assert store.readers._longest_s == 500.0
+    with penstock.open(root, settings=now) as store:
+        assert store.readers.may_remove()

@@ -1,0 +1,55 @@
+"""`penstock.open` against an owner that does not answer: the caller's deadline holds for every step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.client import place
+from penstock.errors import StoreLocked
+from penstock.host.files import OsFileSystem
+from penstock.server import opening
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Path]:
+    """A store whose owner has a bell and answers nobody, as one that is stopped."""
+    path = tmp_path / "s"
+    path.mkdir()
+    lock = OsFileSystem().lock(f"{path}/LOCK")
+    os.mkdir(f"{path}/run", 0o700)
+    listener = place.listen(f"{path}/run")
+    yield path
+    listener.close()
+    lock.release()
+
+
+def knocks(path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each knock of an opening may take."""
+    allowed: list[float] = []
+    knock = place.knock
+
+    def noted(path: str, ask: place.Asked, timeout_s: float) -> place.Answer | None:
+        allowed.append(timeout_s)
+        return knock(path, ask, min(timeout_s, 0.05))
+
+    monkeypatch.setattr(place, "knock", noted)
+    with pytest.raises(StoreLocked, match="does not answer"):
+        penstock.open(path, timeout_s=timeout_s)
+    return allowed
+
+
+def test_no_knock_outlasts_the_deadline(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = knocks(silent, 0.5, monkeypatch)
+    assert allowed
+    assert max(allowed) <= 0.5
+
+
+def test_a_knock_that_outlasts_it_is_seen(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: as it was, five seconds whatever the caller said."""
+    monkeypatch.setattr(opening, "KNOCK_S_MIN", opening.KNOCK_S)
+    assert max(knocks(silent, 0.5, monkeypatch)) > 0.5

@@ -1,0 +1,129 @@
+"""Files that cannot be removed do no harm: a warning, everything goes on, and they go as soon as they can."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from store_model import open_simulated
+
+from penstock.errors import PenstockError, Poisoned
+from penstock.host.files import FileSystem
+from penstock.queue.options import Retention
+from penstock.store import Store
+from penstock.testing import FakeClock, SimulatedDisk
+
+
+class StickyDisk(SimulatedDisk):
+    """A disk on which nothing that was used up can be removed for a while."""
+
+    number: int | None = None  # of the error
+    refused = 0
+
+    def _refuse(self, path: str) -> None:
+        replaced = "/manifest" in path or path.endswith(".tmp")  # no clean-up: another is written in its place
+        if self.number is not None and self.exists(path) and not replaced:
+            self.refused += 1
+            raise OSError(self.number, os.strerror(self.number))
+
+    def unlink(self, path: str) -> None:
+        self._refuse(path)
+        super().unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        self._refuse(path)
+        super().rmdir(path)
+
+
+def files(disk: FileSystem, folder: str = "/store") -> set[str]:
+    found = set()
+    for name in disk.listdir(folder):
+        path = f"{folder}/{name}"
+        try:
+            found |= files(disk, path)
+        except (NotADirectoryError, FileNotFoundError):
+            found.add(path)
+    return found
+
+
+def work(store: Store, clock: FakeClock, round_: int) -> None:
+    """Everything that removes files: checkpoints, compaction, collection, trims, drops, staged files."""
+    rows, messages = store.kv("rows"), store.queue("messages", retention=Retention(bytes_max=1))
+    other = store.kv("other")
+    staged = store._port.stage(rows._partition(b""), 1, 1.0)[0]
+    store._fs.create(f"/store/{staged.file_name}").close()
+    for number in range(6):
+        rows.put(b"row %d" % number, bytes(900), durable=True)
+        other.put(b"row", bytes(900), durable=True)
+        messages.put(b"message %d %d" % (round_, number), durable=True)
+    for _ in range(2):
+        store.compact("rows")
+        store.checkpoint()
+        clock.advance(7_200.0)
+        messages.put(b"the last of %d" % round_, durable=True)
+        store._port.tend()
+        store.flush()
+    store.drop("other")
+    store._retry_task()
+    store._collector.collect()
+    store._housekeeping_task()
+
+
+def untouched(rounds: int) -> set[str]:
+    """The files of a store where everything could be removed."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock) as store:
+        for round_ in range(rounds):
+            work(store, clock, round_)
+        return files(disk)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EBUSY])
+def test_files_that_cannot_be_removed_do_no_harm(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = StickyDisk(), FakeClock()
+    with open_simulated(disk, clock) as store:
+        work(store, clock, 0)
+        usual = len(files(disk))
+        disk.number = number
+        for round_ in range(1, 4):
+            work(store, clock, round_)
+        assert disk.refused > 20
+        assert "could not be removed" in caplog.text
+        stuck = len(files(disk))
+        assert stuck > 2 * usual
+        assert store.kv("rows").get(b"row 5") == bytes(900)
+        disk.number = None
+        work(store, clock, 4)
+        work(store, clock, 5)
+        assert len(files(disk)) <= len(untouched(rounds=6))
+    with open_simulated(disk, clock) as store:
+        assert store.kv("rows").get(b"row 5") == bytes(900)
+        assert store.queue("messages").read()[-1].payload == b"the last of 5"
+
+
+def test_opening_and_closing_do_not_need_it_either() -> None:
+    disk, clock = StickyDisk(), FakeClock()
+    for round_ in range(3):
+        with open_simulated(disk, clock) as store:
+            work(store, clock, round_)
+        disk.number = errno.EBUSY
+    with open_simulated(disk, clock) as store:
+        assert store.kv("rows").get(b"row 5") == bytes(900)
+
+
+def test_the_control_an_unlink_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug of before: the error went through the log, which took it for a failed write."""
+
+    def remove_file(fs: FileSystem, path: str) -> bool:
+        fs.unlink(path)
+        return True
+
+    monkeypatch.setattr("penstock.log.log.remove_file", remove_file)
+    disk, clock = StickyDisk(), FakeClock()
+    store = open_simulated(disk, clock)
+    disk.number = errno.EIO
+    with pytest.raises((OSError, PenstockError)):
+        work(store, clock, 0)
+    with pytest.raises(Poisoned):
+        store._consensus.propose([b"anything"])

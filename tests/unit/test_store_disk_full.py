@@ -1,0 +1,242 @@
+"""A full disk: growing writes are refused, deletes work, and when there is space again so does everything else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from store_model import SETTINGS, open_simulated
+
+from penstock.errors import DiskFull, NotFound, OutcomeUnknown, PenstockError, RetryLater
+from penstock.host.files import ran_out_of_space
+from penstock.space import DiskSpace
+from penstock.store import Store, StoreSettings, open_store
+from penstock.testing import FakeClock, Fault, SimulatedDisk
+from penstock.testing.disk import Image
+
+# -- a real file system
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """32 MiB, where this process may mount a file system."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32m", "none", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def put_rows(store: Store, number: int) -> None:
+    store.kv("rows").put(b"row %06d" % number, os.urandom(4_000))
+
+
+def put_messages(store: Store, number: int) -> None:
+    store.queue("messages").put(os.urandom(4_000))
+
+
+def commit_batches(store: Store, number: int) -> None:
+    with store.batch() as batch:
+        for place in range(20):
+            batch.kv("rows").put(b"row %06d %d" % (number, place), os.urandom(4_000))
+            batch.queue("messages").put(b"message")
+
+
+def fill_until_refused(store: Store, write: Callable[[Store, int], None]) -> None:
+    with pytest.raises(DiskFull):
+        for number in range(20_000):
+            write(store, number)
+
+
+def wait_until_taken(store: Store) -> None:
+    """Try a write until it is taken; whoever waits for a wonder fails by the limit of attempts."""
+    for _ in range(400):
+        try:
+            store.kv("kept").put(b"after", b"x", durable=True)
+        except (DiskFull, OutcomeUnknown):
+            time.sleep(0.05)
+        else:
+            return
+    store.kv("kept").put(b"after", b"x", durable=True)
+
+
+SMALL = StoreSettings(reserve_bytes=4 << 20)
+
+
+@pytest.mark.parametrize("write", [put_rows, put_messages, commit_batches])
+def test_a_full_disk_takes_deletes_and_gives_space_back(small_disk: Path, write: Callable[[Store, int], None]) -> None:
+    path = str(small_disk / "store")
+    with open_store(path, settings=SMALL) as store:
+        kept, rows = store.kv("kept"), store.kv("rows")
+        store.queue("messages")
+        kept.put_many({b"a": b"1", b"b": b"2"}, durable=True)
+        fill_until_refused(store, write)
+        store.flush()  # what was taken is durable: nothing of it waits for space
+        written = sum(1 for _ in rows.scan())
+        with pytest.raises(DiskFull):
+            write(store, 0)
+        kept.delete(b"a", durable=True)
+        assert (kept.get(b"a"), kept.get(b"b")) == (None, b"2")
+        for key, _ in list(rows.scan()):
+            rows.delete(key)
+        store.flush()
+        store.drop("messages")
+        wait_until_taken(store)
+        assert written or write is put_messages
+    with open_store(path, settings=SMALL) as store:
+        assert dict(store.kv("kept").scan()) == {b"b": b"2", b"after": b"x"}
+        assert not list(store.kv("rows").scan())
+
+
+def test_space_that_others_took_and_gave_back(small_disk: Path) -> None:
+    path, ballast = str(small_disk / "store"), small_disk / "ballast"
+    with open_store(path, settings=SMALL) as store:
+        store.kv("kept").put(b"before", b"x", durable=True)
+        ballast.write_bytes(bytes(20 << 20))
+        fill_until_refused(store, put_rows)
+        ballast.unlink()
+        wait_until_taken(store)
+        store.flush()
+        rows = dict(store.kv("rows").scan())
+    with open_store(path, settings=SMALL) as store:
+        assert dict(store.kv("rows").scan()) == rows
+        assert dict(store.kv("kept").scan()) == {b"before": b"x", b"after": b"x"}
+
+
+def test_space_that_went_all_at_once(small_disk: Path) -> None:
+    """What waits is larger than the reserve: it is kept, told to be unknown, and written when there is space."""
+    path, ballast = str(small_disk / "store"), small_disk / "ballast"
+    with open_store(path, settings=replace(SMALL, reserve_bytes=64 << 10, flush_interval_s=600.0)) as store:
+        rows = store.kv("rows")
+        rows.put(b"before", b"x", durable=True)
+        for number in range(300):
+            put_rows(store, number)
+        with open(ballast, "wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize)
+        with pytest.raises(OutcomeUnknown):
+            store.flush()
+        with pytest.raises(DiskFull):
+            rows.put(b"refused", b"x")
+        assert rows.get(b"row 000000") is not None
+        ballast.unlink()
+        wait_until_taken(store)
+        assert len(list(rows.scan())) == 301
+    with open_store(path, settings=SMALL) as store:
+        assert len(list(store.kv("rows").scan())) == 301
+
+
+def test_the_control_a_store_that_does_not_mend(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug of before: once more waited than the reserve has room for, writes and deletes were refused for good."""
+    monkeypatch.setattr(DiskSpace, "look", lambda space: None)
+    monkeypatch.setattr(DiskSpace, "mend", lambda space: None)
+    ballast = small_disk / "ballast"
+    store = open_store(str(small_disk / "store"), settings=replace(SMALL, flush_interval_s=600.0))
+    store.kv("rows").put(b"before", b"x", durable=True)
+    for number in range(1_500):
+        put_rows(store, number)
+    ballast.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    with pytest.raises(PenstockError):
+        store.flush()
+    with pytest.raises(DiskFull):
+        store.kv("rows").delete(b"before", durable=True)
+    ballast.unlink()
+    store._retry_task()
+    with pytest.raises(DiskFull):
+        store.kv("rows").delete(b"before", durable=True)
+    with pytest.raises(PenstockError):
+        store.close()
+
+
+# -- a simulated one
+
+
+def put(store: Store, key: bytes, durable: dict[bytes, bytes]) -> None:
+    store.kv("rows").put(key, bytes(200), durable=True)
+    durable[key] = bytes(200)
+
+
+def work(store: Store, durable: dict[bytes, bytes], failures: list[Exception]) -> None:
+    """A bit of everything; what was told to be durable goes to `durable`."""
+    for number in range(2):
+        key = b"%d" % number
+        steps: list[Callable[[], object]] = [
+            partial(put, store, key, durable),
+            lambda: store.queue("messages").put(bytes(200), durable=True),
+            lambda: store.kv("rows").delete(b"nothing", durable=True),
+            store.checkpoint,
+            lambda: store.compact("rows"),
+            store._port.tend,
+            store._retry_task,
+            store._collector.collect,
+        ]
+        for step in steps:
+            try:
+                step()
+            except (OSError, PenstockError) as error:
+                failures.append(error)
+
+
+class LabelledDisk(SimulatedDisk):
+    """Remembers what each operation was."""
+
+    def __init__(self, *, faults: tuple[Fault, ...] = ()) -> None:
+        super().__init__(faults=faults)
+        self.labels: dict[int, str] = {}
+        self.on_image = lambda: 0
+
+    def image(self, label: str = "end") -> Image:
+        self.labels[self.operations] = label
+        return Image(self.operations, label, 0, 0, False, None, {}, {})
+
+
+def run_with(fault: Fault | None) -> tuple[LabelledDisk, list[Exception]]:
+    """Open, work, and let the store mend itself; then everything must be there, and work."""
+    disk, clock = LabelledDisk(faults=(fault,) if fault else ()), FakeClock()
+    settings = replace(SETTINGS, reserve_bytes=4_096)
+    durable: dict[bytes, bytes] = {}
+    failures: list[Exception] = []
+    try:
+        store = open_simulated(disk, clock, settings)
+    except PenstockError as error:
+        failures.append(error)
+        store = open_simulated(disk, clock, settings)
+    work(store, durable, failures)
+    disk.on_image = None  # no faults from here on
+    for _ in range(3):
+        clock.advance(10.0)
+        store._retry_task()
+    store.queue("messages").put(b"last", durable=True)
+    put(store, b"last", durable)
+    assert all(store.kv("rows").get(key) == value for key, value in durable.items())
+    assert store.queue("messages").read(limit=1_000)[-1].payload == b"last"
+    store.close()
+    with open_simulated(disk, clock, settings) as again:
+        assert all(again.kv("rows").get(key) == value for key, value in durable.items())
+        assert again.queue("messages").read(limit=1_000)[-1].payload == b"last"
+    return disk, failures
+
+
+def test_no_space_at_any_operation_heals_by_itself(quiet: None) -> None:
+    """But for a sync of a queue's own files: that one failed, whatever its number says, and is never tried again."""
+    disk, failures = run_with(None)
+    assert not failures
+    met = 0
+    for at, label in disk.labels.items():
+        if ("sync" in label and "/tables/3/" in label) or label.endswith("manifest.current"):
+            continue
+        _, failures = run_with(Fault(at, "enospc"))
+        met += bool(failures)
+        for error in failures:
+            assert isinstance(error, (RetryLater, NotFound)) or ran_out_of_space(error), (label, error)
+            assert not isinstance(error, OSError), (label, error)
+    assert met > 20
