@@ -4,6 +4,7 @@
     ├── RetryLater            wait, then do the same again
     │   ├── Backpressure      a bounded queue or buffer is full
     │   ├── DiskFull          no space; nothing was written; free some
+    │   ├── ProcessLimit      no descriptor or mapping is left; nothing was changed; close some, or raise the limit
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
     │   ├── CommitFailed      the manifest's commit failed; nothing of it is there
     │   ├── OutcomeUnknown    it happened or it did not: look, or do it again under the same token
@@ -50,6 +51,10 @@ class Backpressure(RetryLater):
 
 class DiskFull(RetryLater):
     """Space could not be claimed; nothing was written."""
+
+
+class ProcessLimit(RetryLater, OSError):
+    """The process (or the machine) has no descriptor or mapping left; nothing was changed."""
 
 
 class ManifestFull(RetryLater):

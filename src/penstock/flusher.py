@@ -8,10 +8,12 @@ to files has its record to itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from penstock.coordinator import Batch, Durability
-from penstock.errors import DiskFull
+from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import (
@@ -28,6 +30,10 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference, encode_reference
+
+T = TypeVar("T")
+
+SHORTAGE_ATTEMPTS = 10  # to get a descriptor, each with a wait of its own
 
 
 class FlushedRecord(NamedTuple):
@@ -122,7 +128,7 @@ class StoreFlusher:
 
     def _propose(self, bodies: list[bytes]) -> int:
         try:
-            return self._consensus.propose(bodies)
+            return _in_spite_of_shortage(lambda: self._consensus.propose(bodies))
         except DiskFull:  # found before a byte was written: trying again is no retry of a failed write
             if not self._make_room():
                 raise
@@ -131,7 +137,8 @@ class StoreFlusher:
     def apply(self, flushed: Flushed) -> int:
         """Dispatch records; the LSN up to which everything is applied."""
         for lsn, record, groups, decoded in flushed:
-            judgement = self._dispatcher.dispatch(record, lsn, decoded)
+            dispatch = partial(self._dispatcher.dispatch, record, lsn, decoded)
+            judgement = _in_spite_of_shortage(dispatch)
             for group, verdict in zip(groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
         self._applied()
@@ -139,6 +146,14 @@ class StoreFlusher:
 
     def recover(self) -> None:
         self._consensus.recover()
+
+
+def _in_spite_of_shortage(act: Callable[[], T]) -> T:
+    """Do what changes nothing when it gets no descriptor, and waits for one each time; a failure stops the store."""
+    for _ in range(SHORTAGE_ATTEMPTS - 1):
+        with suppress(ProcessLimit):
+            return act()
+    return act()
 
 
 def _apart(groups: list[PendingGroup]) -> list[list[PendingGroup]]:

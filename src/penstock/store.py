@@ -198,6 +198,7 @@ class Store(Tables):
             tree_settings=settings.tree,
             wake=self._wake,
         )
+        self._parts.callback(self._maintenance.close)
         self._collector = Collector(
             self._maintenance,
             self._manifest,

@@ -1,6 +1,8 @@
 """Files: the only module that asks the operating system for one.
 
 `FileSystem` and `File` are the seam: `OsFileSystem` here, a simulated disk in `penstock.testing`. Paths are strings.
+Files share the descriptors of the process (`open_files`): what needs one and gets none raises `ProcessLimit` before it
+has changed anything.
 
 Thread: a `File` may be used by several threads (all its reads and writes carry their offset).
 Invariants: (1) a write or a read that returns was done in full: short ones and EINTR are looped. (2) a failed fsync is
@@ -12,15 +14,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, Self, TypeAlias
 
 from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
 from penstock.host import threads
+from penstock.host.mappings import map_file
+from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,15 @@ class File(Protocol):
     def path(self) -> str: ...
 
     def size(self) -> int: ...
+
+    def identity(self) -> tuple[int, int]:
+        """Which file it is, whatever its name."""
+
+    def moved(self, path: str) -> None:
+        """It was renamed: `path` is its name from now on."""
+
+    def pin(self) -> AbstractContextManager[None]:
+        """Take its descriptor for a block: `ProcessLimit` comes here or not at all."""
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
@@ -66,6 +78,18 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class Folder(Protocol):
+    """A folder whose names can be made durable: nothing more is needed for that once it is open."""
+
+    def fsync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class FileSystem(Protocol):
     """The file operations Penstock uses."""
 
@@ -89,6 +113,9 @@ class FileSystem(Protocol):
     def rmdir(self, path: str) -> None: ...
 
     def fsync_dir(self, path: str) -> None: ...
+
+    def folder(self, path: str) -> Folder:
+        """Open a folder, to make names durable that are yet to change."""
 
     def free_bytes(self, path: str) -> int | None:
         """How much can still be written where `path` is; None where nobody knows."""
@@ -166,9 +193,13 @@ def publish(fs: FileSystem, file: File, target: str) -> None:
 
 
 def reveal(fs: FileSystem, source: str, target: str) -> None:
-    """Rename a synced file, for good. After an error it may be there under either name."""
-    fs.rename(source, target)
-    fs.fsync_dir(parent(target))
+    """Rename a synced file, for good. After an error it may be there under either name.
+
+    But for `ProcessLimit`: the folder is opened first, so that nothing has changed then.
+    """
+    with fs.folder(parent(target)) as folder:
+        fs.rename(source, target)
+        folder.fsync()
 
 
 def absolute(path: str) -> str:
@@ -267,6 +298,17 @@ class OsFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def identity(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
+
+    def moved(self, path: str) -> None:
+        self._path = path
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        yield  # it has a descriptor until it is closed
+
     def pread(self, size: int, offset: int) -> bytes:
         fd = self._fd
         return read_fully(lambda n, at: os.pread(fd, n, at), size, offset)
@@ -307,7 +349,7 @@ class OsFile:
             raise CorruptionError(self._path, actual, f"the file ends here, {size} bytes were expected")
         if size == 0:
             return memoryview(b"")
-        return memoryview(mmap.mmap(self._fd, size, access=mmap.ACCESS_READ))
+        return map_file(self._fd, size, self._path)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -315,6 +357,27 @@ class OsFile:
             os.close(fd)
 
     def __del__(self) -> None:
+        self.close()
+
+
+class OsFolder:
+    """A folder of the operating system."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def fsync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -351,8 +414,8 @@ class OsLock:
         self.release()  # an interrupt came before its taker could release it
 
 
-class OsFileSystem:
-    """The file system of this machine."""
+class UnboundedFileSystem:
+    """The file system of this machine, with a descriptor for every open file."""
 
     def create(self, path: str) -> File:
         return OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
@@ -383,11 +446,11 @@ class OsFileSystem:
         os.rmdir(path)
 
     def fsync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with self.folder(path) as folder:
+            folder.fsync()
+
+    def folder(self, path: str) -> Folder:
+        return OsFolder(path)
 
     def free_bytes(self, path: str) -> int | None:
         try:
@@ -398,3 +461,10 @@ class OsFileSystem:
 
     def lock(self, path: str) -> Lock:
         return OsLock(path)
+
+
+class OsFileSystem(BoundedFileSystem):
+    """The file system of this machine, within the descriptors of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(UnboundedFileSystem(), OPEN_FILES)

@@ -50,6 +50,8 @@ class Cursor:
                 self._next = start  # what was found is not returned, so it comes again
                 if self._was_cut() and isinstance(error, CorruptionError | NotFound):
                     continue  # what looked like damage is a cut under our feet
+                if isinstance(error, FileNotFoundError):  # it had no descriptor when it was unlinked
+                    raise NotFound(f"record {start} was truncated away while it was read: make a new cursor") from None
                 raise
             if not self._was_cut():
                 return found

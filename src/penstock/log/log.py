@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem, make_dirs, remove_file
 from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
@@ -177,15 +177,16 @@ class Log:
     def append(self, bodies: Sequence[bytes], *, kind: int = KIND_DATA, flags: int = 0) -> Index:
         """Write records as one batch; the index of the last. They are durable after `sync`.
 
-        `DiskFull`: nothing was written; the same call may be made again when there is space.
+        `DiskFull`, `ProcessLimit`: nothing was written; the same call may be made again when there is room.
         """
         if not KIND_DATA <= kind <= 255 or not 0 <= flags <= 255:
             raise Invalid(f"kind must be {KIND_DATA} to 255 and flags 0 to 255, not {kind} and {flags}")
         size = check_bodies(bodies)
         with self._writing():
             segment = self._segment_for(size)
-            segment.claim(size)
-            segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
+            with segment.file.pin():
+                segment.claim(size)
+                segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
             self._last = Index(self._last + len(bodies))
         return self._last
 
@@ -254,13 +255,13 @@ class Log:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time."""
+        """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time."""
         self._check_open()
         if self._failure is not None:
             raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
         try:
             yield
-        except (DiskFull, Invalid, NotFound):
+        except (DiskFull, ProcessLimit, Invalid, NotFound):
             raise
         except BaseException as error:
             self._failure = error
@@ -288,9 +289,10 @@ class Log:
 
     def _remove(self, *names: SegmentName) -> bool:
         """Unlink segments for good; False if one may still be there: what comes after it must wait for the next try."""
-        removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
         try:
-            self._fs.fsync_dir(self._folder)
+            with self._fs.folder(self._folder) as folder:  # first: without a descriptor nothing is unlinked
+                removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
+                folder.fsync()
         except OSError as error:
             logger.warning("%s could not be synced after a clean-up (%s): it is tried again later", self._folder, error)
             return False
@@ -330,7 +332,7 @@ class Log:
         try:
             segment = self._create(after + 1, cut=cut)  # the moment it is done: one rename
             self._forget(after)  # before the chain: a cursor must not look past it
-        except (DiskFull, Invalid):
+        except (DiskFull, ProcessLimit, Invalid):
             self._incarnation -= 1  # before the rename: nothing has changed
             raise
         except BaseException:
@@ -422,7 +424,8 @@ class Log:
             return
         try:
             if self._failure is None and self._active is not None:
-                with self._writing(), suppress(DiskFull):  # without a seal the next open has a little more to do
+                # Without a seal the next open has a little more to do.
+                with self._writing(), suppress(DiskFull, ProcessLimit):
                     self._sync()
                     self.closed_cleanly = True
                     self._active.seal(self._last)

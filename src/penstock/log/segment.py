@@ -132,7 +132,7 @@ class SegmentWriter:
     ) -> SegmentWriter:
         """A new segment that holds the records of `tail`, durable under its name when this returns.
 
-        `DiskFull`: there is no such segment. Any other error: there may be.
+        `DiskFull`, `ProcessLimit`: there is no such segment. Any other error: there may be.
         """
         target = f"{folder}/{header.name}"
         source = target + TEMPORARY
@@ -140,20 +140,17 @@ class SegmentWriter:
             if fs.exists(source):  # left by an attempt that found the disk full
                 fs.unlink(source)
             file = fs.create(source)
-            try:
-                file.pwrite(header.encode(), 0)
-                segment = cls(file, header, allocate_bytes=allocate_bytes, index_bytes=index_bytes)
-                for record in tail:
-                    segment.copy(record)
-                file.fsync()  # before the name appears: a visible segment has a sound header
-            finally:
-                file.close()
+            file.pwrite(header.encode(), 0)
+            segment = cls(file, header, allocate_bytes=allocate_bytes, index_bytes=index_bytes)
+            for record in tail:
+                segment.copy(record)
+            file.fsync()  # before the name appears: a visible segment has a sound header
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
             raise
         reveal(fs, source, target)
-        segment.file = fs.open(target, write=True)
+        file.moved(target)
         return segment
 
     def claim(self, size: int) -> None:
@@ -195,10 +192,11 @@ class SegmentWriter:
         """Close the segment for good. Requires: everything up to `last` is synced."""
         entries = np.array([self.index.indexes, self.index.offsets], dtype="<u8").T.tobytes()
         body = entries + _SEAL_TAIL.pack(last, self.end)
-        self.claim(encoded_size(len(body)))
-        self.write([body], first=last + 1, synced=last, kind=KIND_SEAL)
-        self.file.truncate(self.end)
-        self.file.fsync()
+        with self.file.pin():
+            self.claim(encoded_size(len(body)))
+            self.write([body], first=last + 1, synced=last, kind=KIND_SEAL)
+            self.file.truncate(self.end)
+            self.file.fsync()
 
 
 class SegmentReader:

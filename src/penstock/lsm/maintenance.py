@@ -144,9 +144,18 @@ class Maintenance:
         if self._stopping.is_set():
             timeout_s = max(0.0, min(timeout_s, self._stopped_s + BUSY_TIMEOUT_S - self._clock.monotonic_s()))
         with self._changed:
-            self._trees.pop((db_id, shard), None)  # before the wait: nothing new begins
+            tree, _ = self._trees.pop((db_id, shard), (None, None))  # before the wait: nothing new begins
             if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
                 raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
+        if tree is not None:
+            tree.close()
+
+    def close(self) -> None:
+        """Forget all trees, without a wait. Requires: no handler works any more."""
+        with self._changed:
+            trees, self._trees = [tree for tree, _ in self._trees.values()], {}
+        for tree in trees:
+            tree.close()
 
     def is_at_work(self, db_id: int, shard: int) -> bool:
         """Whether a job works on a tree, so that closing it would wait."""

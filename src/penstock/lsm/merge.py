@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -166,8 +167,16 @@ class _Outputs:
                 remove_file(self._fs, name)
 
 
+class Tables(Protocol):
+    """Tables that are looked at one after the other."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sstable]: ...
+
+
 def slices(
-    tables: list[Sstable], start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
+    tables: Tables, start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
     samples: list[tuple[bytes, int, int]] = []

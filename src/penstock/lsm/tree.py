@@ -92,6 +92,10 @@ class Snapshot(View):
         """A view of this state with newer rows on top, for as long as this snapshot is open."""
         return _Overlay(replace(self._version, frozen=(rows, *self._version.frozen)), self)
 
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self._version, _ClosedVersion)
+
     def check_open(self) -> None:
         if isinstance(self._version, _ClosedVersion):
             self._version.refuse()
@@ -103,7 +107,7 @@ class Snapshot(View):
 
     def end(self, closed: _ClosedVersion) -> None:
         """Answer nothing any more."""
-        if not isinstance(self._version, _ClosedVersion):
+        if not self.is_closed:
             self._version = closed  # type: ignore[assignment]
 
     def __enter__(self) -> Snapshot:
@@ -524,7 +528,11 @@ class Tree:
             snapshots = list(self._snapshots)
             self._view = View(_TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
         for snapshot in snapshots:
+            for file in () if snapshot.is_closed else snapshot.version.files():
+                file.forget()
             snapshot.end(_TREE_CLOSED)
+        for file in self._version.files():
+            file.forget()
 
     def statistics(self) -> TreeStatistics:
         version = self._version

@@ -3,7 +3,11 @@
 A tree is a list of *runs*, newest first: memtables, then the runs of level 0, then one run for each lower level. The
 files of a run are disjoint by key.
 
-Thread: any; nothing here changes but the lazy opening of a file, under its lock.
+A file is mapped when it is first read, and may be asked to let go of its mappings, to be mapped anew at the next read:
+a process has only so many (`host.mappings`).
+
+Thread: any; nothing here changes but the lazy opening of a file, under its lock. `forget` takes no lock, because it is
+called by those who open another file and hold the lock of that one.
 Invariant: a file that was retired is doomed exactly when no version that lists it is held any more.
 """
 
@@ -19,6 +23,7 @@ from typing import TypeAlias
 
 from penstock.errors import Invalid
 from penstock.host import threads
+from penstock.host.mappings import MAPPINGS
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes, Unions
 from penstock.lsm.rows import Row
@@ -73,12 +78,14 @@ def part_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
 class TableFile:
     """A listed sstable; opened when it is first read."""
 
-    __slots__ = ("__weakref__", "_lock", "_open", "_table", "meta")
+    __slots__ = ("__weakref__", "_lock", "_open", "_ranges", "_short_ways", "_table", "meta")
 
     def __init__(self, meta: FileMeta, open_table: Callable[[FileMeta], Sstable]) -> None:
         self.meta = meta
         self._open = open_table
         self._table: Sstable | None = None  # guarded by _lock while it is None
+        self._ranges: RangeDeletes | None = None if meta.has_ranges else NO_RANGES
+        self._short_ways: tuple[weakref.ref[Run], ...] = ()  # guarded by _lock: runs that go to the table directly
         self._lock = threads.lock("lsm.file")
 
     def table(self) -> Sstable:
@@ -87,8 +94,33 @@ class TableFile:
             with self._lock:
                 table = self._table
                 if table is None:
-                    table = self._table = self._open(self.meta)
+                    table = self._open(self.meta)
+                    self._ranges = table.range_deletes  # now: whoever opened a file wants to make a version of it
+                    self._table = table
+                    MAPPINGS.hold(self)
         return table
+
+    @property
+    def range_deletes(self) -> RangeDeletes:
+        """Those of the file. They stay in memory: every version wants them, and a version cannot fail to be made."""
+        return self._ranges if self._ranges is not None else self.table().range_deletes
+
+    def shorten(self, run: Run, table: Sstable) -> None:
+        """Let a run go to the table directly, until this file lets go of it."""
+        with self._lock:
+            alive = tuple(known for known in self._short_ways if known() not in (None, run))
+            self._short_ways = (*alive, weakref.ref(run))
+            run.find = table.find
+            if self._table is not table:  # forgotten meanwhile, perhaps before this run was known
+                run.find = None
+
+    def forget(self) -> None:
+        """Let go of the table; it is opened again when it is read."""
+        self._table = None  # first: see `shorten`
+        for known in self._short_ways:
+            run = known()
+            if run is not None:
+                run.find = None
 
     def retire(self, doomed: deque[FileMeta]) -> None:
         """It is listed no more: when the last version lets go of it, its files are doomed."""
@@ -98,7 +130,7 @@ class TableFile:
 class Run:
     """Files that are disjoint by key, as one sorted table."""
 
-    __slots__ = ("_ends", "_starts", "files", "find")
+    __slots__ = ("__weakref__", "_ends", "_starts", "files", "find")
 
     def __init__(self, files: Iterable[TableFile]) -> None:
         self.files = tuple(sorted(files, key=lambda file: file.meta.start))
@@ -128,10 +160,10 @@ class Run:
         file = self._file(key)
         if file is None:
             return None
-        find = file.table().find
+        table = file.table()
         if len(self.files) == 1:
-            self.find = find
-        return find(key)
+            file.shorten(self, table)
+        return table.find(key)
 
     def _file(self, key: bytes) -> TableFile | None:
         place = bisect_right(self._starts, key) - 1
@@ -164,7 +196,7 @@ class Version:
         runs = tuple(run for level in self.levels for run in level)
         object.__setattr__(self, "runs", runs)
         sources = [memtable.ranges for memtable in self.frozen if memtable.has_ranges]
-        sources += [file.table().range_deletes for file in self.files() if file.meta.has_ranges]
+        sources += [file.range_deletes for file in self.files() if file.meta.has_ranges]
         object.__setattr__(self, "ranges", self.unions.of(sources) if sources else NO_RANGES)
         expires = any(memtable.expires for memtable in self.frozen) or any(file.meta.expires for file in self.files())
         object.__setattr__(self, "expires", expires)

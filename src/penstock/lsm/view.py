@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from penstock.lsm.operators import Operand, fold
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
 from penstock.lsm.sstable import Slice, Sstable
-from penstock.lsm.version import Run, Version
+from penstock.lsm.version import Run, TableFile, Version
 
 PART_ROWS = 1_024
 PART_ROWS_FIRST = 128
@@ -34,7 +35,18 @@ class Part(NamedTuple):
 
     keys: list[bytes]
     values: list[bytes] | None  # where every row is a put that never expires ...
-    rows: Callable[[], list[Row]]  # ... or the rows in full
+    whole: Callable[[], list[Row]]  # ... or the rows in full, of the part that this one was cut from ...
+    start: int = 0  # ... in which it begins here
+
+    def rows(self) -> list[Row]:
+        return self.whole()[self.start : self.start + len(self.keys)]
+
+    def cut(self, start: int, end: int) -> Part:
+        """Its rows [start, end). A part of a part knows the whole, however often it was cut."""
+        if start == 0 and end == len(self.keys):
+            return self
+        values = None if self.values is None else self.values[start:end]
+        return Part(self.keys[start:end], values, self.whole, self.start + start)
 
 
 class View:
@@ -161,8 +173,7 @@ class View:
             return
         version = self._version
         memtables = [memtable for memtable in version.memtables() if memtable.holds(start, end)]
-        runs = [[file.table() for file in run.overlapping(start, end)] for run in version.runs]
-        runs = [tables for tables in runs if tables]
+        runs: list[Sequence[TableFile]] = [files for run in version.runs if (files := run.overlapping(start, end))]
         ranges, now_us = self._ranges(start, end), self._now_us()
         alone = len(runs) == 1 and not memtables
         for parts in _alone(runs[0], start, end) if alone else _together(memtables, runs, start, end):
@@ -242,7 +253,7 @@ def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iter
     files = run.overlapping(start, end)
     for file in reversed(files) if reverse else files:
         for piece in file.table().scan(start, end, reverse=reverse):
-            yield Part(piece.keys, piece.values if piece.plain else None, lambda piece=piece: _rows(piece))  # type: ignore[misc]
+            yield Part(piece.keys, piece.values if piece.plain else None, cache(partial(_rows, piece)))
 
 
 def _rows(piece: Slice) -> list[Row]:
@@ -275,8 +286,8 @@ def merge_parts(sources: list[Iterator[Part]], reverse: bool) -> Iterator[list[P
         for source, part in heads:
             cut = _count_up_to(part.keys, bound, reverse)
             if cut:
-                window.append(_head(part, cut))
-            rest = _tail(part, cut) if cut < len(part.keys) else next(source, None)
+                window.append(part.cut(0, cut))
+            rest = part.cut(cut, len(part.keys)) if cut < len(part.keys) else next(source, None)
             if rest is not None:
                 kept.append((source, rest))
         heads = kept
@@ -295,20 +306,6 @@ def _count_up_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _head(part: Part, cut: int) -> Part:
-    if cut == len(part.keys):
-        return part
-    values = None if part.values is None else part.values[:cut]
-    return Part(part.keys[:cut], values, lambda: part.rows()[:cut])
-
-
-def _tail(part: Part, cut: int) -> Part:
-    if cut == 0:
-        return part
-    values = None if part.values is None else part.values[cut:]
-    return Part(part.keys[cut:], values, lambda: part.rows()[cut:])
 
 
 def _overlay(window: list[Part], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
@@ -337,25 +334,41 @@ def _resolve_window(
     return found
 
 
-def _alone(tables: list[Sstable], start: bytes, end: bytes | None) -> Iterator[list[Columns]]:
+def _alone(files: Sequence[TableFile], start: bytes, end: bytes | None) -> Iterator[list[Columns]]:
     """The rows of one run, batch by batch: its files follow each other."""
-    for table in tables:
+    for file in files:
+        table = file.table()
         for piece in table.pieces(*table.rows_between(start, end)):
             yield [table.columns(*piece)]
 
 
 def _together(
-    memtables: list[Memtable], runs: list[list[Sstable]], start: bytes, end: bytes | None
+    memtables: list[Memtable], runs: list[Sequence[TableFile]], start: bytes, end: bytes | None
 ) -> Iterator[list[Columns]]:
     """Rows of memtables and runs, newest first, slice by slice of the keys: a reader holds no more than a slice."""
-    for low, high in slices([table for tables in runs for table in tables], start, end, memtables):
+    files = [file for run in runs for file in run]
+    for low, high in slices(_Tables(files), start, end, memtables):
         parts = [memtable.columns(low, high) for memtable in memtables]
-        for tables in runs:
-            for table in tables:
+        for file in files:
+            if file.meta.end > low and (high is None or file.meta.start < high):
+                table = file.table()
                 parts += [table.columns(*piece) for piece in table.pieces(*table.rows_between(low, high))]
         parts = [part for part in parts if len(part)]
         if parts:
             yield parts
+
+
+class _Tables:
+    """The tables of files, each opened when its turn comes."""
+
+    def __init__(self, files: Sequence[TableFile]) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[Sstable]:
+        return (file.table() for file in self._files)
 
 
 def _span(parts: list[Columns]) -> tuple[bytes, bytes]:

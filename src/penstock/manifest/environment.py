@@ -11,6 +11,7 @@ Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose o
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,11 +29,13 @@ from penstock.errors import (
     Invalid,
     ManifestFull,
     OutcomeUnknown,
+    ProcessLimit,
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import File, FileSystem, absolute, claim, parent
 from penstock.host.forking import close_on_exec
+from penstock.host.open_files import OPEN_FILES
 from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
 from penstock.manifest.fork import ForkGuard
@@ -359,14 +362,7 @@ class LmdbEngine:
 
     def _open_env(self) -> None:
         try:
-            self._env = lmdb.open(
-                self._path,
-                subdir=False,
-                map_size=self._map_bytes,
-                max_dbs=len(TABLES),
-                max_readers=self._settings.readers_max,
-                max_spare_txns=16,
-            )
+            self._env = OPEN_FILES.obtain(self._map_env)
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
             if "already open in this process" in str(error):  # the parent's, which a forked child cannot close
@@ -382,6 +378,24 @@ class LmdbEngine:
         self._page_bytes = int(self._env.stat()["psize"])
         self._room_bytes = 0
         self._panicked = False
+
+    def _map_env(self) -> Any:
+        try:
+            return lmdb.open(
+                self._path,
+                subdir=False,
+                map_size=self._map_bytes,
+                max_dbs=len(TABLES),
+                max_readers=self._settings.readers_max,
+                max_spare_txns=16,
+            )
+        except lmdb.Error as error:
+            code = getattr(error, "code", 0)
+            if code == errno.ENOMEM:
+                raise ProcessLimit(f"{self._path} cannot be mapped ({error}): raise the limit (ulimit -v)") from error
+            if code in (errno.EMFILE, errno.ENFILE):  # a shortage is no damage
+                raise OSError(code, str(error), self._path) from error
+            raise
 
     def _reopen(self) -> None:
         """After a panic LMDB refuses everything; what is on the disk is a whole commit, the last or the one before."""

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import ran_out_of_space
@@ -118,6 +118,9 @@ class Dispatcher:
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
         self._closed = False  # guarded by turn
         self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
+        # Guarded by turn: entries of partitions that could not be opened for want of descriptors. They are few: writes
+        # to such a partition are refused.
+        self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
 
@@ -145,11 +148,18 @@ class Dispatcher:
         if info is None:
             raise NotFound(f"table {partition >> 16} was dropped")
         descriptor = describe(info, partition & 0xFFFF)
-        spill = self._make_spill(descriptor)
-        opened = Partition(descriptor, self._factory.open(descriptor, info.options), spill)
-        for entry in spill.entries(opened.machine.stored):
-            self._enqueue(opened, entry)
-        self._partitions[partition] = opened  # with all that was spilled for it, or not at all
+        with ExitStack() as undo:  # a second attempt must find nothing open
+            spill = self._make_spill(descriptor)
+            undo.callback(spill.close)
+            machine = self._factory.open(descriptor, info.options)
+            undo.callback(machine.close)
+            opened = Partition(descriptor, machine, spill)
+            for entry in (*spill.entries(machine.stored), *self._unopened.get(partition, ())):
+                if entry.lsn > opened.highest:
+                    self._enqueue(opened, entry)
+            undo.pop_all()
+        self._partitions[partition] = opened  # with all that waits for it, or not at all
+        self._unopened.pop(partition, None)
         self._drain(opened)
         return opened
 
@@ -241,7 +251,14 @@ class Dispatcher:
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
-        partition = self.partition(number)
+        try:
+            partition = self.partition(number)
+        except ProcessLimit as error:  # its entries wait, the journal keeps them, and everybody else goes on
+            logger.error("shard %d of table %d cannot be opened now: %s", number & 0xFFFF, number >> 16, error)
+            waiting = self._unopened.setdefault(number, [])
+            if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
+                waiting.append(entry)
+            return
         if entry.lsn > partition.highest:  # else it was stored, spilled or begun before
             self._enqueue(partition, entry)
         if partition.backlog:
@@ -274,7 +291,8 @@ class Dispatcher:
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures += 1
         partition.out_of_space = ran_out_of_space(error)
-        if partition.out_of_space:  # it is tried until there is space: nobody has to call `resume`
+        # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
+        if partition.out_of_space or isinstance(error, ProcessLimit):
             partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
@@ -289,10 +307,15 @@ class Dispatcher:
         """Try failing partitions again whose pause is over; how many are still behind."""
         with self.turn:
             self.finish()
+            for number in list(self._unopened):
+                try:
+                    self.partition(number)
+                except ProcessLimit:
+                    break  # the others would fare no better
             behind = [partition for partition in self._partitions.values() if partition.backlog]
             for partition in behind:
                 self._drain(partition)
-            return sum(1 for partition in behind if partition.backlog)
+            return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
     def out_of_space(self) -> bool:
         """Whether a partition cannot apply for want of space on the disk."""
@@ -339,6 +362,7 @@ class Dispatcher:
         if partition is not None:
             partition.spill.abandon()
             self._behind.discard(partition)
+        self._unopened.pop(number, None)
         self.tracker.forget(number)
         self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
 

@@ -259,10 +259,11 @@ class DataWriter:
 
         Requires: all messages are synced, because the index record vouches for them.
         """
-        self.write_index()
-        self.file.truncate(self.place.offset)
-        self._claimed = self.place.offset
-        self.file.fsync()
+        with self.file.pin():
+            self.write_index()
+            self.file.truncate(self.place.offset)
+            self._claimed = self.place.offset
+            self.file.fsync()
 
 
 class DataReader:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, is_disk_full
@@ -221,7 +221,7 @@ class PersistentQueue:
     def append(self, messages: Messages, *, lsn: int | None = None, time_us: int | None = None) -> int:
         """Write a batch as one record; the sequence of its first message. It is durable after `sync`.
 
-        `DiskFull`: nothing was written; the same call may be made again when there is space.
+        `DiskFull`, `ProcessLimit`: nothing was written; the same call may be made again when there is room.
         """
         number = self.last_lsn + 1 if lsn is None else lsn
         time = self._record_time(time_us)
@@ -246,8 +246,8 @@ class PersistentQueue:
             time = self._record_time(time_us)
             size = sum(encoded_size(len(body)) for body in bodies)
             file = files.file_for(size, time)  # one file for all: no LSN spans two
-            file.claim(size)
-            with self._refused_if_full(), file.whole():
+            with file.file.pin(), self._refused_if_full(), file.whole():
+                file.claim(size)
                 for body in bodies:
                     file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
             self._show()
@@ -289,7 +289,7 @@ class PersistentQueue:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a full disk that was found in time.
+        """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time.
 
         An interrupt is no failure: whatever it stopped can be done again.
         """
@@ -299,7 +299,7 @@ class PersistentQueue:
         self._files.take_over()
         try:
             yield
-        except (DiskFull, Invalid, NotFound, CorruptionError):
+        except (DiskFull, ProcessLimit, Invalid, NotFound, CorruptionError):
             raise
         except Exception as error:
             self._failure = error
@@ -367,7 +367,8 @@ class PersistentQueue:
             if self._failure is None:
                 with self._writing():
                     self._files.sync()
-                    with suppress(DiskFull):  # without the index record the next open has a little more to do
+                    # Without the index record the next open has a little more to do.
+                    with suppress(DiskFull, ProcessLimit):
                         self._files.finish()
         finally:
             self._closed = True

@@ -252,7 +252,8 @@ class ManifestWriter:
     def write(self, manifest: Manifest) -> None:
         """Make `manifest` the one that counts, durably. Requires: all that it says of data files is durable.
 
-        `DiskFull`: nothing changed. Any other error: the old one counts, or the new one; `settle` goes back to the old.
+        `DiskFull`, `ProcessLimit`: nothing changed. Any other error: the old one counts, or the new one; `settle` goes
+        back to the old.
         """
         self.settle()
         target = 2 if self._slot == 1 else 1

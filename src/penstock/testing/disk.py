@@ -22,17 +22,18 @@ import itertools
 import posixpath
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.errors import CorruptionError, StoreLocked
-from penstock.host.files import Buffer, File, Lock, read_fully, write_fully
+from penstock.host.files import Buffer, File, Folder, Lock, read_fully, write_fully
 
 SECTOR_BYTES = 512
 
 Mode: TypeAlias = Literal["strict", "kept", "torn", "restart"]
-FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot"]
+FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot", "emfile"]
 
 # A change to a file: bytes at an offset, or (data None) a new size.
 Change: TypeAlias = "tuple[int, bytes | None]"
@@ -163,12 +164,24 @@ class SimulatedFile:
     def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode, *, write: bool) -> None:
         self._disk = disk
         self._path = path
-        self._inode: _Inode | None = inode
+        self._inode: _Inode | None = None
         self._write = write
+        disk._take_descriptor(path)
+        self._inode = inode
 
     @property
     def path(self) -> str:
         return self._path
+
+    def identity(self) -> tuple[int, int]:
+        return 0, id(self._target(write=False))
+
+    def moved(self, path: str) -> None:
+        self._path = path
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        yield
 
     def _target(self, *, write: bool) -> _Inode:
         if self._inode is None or (write and not self._write):
@@ -251,7 +264,35 @@ class SimulatedFile:
         return memoryview(data)
 
     def close(self) -> None:
-        self._inode = None
+        if self._inode is not None:
+            self._inode = None
+            self._disk.open_files -= 1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SimulatedFolder:
+    """A folder of a simulated disk."""
+
+    def __init__(self, disk: SimulatedDisk, path: str) -> None:
+        self._disk, self._path, self._is_open = disk, path, False
+        disk._take_descriptor(path)
+        self._is_open = True
+
+    def fsync(self) -> None:
+        self._disk.fsync_dir(self._path)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._disk.open_files -= 1
+
+    def __enter__(self) -> SimulatedFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _flip(data: bytes, chance: random.Random) -> bytes:
@@ -301,6 +342,8 @@ class SimulatedDisk:
 
     def __init__(self, *, faults: tuple[Fault, ...] = (), capacity_bytes: int | None = None, seed: int = 0) -> None:
         self.operations = 0
+        self.open_files = 0
+        self.open_files_max: int | None = None  # more than this many files and folders cannot be open at once
         self.images: list[Image] = []
         self.on_image: Callable[[], int] | None = None  # set: record an image before every operation
         self.capacity_bytes = capacity_bytes
@@ -350,17 +393,18 @@ class SimulatedDisk:
     # -- FileSystem
 
     def create(self, path: str) -> File:
-        with self._operation(f"create {path}", failing=("eio", "enospc")):
+        with self._operation(f"create {path}", failing=("eio", "enospc", "emfile")):
             folder, name = self._folder_of(path)
             if name in folder.live:
                 raise FileExistsError(errno.EEXIST, "exists", path)
+            file = SimulatedFile(self, path, _Inode(), write=True)  # first: without a descriptor nothing is made
             node = self._new_node()
-            self._inodes[node] = _Inode()
+            self._inodes[node] = file._target(write=True)
             self._rename(folder, (name, node, None))
-            return SimulatedFile(self, path, self._inodes[node], write=True)
+            return file
 
     def open(self, path: str, *, write: bool = False) -> File:
-        with self._operation(f"open {path}", read=True):
+        with self._operation(f"open {path}", read=True, failing=("emfile",)):
             return SimulatedFile(self, path, self._inode(path), write=write)
 
     def rename(self, source: str, target: str) -> None:
@@ -382,7 +426,7 @@ class SimulatedDisk:
             self._rename(folder, (name, None, None))
 
     def listdir(self, path: str) -> list[str]:
-        with self._operation(f"listdir {path}", read=True):
+        with self._operation(f"listdir {path}", read=True, failing=("emfile",)):
             return list(self._folder(path).live)
 
     def exists(self, path: str) -> bool:
@@ -417,6 +461,11 @@ class SimulatedDisk:
             folder.changes.clear()
             self._synced_version += 1
 
+    def folder(self, path: str) -> Folder:
+        with self._operation(f"folder {path}", read=True, failing=("emfile",)):
+            self._folder(path)
+            return SimulatedFolder(self, path)
+
     def free_bytes(self, path: str) -> int | None:
         with self._lock:
             if self.capacity_bytes is None:
@@ -436,8 +485,14 @@ class SimulatedDisk:
         return _Operation(self, label, read, failing)
 
     def _error(self, kind: FaultKind, label: str) -> OSError:
-        code = errno.ENOSPC if kind == "enospc" else errno.EIO
+        code = {"enospc": errno.ENOSPC, "emfile": errno.EMFILE}.get(kind, errno.EIO)
         return OSError(code, f"simulated {kind} at operation {self.operations}", label)
+
+    def _take_descriptor(self, path: str) -> None:
+        with self._lock:
+            if self.open_files_max is not None and self.open_files >= self.open_files_max:
+                raise OSError(errno.EMFILE, "too many simulated files are open", path)
+            self.open_files += 1
 
     def _new_node(self) -> int:
         node, self._next_node = self._next_node, self._next_node + 1
