@@ -165,4 +165,4 @@ def test_folders_one_may_pass_but_not_read_are_no_obstacle() -> None:
 
 def test_every_protocol_method_is_there() -> None:
     methods: list[Callable[..., object]] = [getattr(SimulatedDisk, n) for n in vars(FileSystem) if n[0] != "_"]
-    assert len(methods) == 10
+    assert len(methods) == 11
