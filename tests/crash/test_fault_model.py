@@ -31,10 +31,11 @@ def attempt(operation: Operation, word: Word | None, error: str = "", position: 
 
 
 def history() -> list[Event]:
-    """A batch, a put that is overwritten, a put that expires, a token in doubt, an append, a table made again, an ack."""
+    """A batch, puts that are overwritten and expire, a token in doubt, an append, a table made again, an ack."""
     events = attempt(Operation("p", 1, "batch", marks(1)), "done")
     events += attempt(Operation("p", 2, "single", [Effect("put", "a", "h/p/01", "two")]), "done")
-    events += attempt(Operation("p", 3, "single", [Effect("put", "a", "h/p/01", "three")]), "unknown", "OutcomeUnknown: ")
+    third = Operation("p", 3, "single", [Effect("put", "a", "h/p/01", "three")])
+    events += attempt(third, "unknown", "OutcomeUnknown: ")
     brief = Effect("put", "b", "x/p/1", "brief", ttl_s=10.0)
     events += attempt(Operation("p", 4, "single", [brief], begun_s=NOW), "done")
     events += attempt(Operation("p", 5, "token", marks(5, queue=False), token=5), "unknown", "OutcomeUnknown: ")
@@ -106,7 +107,10 @@ WRONG: dict[str, tuple[Spoil, str]] = {
     "a flushed write is lost": (lambda dump: dump.tables["b"].pop("s/p/00000012"), "lost: p.12"),
     "half of a put_many": (lambda dump: dump.tables["b"].pop("w/p/00000014/1"), "torn"),
     "a message is there twice": (lambda dump: dump.queues["q"].append(Message(0, 3, "p.7.0|y")), "doubled"),
-    "a message is missing in its shard": (lambda dump: dump.queues["q"].__setitem__(1, Message(0, 3, "p.7.0|y")), "gap"),
+    "a message is missing in its shard": (
+        lambda dump: dump.queues["q"].__setitem__(1, Message(0, 3, "p.7.0|y")),
+        "gap",
+    ),
     "a message is not where it was said to be": (
         lambda dump: dump.queues.update(q=[Message(0, 1, "p.7.0|y"), Message(0, 2, "p.1.0|x")]),
         "moved",
