@@ -11,6 +11,8 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import Waiting
 from penstock.kv import section
 from penstock.kv.pieces import KvState
+from penstock.kv.received import check_table
+from penstock.kv.values import decode_options
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.rows import Row
@@ -27,8 +29,9 @@ class KvMachine:
 
     stores_cheaply = False
 
-    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
+    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
         self.tree = tree
+        self._table_options = options  # decoded when they are needed: damaged ones keep nobody from opening a store
         self.get = tree.get  # bound once: a get is little more than this call
         self._maintenance = maintenance
         self._descriptor = descriptor
@@ -42,7 +45,7 @@ class KvMachine:
         return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
-        if entry.sections[0].header.form == REFERENCE:
+        if entry.sections and entry.sections[0].header.form == REFERENCE:
             files = [file for part in entry.sections for file in decode_reference(part.payload).files]
             ids = [file.chunk_id for file in files]
             self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us)
@@ -79,7 +82,9 @@ class KvMachine:
         return state.snapshot.under(rows)
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
-        self._maintenance.check_adoptable(self.tree, [file.chunk_id for file in files])
+        value_type = decode_options(self._table_options).value
+        ids = [file.chunk_id for file in files]
+        self._maintenance.check_adoptable(self.tree, ids, look=lambda table: check_table(table, value_type))
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

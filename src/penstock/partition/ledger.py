@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.record import JournalRecord, PartitionId, partition_id
 from penstock.lsm.memtable import Edit
@@ -36,6 +37,7 @@ LEDGER_TABLE = 1
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
 PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # after which a producer's tokens are forgotten
+PRODUCER_BYTES_MAX = 512
 TOKEN_WINDOW = 1_024  # below the highest number of a producer
 
 _U64 = struct.Struct(">Q")
@@ -323,13 +325,7 @@ def kind_rows(table: int) -> bytes:
 
 def check_token(token: Any) -> tuple[str, int]:
     """A token as a user gives it: (producer, number)."""
-    if (
-        not isinstance(token, tuple)
-        or len(token) != 2
-        or not isinstance(token[0], str)
-        or not 0 < len(token[0].encode()) <= 512
-        or not isinstance(token[1], int)
-        or not 0 <= token[1] < 1 << 63
-    ):
-        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {token!r}")
-    return token[0], token[1]
+    if not isinstance(token, tuple) or len(token) != 2:
+        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {in_short(token)}")
+    producer = text(token[0], "the producer in a token (producer, number)", PRODUCER_BYTES_MAX)
+    return producer, whole(token[1], "the number in a token (producer, number)", 0, (1 << 63) - 1)

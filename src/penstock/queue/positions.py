@@ -30,6 +30,7 @@ from penstock.partition.ledger import KindCondition, Verdict, kind_rows
 
 WINDOW = 4_096  # messages above the floor of a shard that can be out or acknowledged
 DELIVERIES_MAX = 255  # counted no further
+SEQUENCE_MAX = 1 << 62  # no shard comes so far
 
 Mode: TypeAlias = Literal["leased", "streamed"]
 Range: TypeAlias = tuple[int, int]  # of sequences: [low, high)

@@ -24,7 +24,7 @@ from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import AppliedReading, SnapshotPort
 from penstock.partition.ledger import TableInfo, check_token
-from penstock.registry import KINDS, kind_named
+from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import Held
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
@@ -32,7 +32,6 @@ from penstock.server.rights import ADMIN, READ, WRITE, Rights
 from penstock.server.scans import PagedScan, in_batches
 from penstock.server.writes import GroupTaker
 from penstock.store import Store
-from penstock.tables import check_name, check_shards
 
 REQUESTS_MAX = 320
 REQUESTS_EACH_MAX = 256
@@ -206,12 +205,8 @@ class Gateway:
         return [] if info is None else [info]
 
     def _create(self, request: wire.CreateTable, rights: Rights) -> TableInfo:
-        check_name(request.name)
-        check_shards(request.shards)
+        check_create(request.name, request.kind, request.shards, request.options)
         rights.check(ADMIN, request.name)
-        if request.kind not in KINDS:
-            raise Invalid(f"there is no kind {request.kind!r}")
-        KINDS[request.kind].check_options(request.options)
         return self._port.create(request.name, request.kind, request.shards, request.options)
 
     def _drop(self, request: wire.DropTable, rights: Rights) -> None:
