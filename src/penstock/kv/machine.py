@@ -18,7 +18,7 @@ from penstock.lsm.memtable import Memtable
 from penstock.lsm.rows import Row
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View, resolve
-from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, decode_reference
 
 ALL_LATER = 1 << 62  # the LSN of rows that have none yet
@@ -46,11 +46,11 @@ class KvMachine:
 
     def apply(self, entry: Entry) -> None:
         if entry.sections and entry.sections[0].header.form == REFERENCE:
-            files = [file for part in entry.sections for file in decode_reference(part.payload).files]
+            files = [file for part in entry.sections for file in readable(decode_reference, part.payload).files]
             ids = [file.chunk_id for file in files]
             self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us)
             return
-        sections = entry.decoded or [section.decode(part.payload) for part in entry.sections]
+        sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 
     def snapshot(self) -> KvState:

@@ -24,7 +24,7 @@ from penstock.journal.record import REFERENCE, PartitionId
 from penstock.kinds import Piece, Site, State, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
-from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
@@ -115,11 +115,11 @@ class QueueMachine:
             floor, following, files = before.floor, before.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
-                    staged = decode_reference(part.payload).files
+                    staged = readable(decode_reference, part.payload).files
                     found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
                     files += staged
                 else:
-                    found = section.decode(part.payload)
+                    found = readable(section.decode, part.payload)
                     if entry.decoded is not None and not isinstance(found, section.Trim):
                         puts.append((entry.decoded[number], following))
                 if isinstance(found, section.Trim):

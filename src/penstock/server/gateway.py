@@ -23,6 +23,7 @@ from penstock.host.files import OsFileSystem, absolute
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import AppliedReading, SnapshotPort
+from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import Held
@@ -93,6 +94,8 @@ class Gateway:
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
+            wire.CheckStore: self._check,
+            wire.ResumeTable: self._resume,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
             wire.AskToken: lambda request, _rights: port.was_used(check_token((request.producer, request.number))),
@@ -213,6 +216,14 @@ class Gateway:
         check_name(request.name)
         rights.check(ADMIN, request.name)
         self._port.drop(request.name)
+
+    def _check(self, _: wire.CheckStore, rights: Rights) -> list[Trouble]:
+        return [trouble for trouble in self._store.check() if rights.allows(READ, trouble.table)]
+
+    def _resume(self, request: wire.ResumeTable, rights: Rights) -> list[Trouble]:
+        check_name(request.name)
+        rights.check(ADMIN, request.name)
+        return self._store.resume(request.name)
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
         """A partition that is there, and that the client may use so."""
