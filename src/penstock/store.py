@@ -129,15 +129,17 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
     """Be the owner of the store in `path`; it is made if there is none."""
+    opening = partial(
+        Store,
+        str(path),
+        settings=settings or StoreSettings(),
+        fs=fs or OsFileSystem(),
+        clock=clock or SystemClock(),
+        random=random or system_random(),
+        engine=engine,
+    )
     with explained():
-        return Store(
-            str(path),
-            settings=settings or StoreSettings(),
-            fs=fs or OsFileSystem(),
-            clock=clock or SystemClock(),
-            random=random or system_random(),
-            engine=engine,
-        )
+        return threads.uninterrupted(opening, undo=Store.close)
 
 
 class Store(Tables):

@@ -230,7 +230,10 @@ class ManifestWriter:
                 tend = now_s >= self._next_tend_s and not self._closing
             if tend:
                 self._next_tend_s = now_s + self._settings.reader_check_interval_s
-                self._engine.tend()
+                try:
+                    self._engine.tend()
+                except Closed:  # its owner was lost to an interrupt and collected
+                    return False
 
     def _pause_locked(self) -> float:
         deadline_s = self._waiters.next_deadline_s()
