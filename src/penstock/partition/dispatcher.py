@@ -14,6 +14,7 @@ with the record that was begun (`finish`). (5) `published` is the last record of
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +22,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    Invalid,
+    NotFound,
+    PartitionPaused,
+    PenstockError,
+    ProcessLimit,
+    Restore,
+)
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import ran_out_of_space
@@ -68,6 +78,7 @@ class Partition:
         self.failures = 0  # in a row
         self.out_of_space = False  # that is why
         self.retry_at_s = 0.0
+        self.error: Exception | None = None  # of the last failure
         self.refusal: PenstockError | None = None  # why writes are refused
 
     @property
@@ -79,8 +90,12 @@ class Partition:
         """Why it cannot be read: something that was acknowledged is not applied."""
         if not self.failures:
             return None
+        if isinstance(self.error, Restore):
+            return copy.copy(self.error)  # the caller is to restore a file, and hears which
         name, shard = self.descriptor.name, self.descriptor.shard
-        return self.refusal or PartitionPaused(f"shard {shard} of {name} is behind after a failure: it is tried again")
+        return self.refusal or PartitionPaused(
+            f"shard {shard} of {name} is behind after a failure ({self.error}): it is tried again"
+        )
 
     @property
     def watermarks(self) -> SegmentedWatermarks:
@@ -325,6 +340,7 @@ class Dispatcher:
 
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures += 1
+        partition.error = error
         partition.out_of_space = ran_out_of_space(error)
         # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
         if partition.out_of_space or isinstance(error, ProcessLimit):
