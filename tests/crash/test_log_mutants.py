@@ -116,10 +116,9 @@ def incarnation_not_raised(patch: Patch) -> None:
 def dead_forgotten(patch: Patch) -> None:
     """A dead segment that could not be unlinked is not thought of again."""
 
-    def once(self: Log, names: set[Any]) -> None:
-        for name in names:
-            self._fs.unlink(f"{self._folder}/{name}")
-        self._fs.fsync_dir(self._folder)
+    def once(self: Log, names: set[Any]) -> bool:
+        self._remove(*names)
+        return True
 
     patch.setattr(Log, "_bury", once)
 
