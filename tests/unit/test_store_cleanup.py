@@ -10,6 +10,8 @@ from store_model import open_simulated
 
 from penstock.errors import PenstockError, Poisoned
 from penstock.host.files import FileSystem
+from penstock.log import Log
+from penstock.log.chain import SegmentName
 from penstock.queue.options import Retention
 from penstock.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -115,11 +117,12 @@ def test_opening_and_closing_do_not_need_it_either() -> None:
 def test_the_control_an_unlink_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug of before: the error went through the log, which took it for a failed write."""
 
-    def remove_file(fs: FileSystem, path: str) -> bool:
-        fs.unlink(path)
+    def remove(self: Log, *names: SegmentName) -> bool:
+        for name in names:
+            self._fs.unlink(f"{self._folder}/{name}")
         return True
 
-    monkeypatch.setattr("penstock.log.log.remove_file", remove_file)
+    monkeypatch.setattr(Log, "_remove", remove)
     disk, clock = StickyDisk(), FakeClock()
     store = open_simulated(disk, clock)
     disk.number = errno.EIO

@@ -54,8 +54,18 @@ def is_number(at: int, number: int, name: str) -> bool:
     return number == at
 
 
-def threads_of_stores() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")}
+def threads_left() -> list[str]:
+    """Threads that this test's stores left; others may have their own."""
+    return [thread.name for thread in set(threading.enumerate()) - _before if thread.name.startswith("penstock")]
+
+
+_before: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def note_threads() -> None:
+    _before.clear()
+    _before.update(threading.enumerate())
 
 
 def open_files(folder: Path) -> list[str]:
@@ -75,7 +85,7 @@ def fill(store: Store, number: int) -> None:
 
 def check(folder: Path, *, at_least: int) -> None:
     """Requires: the store was let go. It opens again here, and has all that was durable."""
-    assert not threads_of_stores()
+    assert not threads_left()
     with open_store(str(folder)) as store:
         table = store.kv("t")
         assert all(table.get(b"k%d" % number) == b"v" for number in range(at_least))

@@ -5,6 +5,10 @@ Thread: any; each call is one step under the interpreter's lock.
 
 from __future__ import annotations
 
+from itertools import count
+
+_boots = count(1)  # every clock is of a machine that was started for it
+
 
 class FakeClock:
     """A machine's clocks, moved by hand, together or apart."""
@@ -12,7 +16,7 @@ class FakeClock:
     def __init__(self, *, time_us: int = 1_700_000_000_000_000, monotonic_s: float = 1_000.0) -> None:
         self._time_us = time_us
         self._monotonic_s = monotonic_s
-        self._boots = 0
+        self._boot = next(_boots)
 
     def time_us(self) -> int:
         return self._time_us
@@ -24,7 +28,7 @@ class FakeClock:
         return round(self._monotonic_s * 1_000_000)
 
     def boot_id(self) -> bytes:
-        return b"boot %d" % self._boots
+        return b"boot %d" % self._boot
 
     def advance(self, seconds: float) -> None:
         """Let time pass: both hands move on."""
@@ -39,6 +43,6 @@ class FakeClock:
 
     def reboot(self, *, off_s: float = 0.0, up_s: float = 10.0) -> None:
         """Start the machine again: it was off for `off_s`, and `up_s` have passed since."""
-        self._boots += 1
+        self._boot = next(_boots)
         self._monotonic_s = up_s
         self._time_us += round((off_s + up_s) * 1_000_000)
