@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "penstock"
 # From the bottom up: a package may import those in lines before its own, and itself.
 LAYERS = [
     {"errors"},
+    {"arguments"},
     {"host"},
     {"log"},
     {"manifest"},

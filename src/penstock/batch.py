@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock.arguments import whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, KindMismatch, NotFound, TokenTooOld
 from penstock.journal.record import PartitionId, partition_id
@@ -16,8 +17,8 @@ from penstock.kinds import Port
 from penstock.kv.table import KvTable
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
-from penstock.partition.reference import StagedFile
-from penstock.registry import kind_named, kind_of_condition
+from penstock.partition.reference import StagedFile, plain_files
+from penstock.registry import check_name, kind_named, kind_of_condition
 
 if TYPE_CHECKING:
     from penstock.queue.table import QueueTable
@@ -61,15 +62,17 @@ class StoreBatch:
 
     def _info(self, name: str) -> TableInfo:
         self._check_open()
-        info = self._port.table(name)
+        info = self._port.table(check_name(name))
         if info is None:
             raise NotFound(f"there is no table {name}: make it before the batch")
         return info
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
         """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
-        number = partition_id(self._info(name).table, shard)
-        self._files[number] = (*self._files.get(number, ()), *files)
+        info = self._info(name)
+        shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
+        number = partition_id(info.table, shard)
+        self._files[number] = plain_files([*self._files.get(number, ()), *files])
 
     def add_section(self, partition: PartitionId, section: Any, size: int) -> None:
         """Add writes that were prepared elsewhere."""
@@ -81,6 +84,8 @@ class StoreBatch:
     def require(self, condition: str, argument: bytes) -> None:
         """Let all of it depend on a condition of a kind; the kind's own API calls this."""
         self._check_open()
+        if type(condition) is not str or type(argument) is not bytes:
+            raise Invalid("a condition is a name and bytes, as a kind makes them")
         self._conditions.append((condition, argument))
 
     def __enter__(self) -> StoreBatch:

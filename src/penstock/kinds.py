@@ -186,20 +186,26 @@ class Kind(Protocol):
     def weight(self, payload: bytes) -> int:
         """The memory that `receive` takes for a section, about, by a look at the counts in it; it may be malformed."""
 
-    def receive(self, payload: bytes) -> Any:
-        """The section that another process sent, looked at in full; `Invalid` if it breaks a rule of the API."""
+    def receive(self, payload: bytes, options: bytes) -> Any:
+        """The section that another process sent, looked at in full; `Invalid` if it breaks a rule of the API.
 
-    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
-        """`Invalid` if another process sent a condition that is malformed or does not fit the table."""
+        `options`: of the table it is for. What passes can be applied, by any process, at any time.
+        """
+
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
+        """`Invalid` if a condition is malformed, does not fit the table, or is the owner's `own` and a client sent it.
+
+        What passes the ledger can judge: every condition is looked at here before it is written.
+        """
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
-        """The other tables that a call writes to; `Invalid` if another process sent one that is malformed."""
+        """The other tables that a call writes to; `Invalid` if it is malformed."""
 
     def waits(self, name: str, argument: bytes) -> bool:
         """Whether a call waits for something that others do. Requires: `check_call` has passed it."""
 
     def check_options(self, options: bytes) -> None:
-        """`Invalid` if another process sent options that are malformed."""
+        """`Invalid` if options are malformed: what passes decodes for ever."""
 
     def gives_room(self, section: Any) -> bool:
         """Whether a section may be written to a full disk, because it deletes."""

@@ -35,7 +35,7 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import kind_named
+from penstock.registry import check_create, kind_named
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +126,19 @@ class LocalPort:
             if partition != LEDGER:
                 self._dispatcher.admit(self._dispatcher.partition(partition))
         condition = decode_condition(group.condition)
+        for name, argument in condition.others:
+            self._check_condition(name, argument)
         if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
             for name, argument in condition.others:
                 self._service(self._dispatcher.ledger.table_by_id(condition_table(argument))).admit(name, argument)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
+
+    def _check_condition(self, name: str, argument: bytes) -> None:
+        """By the same rules as a client's: what the ledger could not judge must not reach the journal."""
+        info = self._dispatcher.ledger.table_by_id(condition_table(argument))
+        if info is None:
+            raise NotFound("the table was dropped")
+        kind_named(info.kind, info.name).check_condition(info, name, argument, own=True)
 
     def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
@@ -163,6 +172,7 @@ class LocalPort:
         return self._dispatcher.ledger.table_by_id(table)
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
+        check_create(name, kind, shards, options)
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -193,11 +203,12 @@ class LocalPort:
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
+        self._dispatcher.partition(partition)  # `NotFound` if the table has no such shard
         reference = self._staging.accept(partition >> 16, files)
         try:
-            self.machine(partition).check_staged(files)
+            self.machine(partition).check_staged(reference.files)
         except BaseException:
-            self._staging.release(file.chunk_id for file in files)
+            self._staging.release(file.chunk_id for file in reference.files)
             raise
         return reference
 
@@ -214,6 +225,7 @@ class LocalPort:
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
+        kind_named(info.kind, info.name).check_call(info, name, argument)
         try:
             return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
         except Exception:
@@ -240,7 +252,7 @@ class LocalPort:
         for info in self.tables():
             try:
                 self._service(info).tend()
-            except (OSError, PenstockError) as error:
+            except Exception as error:  # whatever it is, it must not keep the other tables waiting
                 logger.warning("table %s could not be looked after (%s): it is tried again", info.name, error)
 
     def close(self) -> None:

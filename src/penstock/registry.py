@@ -5,11 +5,18 @@ Thread: values.
 
 from __future__ import annotations
 
-from penstock.errors import KindMismatch
+import re
+from typing import Any
+
+from penstock.arguments import in_short, whole
+from penstock.errors import Invalid, KindMismatch
 from penstock.kinds import Kind
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition
 from penstock.queue.kind import QueueKind
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+SHARDS_MAX = 1_024
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (KvKind(), QueueKind())}
 
@@ -20,6 +27,30 @@ def kind_named(name: str, table: str) -> Kind:
     if kind is None:
         raise KindMismatch(f"table {table} is of the kind {name}, which this Penstock lacks")
     return kind
+
+
+def check_name(name: Any) -> str:
+    """A table's name as plain text; `Invalid` if a table cannot have it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(f"{in_short(name)} is not a table name: use a-z, 0-9 and _, a letter first, at most 63")
+    return str.__str__(name)
+
+
+def check_shards(shards: Any) -> int:
+    """A number of shards; `Invalid` if a table cannot have so many."""
+    return whole(shards, "the number of shards", 1, SHARDS_MAX)
+
+
+def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
+    """`Invalid` if a table cannot be made so. The one judgement of a table, whoever asks for it.
+
+    What passes here the ledger can decode at every replay, and every shard of it can be opened.
+    """
+    if check_name(name) is not name or type(check_shards(shards)) is not type(shards) or type(options) is not bytes:
+        raise Invalid(f"table {in_short(name)} is described by more than plain values")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise Invalid(f"there is no kind {in_short(kind)}")
+    KINDS[kind].check_options(options)
 
 
 def conditions() -> dict[str, KindCondition]:

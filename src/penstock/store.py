@@ -48,6 +48,7 @@ from penstock.manifest.jobs import JobQueue
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
+from penstock.partition.aside import AsideLog, Trouble
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
 from penstock.partition.extent import JournalExtent
@@ -223,7 +224,10 @@ class Store(Tables):
             may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
-        self._ledger = Ledger(ledger, conditions())
+        self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
+        self._parts.callback(self._aside.close)
+        self._ledger = Ledger(ledger, conditions(), self._aside)
+        self._aside.is_alive = self._ledger.is_alive
         self._tracker = SegmentedAckTracker()
         self._dispatcher = Dispatcher(
             self._ledger,
@@ -231,6 +235,7 @@ class Store(Tables):
             self._tracker,
             clock=self._clock,
             make_spill=self._make_spill,
+            aside=self._aside,
             settings=settings.dispatcher,
         )
         self._consensus = Alone(self._open_journal())
@@ -448,10 +453,21 @@ class Store(Tables):
 
     # -- tables
 
-    def resume(self, name: str) -> None:
-        """Let a paused table try again."""
-        self._dispatcher.resume(self._existing(name).table)
+    def resume(self, name: str) -> list[Trouble]:
+        """Let a paused table try again; what is wrong with it all the same, see `check`."""
+        info = self._existing(name)
+        self._dispatcher.resume(info.table)
         self._port.applied()
+        return [trouble for trouble in self.check() if trouble.table == info.name]
+
+    def check(self) -> list[Trouble]:
+        """What stands between users and what was acknowledged: nothing, if all is well.
+
+        Entries that were set aside are not tried again, because later ones were applied without them: their bytes stay
+        in the folder `aside` of the store.
+        """
+        self._check_usable()
+        return self._dispatcher.troubles()
 
     # -- for who serves it
 

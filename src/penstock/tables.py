@@ -5,37 +5,25 @@ Thread: any.
 
 from __future__ import annotations
 
-import re
+import math
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any
 
+from penstock.arguments import seconds, whole
 from penstock.batch import StoreBatch
 from penstock.coordinator import Acknowledgement
-from penstock.errors import Invalid, KindMismatch, NotFound
+from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import Port, SnapshotReading, partitions_of
 from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import VALUE_TYPES, Options, ValueType, encode_options
+from penstock.kv.values import Options, ValueType, check_value_type, decode_options, encode_options
 from penstock.partition.ledger import TableInfo, check_token
-from penstock.partition.reference import StagedFile
-from penstock.queue.options import QueueOptions, Retention, encode_queue_options
+from penstock.partition.reference import StagedFile, check_staging
+from penstock.queue.options import Retention, decode_queue_options, encode_queue_options, queue_options
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import kind_named
+from penstock.registry import check_name, check_shards, kind_named
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-SHARDS_MAX = 1_024
-
-
-def check_name(name: Any) -> None:
-    """`Invalid` if a table cannot have this name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise Invalid(f"{name!r} is no table name: use a-z, 0-9 and _, a letter first, at most 63")
-
-
-def check_shards(shards: Any) -> None:
-    """`Invalid` if a table cannot have so many."""
-    if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
-        raise Invalid(f"a table has 1 to {SHARDS_MAX} shards, not {shards}")
+EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
 
 
 class Tables(ABC):
@@ -52,11 +40,9 @@ class Tables(ABC):
 
     def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable:
         """A kv table; made if it is absent, unless `create=False` (`NotFound`)."""
-        if value is not None and value not in VALUE_TYPES:
-            raise Invalid(f"value={value!r} is unknown: use one of {', '.join(VALUE_TYPES)}")
-        wanted = encode_options(Options(value or "bytes"))
-        info = self._table(name, "kv", shards, wanted, create=create)
-        if value is not None and info.options != wanted:
+        wanted = Options("bytes" if value is None else check_value_type(value))
+        info = self._table(name, "kv", shards, encode_options(wanted), create=create)
+        if value is not None and decode_options(info.options) != wanted:
             raise KindMismatch(f"table {name} holds values of another type than {value}")
         return KvTable(self._port, info, durable=self._durable)
 
@@ -64,9 +50,9 @@ class Tables(ABC):
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
     ) -> QueueTable:
         """A queue; made if it is absent, unless `create=False` (`NotFound`). `retention` counts when it is made."""
-        wanted = encode_queue_options(QueueOptions(retention or Retention()))
-        info = self._table(name, "queue", shards, wanted, create=create)
-        if retention is not None and info.options != wanted:
+        wanted = queue_options(retention)
+        info = self._table(name, "queue", shards, encode_queue_options(wanted), create=create)
+        if retention is not None and decode_queue_options(info.options) != wanted:
             raise KindMismatch(f"queue {name} was made with another retention")
         return QueueTable(self._port, info, durable=self._durable)
 
@@ -77,8 +63,7 @@ class Tables(ABC):
 
     def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
         self._check_usable()
-        check_name(name)
-        check_shards(shards)
+        name, shards = check_name(name), check_shards(shards)
         info = self._port.table(name)
         if info is None:
             if not create:
@@ -92,7 +77,7 @@ class Tables(ABC):
 
     def _existing(self, name: str) -> TableInfo:
         self._check_usable()
-        info = self._port.table(name)
+        info = self._port.table(check_name(name))
         if info is None:
             raise self._unknown(name)
         return info
@@ -108,14 +93,16 @@ class Tables(ABC):
     def drop(self, name: str) -> None:
         """Remove a table and all that is in it."""
         self._check_usable()
-        self._port.drop(name)
+        self._port.drop(check_name(name))
 
     # -- durability and consistency
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
         self._check_usable()
-        return self._port.flush(epoch or None, timeout_s)
+        if epoch is not None:
+            epoch = whole(epoch, "an epoch", 0, EPOCH_MAX)
+        return self._port.flush(epoch or None, seconds(timeout_s, "timeout_s", math.inf))
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Writes to any tables that happen together or not at all; with a token at most once."""
@@ -130,8 +117,8 @@ class Tables(ABC):
     def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
         """Places for files to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
         info = self._existing(name)
-        if not 0 <= shard < info.shards:
-            raise Invalid(f"table {name} has the shards 0 to {info.shards - 1}, not {shard}")
+        shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
+        count, lease_s = check_staging(count, lease_s)
         return self._port.stage(partitions_of(info)[shard], count, lease_s)
 
 
@@ -169,7 +156,7 @@ class StoreSnapshot:
         return self.table(name)
 
     def _info(self, name: str) -> TableInfo:
-        info = self._port.table(name)
+        info = self._port.table(check_name(name))
         if info is None:
             raise NotFound(f"there is no table {name} in this snapshot")
         return info

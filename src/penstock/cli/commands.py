@@ -19,6 +19,7 @@ from rich.table import Table
 import penstock
 from penstock.cli.shown import given, shown
 from penstock.errors import NotFound, Poisoned
+from penstock.partition.aside import Trouble
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A Penstock store.")
 console = Console(highlight=False)
@@ -111,6 +112,28 @@ def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", h
     if yes or typer.confirm(f"Remove {table} and all that is in it?"):
         with _connect(store) as opened:
             opened.drop(table)
+
+
+@app.command()
+def check(store: Store) -> None:
+    """List what cannot be read although it was acknowledged; the exit code is 1 if there is anything."""
+    with _connect(store) as opened:
+        _report(opened.check())
+
+
+@app.command()
+def resume(store: Store, table: Name) -> None:
+    """Let a paused table try again; print what is wrong with it all the same."""
+    with _connect(store) as opened:
+        _report(opened.resume(table))
+
+
+def _report(troubles: list[Trouble]) -> None:
+    if not troubles:
+        console.print("all is well")
+        return
+    _print(("table", "shard", "LSN", "what"), ((one.table, one.shard, one.lsn, one.reason) for one in troubles))
+    raise typer.Exit(1)
 
 
 @app.command()

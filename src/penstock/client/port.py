@@ -27,6 +27,7 @@ from penstock.host.files import File
 from penstock.journal.record import PartitionId
 from penstock.kinds import Insert, Kind, Piece
 from penstock.lsm.rows import bytes_list
+from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
@@ -295,6 +296,14 @@ class FlightPort(_FlightReading):
     def drop(self, name: str) -> None:
         self._settle_writes()
         self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
+
+    def check(self) -> list[Trouble]:
+        """What cannot be read although it was acknowledged."""
+        return self._connection.ask(wire.CheckStore(), list[Trouble])
+
+    def resume(self, name: str) -> list[Trouble]:
+        """Let a paused table try again; what is wrong with it all the same."""
+        return self._connection.ask(wire.ResumeTable(name), list[Trouble])
 
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)

@@ -19,7 +19,9 @@ from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.kinds import Piece, partitions_of
+from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
+from penstock.registry import check_name
 from penstock.tables import StoreSnapshot, Tables
 
 
@@ -102,6 +104,16 @@ class RemoteStore(Tables):
         """
         self._check_usable()
         return RemoteSnapshot(self._port.query_snapshot(query, lease_s))
+
+    def resume(self, name: str) -> list[Trouble]:
+        """Let a paused table try again; what is wrong with it all the same, see `check`."""
+        self._check_usable()
+        return self._port.resume(check_name(name))
+
+    def check(self) -> list[Trouble]:
+        """What stands between users and what was acknowledged: nothing, if all is well."""
+        self._check_usable()
+        return self._port.check()
 
     def recover(self) -> None:
         """After writes failed because no owner was there: send them again, each at most once."""

@@ -115,6 +115,16 @@ class DropTable(_Message, frozen=True):
     name: str
 
 
+class CheckStore(_Message, frozen=True):
+    """What cannot be read although it was acknowledged."""
+
+
+class ResumeTable(_Message, frozen=True):
+    """Let a paused table try again."""
+
+    name: str
+
+
 class StageFiles(_Message, frozen=True):
     """Places for files to be built elsewhere."""
 
@@ -294,6 +304,8 @@ _Other = (
     | CallService
     | CreateTable
     | DropTable
+    | CheckStore
+    | ResumeTable
     | StageFiles
     | SendFile
     | AskToken

@@ -58,10 +58,10 @@ class KvKind:
     def weight(self, payload: bytes) -> int:
         return weight(payload)
 
-    def receive(self, payload: bytes) -> section.Section:
-        return receive(payload)
+    def receive(self, payload: bytes, options: bytes) -> section.Section:
+        return receive(payload, options)
 
-    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
         raise self.refusal(condition, argument)
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
@@ -80,7 +80,7 @@ class KvKind:
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> KvMachine:
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return KvMachine(tree, site.maintenance, descriptor)
+        return KvMachine(tree, site.maintenance, descriptor, options)
 
     def service(self, info: TableInfo, host: Host) -> KvService:
         return KvService()

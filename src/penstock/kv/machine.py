@@ -12,12 +12,14 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import Waiting
 from penstock.kv import section
 from penstock.kv.pieces import KvState
+from penstock.kv.received import check_table
+from penstock.kv.values import decode_options
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.rows import Row
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View, resolve
-from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, decode_reference
 
 ALL_LATER = 1 << 62  # the LSN of rows that have none yet
@@ -28,8 +30,9 @@ class KvMachine:
 
     stores_cheaply = False
 
-    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
+    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
         self.tree = tree
+        self._table_options = options  # decoded when they are needed: damaged ones keep nobody from opening a store
         self.get = tree.get  # bound once: a get is little more than this call
         self._maintenance = maintenance
         self._descriptor = descriptor
@@ -43,12 +46,12 @@ class KvMachine:
         return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
-        if entry.sections[0].header.form == REFERENCE:
-            files = [file for part in entry.sections for file in decode_reference(part.payload).files]
+        if entry.sections and entry.sections[0].header.form == REFERENCE:
+            files = [file for part in entry.sections for file in readable(decode_reference, part.payload).files]
             ids = [file.chunk_id for file in files]
             threads.uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
             return
-        sections = entry.decoded or [section.decode(part.payload) for part in entry.sections]
+        sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 
     def snapshot(self) -> KvState:
@@ -80,7 +83,9 @@ class KvMachine:
         return state.snapshot.under(rows)
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
-        self._maintenance.check_adoptable(self.tree, [file.chunk_id for file in files])
+        value_type = decode_options(self._table_options).value
+        ids = [file.chunk_id for file in files]
+        self._maintenance.check_adoptable(self.tree, ids, look=lambda table: check_table(table, value_type))
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

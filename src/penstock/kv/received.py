@@ -1,4 +1,7 @@
-"""Sections and options of a kv table that another process sent: everything about them is looked at.
+"""The rules for sections of a kv table, by which everything from outside is judged: sections, staged files, options.
+
+The API of a table makes sections that pass by construction (`table`, `values`); what another process sent or built is
+looked at in full. Apply relies on these rules and has none of its own.
 
 Thread: pure functions.
 Invariant: what passes here could have been written through the API of this process.
@@ -7,13 +10,29 @@ Invariant: what passes here could have been written through the API of this proc
 from __future__ import annotations
 
 import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
-from penstock.kv.values import decode_options
+from penstock.kv.values import MERGES, ValueType, check_stored, decode_options
 from penstock.lsm.operators import CHAIN, OPERATORS, check_operand
-from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, PUT, VALUE_BYTES_MAX
+from penstock.lsm.rows import (
+    DELETE,
+    KEY_BYTES_MAX,
+    NEVER,
+    PUT,
+    RANGE_DELETE,
+    VALUE_BYTES_MAX,
+    Columns,
+    binary_column,
+    offsets_of,
+)
+from penstock.lsm.sstable import Sstable
 
 ROW_WEIGHT = 192  # of the objects around a key and a value
 _LINK = struct.Struct("<BI")  # of a chain: operator, length
@@ -25,35 +44,52 @@ def weight(payload: bytes) -> int:
     return 2 * len(payload) + ROW_WEIGHT * section.row_count(payload)
 
 
-def receive(payload: bytes) -> section.Section:
-    """The section in a payload; `Invalid` if it breaks a rule."""
+def receive(payload: bytes, options: bytes) -> section.Section:
+    """The section in a payload for a table with these options; `Invalid` if it breaks a rule."""
+    value_type = decode_options(options).value
     try:
         found = section.decode(payload)
     except CorruptionError as error:
         raise Invalid(f"a section of a kv table is malformed: {error.reason}") from None
+    if not found:
+        raise Invalid("a section of a kv table holds no rows")
     if isinstance(found, section.Ranges):
         if any(not start < end or len(start) > KEY_BYTES_MAX or len(end) > len(PAST_ALL_KEYS) for start, end in found):
             raise Invalid("a range of keys to delete is empty or runs downwards, or its keys are too long")
         return found
-    if max(map(len, found), default=0) > KEY_BYTES_MAX:
-        raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
-    for operation in () if found.plain else found.values():
-        if not isinstance(operation, bytes):
-            _check_operation(*operation)
-    if found.plain and max(map(len, found.values()), default=0) > VALUE_BYTES_MAX:
-        raise Invalid(f"a value has at most {VALUE_BYTES_MAX} bytes")
+    _check_rows(found, value_type)
     return found
 
 
-def _check_operation(kind: int, value: bytes, expires_us: int) -> None:
-    if len(value) > VALUE_BYTES_MAX or expires_us < 0 or (kind == DELETE and value):
-        raise Invalid("an operation has a value that is too long or out of place, or expires before 1970")
-    if kind in (PUT, DELETE):
-        return
+def _check_rows(rows: section.Rows, value_type: ValueType) -> None:
+    if max(map(len, rows)) > KEY_BYTES_MAX:
+        raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
+    values: list[bytes] = []  # of puts
+    for operation in rows.values():
+        if isinstance(operation, bytes):
+            values.append(operation)
+            continue
+        kind, value, expires_us = operation
+        if expires_us < 0 or (kind == DELETE and (value or expires_us != NEVER)):
+            raise Invalid("an operation expires before 1970, or is a delete with a value or an expiry")
+        if kind == PUT:
+            values.append(value)
+        elif kind != DELETE:
+            _check_operands(kind, value, value_type)
+    if max(map(len, values), default=0) > VALUE_BYTES_MAX:
+        raise Invalid(f"a value has at most {VALUE_BYTES_MAX} bytes")
+    check_stored(binary_column(values), value_type)
+
+
+def _check_operands(kind: int, value: bytes, value_type: ValueType) -> None:
+    if len(value) > VALUE_BYTES_MAX:
+        raise Invalid(f"a chain of operands has at most {VALUE_BYTES_MAX} bytes")
     for operator, operand in _chained(value) if kind == CHAIN else [(kind, value)]:
-        if operator not in _NAMES:
-            raise Invalid(f"there is no merge operator {operator}")
-        check_operand(_NAMES[operator], operand)
+        name = _NAMES.get(operator)
+        if name is None or name not in MERGES[value_type]:
+            raise Invalid(f"a table of {value_type} has no merge operator {name or operator}")
+        check_operand(name, operand)
+        check_stored(binary_column([operand]), value_type)
 
 
 def _chained(value: bytes) -> list[tuple[int, bytes]]:
@@ -68,9 +104,44 @@ def _chained(value: bytes) -> list[tuple[int, bytes]]:
     return operands
 
 
-def check_options(options: bytes) -> None:
-    """`Invalid` if these are no options of a kv table."""
+def check_table(table: Sstable, value_type: ValueType) -> None:
+    """`Invalid` if an sstable that was built elsewhere breaks a rule: columns at a time, every row is looked at."""
+    last: tuple[bytes, int] | None = None  # key and kind
+    for piece in table.pieces(0, table.summary.rows):
+        last = _check_columns(table.columns(*piece), last, value_type, table.path)
+    if last is not None and not table.summary.start <= last[0] < table.summary.end:
+        raise Invalid(f"{table.path} reaches past the range of keys that it names: build it again")
+
+
+def _check_columns(
+    columns: Columns, last: tuple[bytes, int] | None, value_type: ValueType, path: str
+) -> tuple[bytes, int]:
+    keys, kinds = columns.keys, columns.kinds
+    for column, bytes_max in ((keys, KEY_BYTES_MAX), (columns.values, VALUE_BYTES_MAX)):
+        lengths = np.diff(offsets_of(column))
+        if (lengths < 0).any() or lengths.max(initial=0) > bytes_max:
+            raise Invalid(f"{path} has a key or a value that is too long: build it again")
+    if (kinds > RANGE_DELETE).any():
+        raise Invalid(f"{path} holds more than puts and deletes: build it again")
+    rising = pc.less(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
+    # The delete of a range stands before the row of its first key.
+    rising |= (kinds[:-1] == RANGE_DELETE) & (kinds[1:] != RANGE_DELETE) & _equal(keys[:-1], keys[1:])
+    first = columns.key(0)
+    joins = last is None or last[0] < first or (last[0] == first and last[1] == RANGE_DELETE)
+    if not joins or not rising.all():
+        raise Invalid(f"{path} does not hold its keys in order: build it again")
+    puts = np.flatnonzero(kinds == PUT)
+    check_stored(columns.values if len(puts) == len(kinds) else columns.values.take(pa.array(puts)), value_type)
+    return columns.key(len(columns) - 1), int(kinds[-1])
+
+
+def _equal(keys: Any, others: Any) -> Any:
+    return pc.equal(keys, others).to_numpy(zero_copy_only=False)
+
+
+def check_options(options: bytes) -> Any:
+    """The options of a kv table; `Invalid` if these are none."""
     try:
-        decode_options(options)
-    except (CorruptionError, UnicodeDecodeError) as error:
+        return decode_options(options)
+    except CorruptionError as error:
         raise Invalid(f"options of a kv table are malformed: {error}") from None

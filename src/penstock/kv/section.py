@@ -18,27 +18,26 @@ import numpy as np
 
 from penstock.errors import CorruptionError
 from penstock.journal.record import PartitionId
-from penstock.lsm.memtable import Edit, Sizes, fold_rows
+from penstock.lsm.memtable import Edit, fold_rows
 from penstock.lsm.operators import fold
 from penstock.lsm.ranges import RangeDeletes
-from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Row
+from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, VALUE_BYTES_MAX, Row
 from penstock.partition.pending import PendingDelta
 
 Operation: TypeAlias = tuple[int, bytes, int]  # kind, value, expires_us
 PLAIN, FULL, RANGES = 0, 1, 2
 _HEADER = struct.Struct("<BxxxI")  # form, rows
-_MEASURED_ROWS = 64  # fewer rows are measured faster when it is needed
 
 
 class Rows(dict[bytes, "bytes | Operation"]):
     """Key to value (a put that never expires) or to an operation."""
 
-    __slots__ = ("plain", "sizes")
+    __slots__ = ("plain", "size_bytes")
 
     def __init__(self) -> None:
         super().__init__()
         self.plain = True  # values only
-        self.sizes: Sizes | None = None  # noted when it is encoded: it does not change any more by then
+        self.size_bytes: int | None = None  # noted when it is encoded: it does not change any more by then
 
     @classmethod
     def of(cls, values: dict[bytes, bytes]) -> Rows:
@@ -89,13 +88,19 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
         rows[key] = operation
     elif isinstance(older, bytes) or older[2] == NEVER:
         kind, value = fold((PUT, older) if isinstance(older, bytes) else older[:2], operation[:2])
-        rows[key] = (kind, value, operation[2])
-    else:
-        # Whether the older one has expired by then, only the record's time can tell: it goes into a group of its own.
-        rows = Rows()
-        rows.plain = False
-        rows[key] = operation
-        delta.begin()[partition] = rows
+        if len(value) <= VALUE_BYTES_MAX:
+            rows[key] = (kind, value, operation[2])
+        else:  # a chain of several operators, longer than any value may be
+            _in_new_group(delta, partition, key, operation)
+    else:  # whether the older one has expired by then, only the record's time can tell
+        _in_new_group(delta, partition, key, operation)
+
+
+def _in_new_group(delta: PendingDelta, partition: PartitionId, key: bytes, operation: Operation) -> None:
+    rows = Rows()
+    rows.plain = False
+    rows[key] = operation
+    delta.begin()[partition] = rows
 
 
 # -- bytes
@@ -109,19 +114,18 @@ def encode(section: Section) -> bytes:
     keys = list(section)
     if section.plain or not keys:  # no keys: an interrupt came before the first
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
-        key_lengths, value_lengths = _lengths(keys), _lengths(values)
-        if len(keys) >= _MEASURED_ROWS:
-            section.sizes = Sizes.of(np.frombuffer(key_lengths, "<u4"), np.frombuffer(value_lengths, "<u4"))
-        return b"".join((_HEADER.pack(PLAIN, len(keys)), key_lengths, value_lengths, *keys, *values))
+        payload = b"".join((_HEADER.pack(PLAIN, len(keys)), _lengths(keys), _lengths(values), *keys, *values))
+        section.size_bytes = len(payload) - _HEADER.size - 8 * len(keys)
+        return payload
     operations = [(PUT, op, NEVER) if isinstance(op, bytes) else op for op in section.values()]
-    kinds, contents, expires = zip(*operations, strict=True)
+    contents = [operation[1] for operation in operations]
     return b"".join(
         (
             _HEADER.pack(FULL, len(keys)),
             _lengths(keys),
             _lengths(contents),
-            bytes(kinds),
-            np.array(expires, "<i8").tobytes(),
+            bytes([operation[0] for operation in operations]),
+            np.array([operation[2] for operation in operations], "<i8").tobytes(),
             *keys,
             *contents,
         )
@@ -218,8 +222,9 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
 
 def _puts(sections: list[Rows], lsn: int, time_us: int) -> Edit:
     if len(sections) == 1:
-        return Edit(lsn=lsn, time_us=time_us, puts=sections[0], put_sizes=sections[0].sizes)  # type: ignore[arg-type]
-    puts: dict[bytes, bytes] = {}
+        puts: dict[bytes, bytes] = sections[0]  # type: ignore[assignment]
+        return Edit(lsn=lsn, time_us=time_us, puts=puts, put_bytes=sections[0].size_bytes)
+    puts = {}
     for section in sections:
         puts.update(section)  # type: ignore[arg-type]
     return Edit(lsn=lsn, time_us=time_us, puts=puts)

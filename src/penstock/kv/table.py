@@ -14,12 +14,22 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 import xxhash
 
+from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.journal.record import PartitionId
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
-from penstock.kv.values import DECODERS, ENCODERS, MERGES, Options, arrow_type, arrow_values, decode_options
+from penstock.kv.values import (
+    DECODERS,
+    ENCODERS,
+    MERGES,
+    Options,
+    arrow_type,
+    arrow_values,
+    decode_options,
+    encode_operand,
+)
 from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
@@ -27,6 +37,7 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
+TTL_S_MAX = 1e11
 _ABSENT = object()
 T = TypeVar("T")
 
@@ -79,7 +90,9 @@ class KvReader:
 
     def multi_get(self, keys: Sequence[bytes]) -> list[Any]:
         """The value of each key, None where there is none."""
-        by_shard: dict[PartitionId, list[int]] = {}
+        if isinstance(keys, bytes) or not isinstance(keys, Iterable):  # type: ignore[redundant-expr]
+            raise Invalid(f"multi_get takes a list of keys, not {type(keys).__name__}")
+        keys, by_shard = list(keys), dict[PartitionId, list[int]]()
         for place, key in enumerate(keys):
             if type(key) is not bytes:
                 raise Invalid(f"a key is bytes, not {type(key).__name__}")
@@ -104,7 +117,7 @@ class KvReader:
         return value
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, bytes) and self._lookup(self._partition(key), key) is not None
+        return type(key) is bytes and self._lookup(self._partition(key), key) is not None
 
     def scan(
         self,
@@ -117,8 +130,8 @@ class KvReader:
     ) -> Iterator[tuple[bytes, Any]]:
         """(key, value) of [start, end) within `prefix`, in order of the keys, as of this moment."""
         start, end = narrowed(start, end, prefix)
-        if limit is not None and (type(limit) is not int or limit < 0):
-            raise Invalid(f"limit is {limit!r}: give 0 or more")
+        if limit is not None:
+            limit = whole(limit, "limit")
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
         shards = [reading.scan(partition, start, end, reverse) for partition in self._partitions]
@@ -215,11 +228,11 @@ class KvTable(KvReader):
         """The rows with their values encoded, or `Invalid`: by calls that go over all rows at once."""
         if not self._raw or set(map(type, given.values())) - {bytes}:
             given = {key: self._encode(value) for key, value in given.items()}
-        strange = set(map(type, given)) - {bytes}
+        if set(map(type, given)) - {bytes}:
+            self._refuse(next(key for key in given if type(key) is not bytes))
         longest = max(map(len, given), default=0), max(map(len, given.values()), default=0)
-        if strange or longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
-            for key, data in given.items():
-                self._check(key, data)
+        if longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
+            self._refuse(b"")
         return given
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
@@ -239,7 +252,7 @@ class KvTable(KvReader):
         for border in (start, end):
             self._check(border, b"")
         if end <= start:
-            raise Invalid(f"a range runs upwards: {end!r} is not above {start!r}")
+            raise Invalid(f"a range runs upwards: {in_short(end)} is not above {in_short(start)}")
         group = PendingGroup()
         group.sections = {partition: section.Ranges([(start, end)]) for partition in self._partitions}
         size = (len(start) + len(end) + ROW_BYTES) * len(self._partitions)
@@ -249,10 +262,10 @@ class KvTable(KvReader):
         self, key: bytes, operand: Any, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
     ) -> Epoch:
         """Fold an operand into a key by a named operator (see `penstock.lsm.operators`)."""
-        if operator not in MERGES[self._options.value]:
+        if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
-            raise Invalid(f"{operator!r} does not fit a table of {self._options.value}: use one of: {allowed}")
-        data = operand if isinstance(operand, bytes) else self._encode(operand)
+            raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
+        data = encode_operand(operand, self._options.value)
         kind = check_operand(operator, data)
         partition = self._check(key, data)
         expires = NEVER if ttl_s is None else self._expiry(ttl_s)
@@ -276,8 +289,7 @@ class KvTable(KvReader):
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
 
     def _expiry(self, ttl_s: float) -> int:
-        if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < 1e11:  # type: ignore[redundant-expr]
-            raise Invalid(f"ttl_s is {ttl_s!r}: give seconds above 0")
+        ttl_s = seconds(ttl_s, "ttl_s", TTL_S_MAX, above_zero=True)
         return self._port.time_us() + int(ttl_s * 1_000_000)
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:

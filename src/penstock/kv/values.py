@@ -1,4 +1,4 @@
-"""What the values of a kv table are: declared once, kept as bytes.
+"""What the values of a kv table are: declared once, kept as bytes. `check_stored` is the rule for those bytes.
 
     bytes      as they are
     utf8       text
@@ -12,6 +12,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -21,14 +22,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid
 from penstock.lsm.operators import OPERATORS
+from penstock.lsm.rows import VALUE_BYTES_MAX, offsets_of
 
 ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
 VALUE_TYPES: tuple[ValueType, ...] = ("bytes", "utf8", "json", "int64", "float64")
 
+JSON_DEPTH_MAX = 200  # of lists and objects in each other: Python's reader gives up at some depth
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
+_JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 class Options(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +46,14 @@ _encode_options = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Options)
 
 
+def check_value_type(value: Any) -> ValueType:
+    """The type of values as a user names it; `Invalid` if there is none of that name."""
+    for value_type in VALUE_TYPES:
+        if isinstance(value, str) and value == value_type:
+            return value_type
+    raise Invalid(f"value={in_short(value)} is unknown: use one of {', '.join(VALUE_TYPES)}")
+
+
 def encode_options(options: Options) -> bytes:
     """Options as the ledger keeps them."""
     return _encode_options(options)
@@ -50,15 +63,21 @@ def decode_options(data: bytes) -> Options:
     """Options as they were when the table was made."""
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("kv options", 0, f"they do not decode ({error})") from None
 
 
+# -- values of users, as the bytes that are stored
+
+
 def _bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
+    if type(value) is bytes:
         return value
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:  # a subclass becomes bytes: readers tell a bare value by its type
+            return bytes(memoryview(value))
+        except ValueError as error:
+            raise Invalid(f"the value's memory cannot be read ({error})") from None
     raise Invalid(f"this table holds bytes, not {type(value).__name__}: encode the value, or declare value=")
 
 
@@ -66,31 +85,53 @@ def _utf8(value: Any) -> bytes:
     if not isinstance(value, str):
         raise Invalid(f"this table holds text, not {type(value).__name__}")
     try:
-        return value.encode()
+        return str.encode(value)
     except UnicodeEncodeError as error:
-        raise Invalid(f"this table holds text, and the value is none ({error})") from None
+        raise Invalid(f"this table holds text, and the value is not ({error})") from None
 
 
 def _json(value: Any) -> bytes:
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"this table holds JSON, and the value is none ({error})") from None
+        data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"this table holds JSON, and the value is not ({error})") from None
+    _check_depth(data)
+    return data
 
 
 def _int64(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise Invalid(f"this table holds integers of 64 bits, not {value!r}")
+        raise Invalid(f"this table holds integers of 64 bits, not {in_short(value)}")
     return _I64.pack(value)
 
 
 def _float64(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Invalid(f"this table holds numbers, not {value!r}")
+        raise Invalid(f"this table holds numbers, not {in_short(value)}")
     try:
         return _F64.pack(value)
-    except struct.error:
+    except (struct.error, OverflowError):
         raise Invalid("this table holds numbers of 64 bits, and the value is larger") from None
+
+
+# -- stored bytes, as values of users
+
+
+def _read_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if len(data) == VALUE_BYTES_MAX and error.start > VALUE_BYTES_MAX - 4:
+            return data[: error.start].decode()  # `append` cut it there, in the middle of a character
+        raise CorruptionError("a value", error.start, "the table holds text, and this is not") from None
+
+
+def _texts(column: Any) -> Any:
+    """A binary column as text."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(map(_read_text, column.to_pylist()), pa.string())
 
 
 ENCODERS: dict[ValueType, Callable[[Any], bytes]] = {
@@ -101,9 +142,17 @@ ENCODERS: dict[ValueType, Callable[[Any], bytes]] = {
     "float64": _float64,
 }
 
+
+def encode_operand(value: Any, value_type: ValueType) -> bytes:
+    """The operand of a merge: a value of the type, or the 8 bytes of a number."""
+    if type(value) is bytes and len(value) == 8 and value_type in ("int64", "float64"):
+        return value
+    return ENCODERS[value_type](value)
+
+
 DECODERS: dict[ValueType, Callable[[bytes], Any]] = {
     "bytes": lambda data: data,
-    "utf8": bytes.decode,
+    "utf8": _read_text,
     "json": json.loads,
     "int64": lambda data: _I64.unpack(data)[0],
     "float64": lambda data: _F64.unpack(data)[0],
@@ -137,7 +186,7 @@ def arrow_values(column: Any, options: Options) -> Any:
     if options.value == "bytes":
         return column
     if options.value in ("utf8", "json"):
-        return column.cast(pa.string())
+        return _texts(column)
     width = pa.binary(8)
     packed = column.cast(width)
     dtype = "<i8" if options.value == "int64" else "<f8"
@@ -157,11 +206,44 @@ def stored_values(column: Any, options: Options) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(data), [None, offsets, pa.py_buffer(data.tobytes())])
 
 
-def _check_json(column: Any) -> None:
-    """`Invalid` if a text is no JSON: somebody would find out when it is read."""
-    for text in column.to_pylist():
+# -- the rule for stored bytes
+
+
+def check_stored(column: Any, value_type: ValueType) -> None:
+    """`Invalid` if a stored value, of an Arrow binary column, is not of the declared type: it could not be read."""
+    if value_type in ("int64", "float64"):
+        if (np.diff(offsets_of(column)) != 8).any():
+            raise Invalid(f"this table holds values of {value_type}, and one has not 8 bytes")
+    elif value_type == "json":
+        _check_json(column)
+    elif value_type == "utf8":
         try:
-            if text is not None:
-                json.loads(text)
-        except ValueError as error:
-            raise Invalid(f"this table holds JSON, and a value is none ({error})") from None
+            column.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise Invalid(f"this table holds text, and a value is not ({error})") from None
+
+
+def _check_json(column: Any) -> None:
+    """`Invalid` if a text is not JSON: somebody would find out when it is read."""
+    for text in column.cast(pa.binary()).to_pylist():
+        if text is None:
+            continue
+        _check_depth(text)
+        try:
+            json.loads(text.decode(), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise Invalid(f"this table holds JSON, and a value is not ({error})") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_depth(data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
+        return
+    depth = 0
+    for character in re.findall(rb"[][{}]", _JSON_STRING.sub(b"", data)):
+        depth += 1 if character in b"[{" else -1
+        if depth > JSON_DEPTH_MAX:
+            raise Invalid(f"this table holds JSON of at most {JSON_DEPTH_MAX} lists and objects in each other")

@@ -40,9 +40,9 @@ class TableDetail(msgspec.Struct, frozen=True, array_like=True):
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """What a partition's row holds for a tree."""
 
-    time_us: int = (
-        0  # the highest record time in files: what had expired by then stays expired, whatever the clock says
-    )
+    # The highest record time in files: what had expired by then stays expired, whatever the clock says.
+    time_us: int = 0
+    operators: tuple[int, ...] | None = None  # of all operands in files; None: nobody noted them
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,8 +61,8 @@ class Catalog:
     def file_name(self, chunk_id: int) -> str:
         return f"{self.folder}/{chunk_id:020d}.sst"
 
-    def load(self) -> tuple[list[FileMeta], int, int]:
-        """The listed files, the LSN up to which all is in them, and the highest record time."""
+    def load(self) -> tuple[list[FileMeta], int, Progress]:
+        """The listed files, the LSN up to which all is in them, and what else is known of them."""
         files: list[FileMeta] = []
         for key, row in self._manifest.scan_chunks(self.db_id):
             if row.staged:
@@ -74,7 +74,7 @@ class Catalog:
             if detail.shard == self.shard:
                 files.append(_meta(key.chunk_id, row, detail))
         watermarks = self._manifest.get_wal_state(WalStateKey(self.db_id, self.shard)) or WalStateRecord()
-        return files, watermarks.stored_lsn, _progress(watermarks).time_us
+        return files, watermarks.stored_lsn, _progress(watermarks)
 
     def describe(self, summary: Summary, *, level: int, run: int, lsn: int | None = None) -> FileMeta:
         """A file that was just written."""
@@ -101,9 +101,13 @@ class Catalog:
         removed: Iterable[FileMeta] = (),
         *,
         stored: tuple[int, int] | None = None,
+        operators: Iterable[int] | None = None,
         sealing: Sealing,
     ) -> list[ManifestOp]:
-        """The operations of one change: rows in and out, what is stored (LSN and record time), a new generation."""
+        """The operations of one change: rows in and out, what is stored (LSN and record time), a new generation.
+
+        `operators`: of all operands in what is stored.
+        """
         generation = 1 + self._manifest.generation(ComponentId.MANIFEST)
         operations: list[ManifestOp] = [
             UpsertChunk(ChunkKey(self.db_id, meta.chunk_id), self._row(meta, generation, sealing)) for meta in added
@@ -116,7 +120,7 @@ class Catalog:
                 last_applied_lsn=lsn,
                 durable_lsn=lsn,
                 highest_lsn=lsn,
-                detail=_encode(Progress(time_us)),
+                detail=_encode(Progress(time_us, None if operators is None else tuple(sorted(operators)))),
             )
             operations.append(PutWalState(WalStateKey(self.db_id, self.shard), progress))
         operations.append(BumpGeneration(ComponentId.MANIFEST, 1))

@@ -50,7 +50,7 @@ from penstock.lsm.tree import Tree, TreeSettings
 from penstock.lsm.version import FileMeta, TableFile, part_into_runs
 from penstock.lsm.writer import BATCH_BYTES, SstableWriter
 from penstock.manifest.jobs import JobQueue, Lease
-from penstock.manifest.keys import JobId, MetricKey, WalStateKey
+from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricDelta, Pending
@@ -125,14 +125,16 @@ class Maintenance:
                 raise Invalid(f"the tree of table {db_id}, shard {shard} is open already")
         catalog = Catalog(self._manifest, db_id, shard, folder)
         make_dirs(self._fs, f"{self._root}/{folder}")
-        files, stored, time_us = catalog.load()
+        files, stored, progress = catalog.load()
+        known = progress.operators if files else ()
         tree = Tree(
             files,
             self._open_table,
             clock=self._clock,
             settings=settings or self._tree_settings,
             stored=stored,
-            time_us=time_us,
+            time_us=progress.time_us,
+            operators=None if known is None else frozenset(known),
             wake=self._wake,
         )
         with self._changed:
@@ -349,7 +351,8 @@ class Maintenance:
             summaries = self._write(rows, catalog, ids)
             files = self._open_files([catalog.describe(summary, level=0, run=ids[0]) for summary in summaries])
             stored = (frozen[0].lsn_last, rows.time_us)
-            operations = catalog.publish([file.meta for file in files], stored=stored, sealing=self._sealing)
+            metas, operators = [file.meta for file in files], tree.operators
+            operations = catalog.publish(metas, stored=stored, operators=operators, sealing=self._sealing)
             operations += self._observe(catalog, METRIC_FLUSH_BYTES, METRIC_FLUSH_US, summaries, began_s)
             self._commit(lease, operations)
         except Poisoned:
@@ -469,10 +472,16 @@ class Maintenance:
             MergeMetric(MetricKey(catalog.db_id, time_kind), _observation(took_us)),
         ]
 
-    def check_adoptable(self, tree: Tree, chunk_ids: Sequence[int], lsn: int | None = None) -> list[FileMeta]:
-        """What files built elsewhere hold; `Invalid` if they cannot be adopted as they are."""
+    def check_adoptable(
+        self,
+        tree: Tree,
+        chunk_ids: Sequence[int],
+        lsn: int | None = None,
+        look: Callable[[Sstable], object] = lambda table: None,
+    ) -> list[FileMeta]:
+        """What files built elsewhere hold; `Invalid` if they cannot be adopted as they are, or `look` says so."""
         catalog = self._catalog(tree)
-        summaries = [self._summary(catalog, chunk_id) for chunk_id in chunk_ids]
+        summaries = [self._summary(catalog, chunk_id, look) for chunk_id in chunk_ids]
         if any(summary.merges for summary in summaries):
             raise Invalid("files to adopt hold puts and deletes only: resolve the merges first")
         runs = part_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
@@ -487,18 +496,33 @@ class Maintenance:
         """
         if lsn <= tree.lsn:
             raise Invalid(f"files cannot be adopted at LSN {lsn}: {tree.lsn} was applied already")
+        chunk_ids = self._not_adopted(tree, chunk_ids)
         added = self.check_adoptable(tree, chunk_ids, lsn)
         tree.announce(chunk_ids)
         try:
             self.flush(tree)
             files = self._open_files(added)
-            operations = self._catalog(tree).publish(added, stored=(lsn, time_us), sealing=self._sealing)
+            stored, operators = (lsn, time_us), tree.operators
+            operations = self._catalog(tree).publish(added, stored=stored, operators=operators, sealing=self._sealing)
             self._manifest.apply(operations)
             tree.install_adopted(files, lsn, time_us)
         finally:
             tree.withdraw(chunk_ids)
 
-    def _summary(self, catalog: Catalog, chunk_id: int) -> Summary:
+    def _not_adopted(self, tree: Tree, chunk_ids: Sequence[int]) -> list[int]:
+        """Those files that no earlier record brought in: two batches may name one file, and the first counts."""
+        catalog, retired, found = self._catalog(tree), tree.in_use(), list[int]()
+        for chunk_id in dict.fromkeys(chunk_ids):
+            row = self._manifest.get_chunk(ChunkKey(catalog.db_id, chunk_id))
+            if row is not None:
+                new = row.staged
+            else:  # a compaction took its rows elsewhere, and the file is gone or about to go
+                new = chunk_id not in retired and self._fs.exists(f"{self._root}/{catalog.file_name(chunk_id)}")
+            if new:
+                found.append(chunk_id)
+        return found
+
+    def _summary(self, catalog: Catalog, chunk_id: int, look: Callable[[Sstable], object]) -> Summary:
         path = f"{self._root}/{catalog.file_name(chunk_id)}"
         try:
             table = Sstable.open(path, fs=self._fs, keys=self._sealing.keys)
@@ -507,6 +531,7 @@ class Maintenance:
         try:
             if table.summary.store != self._store or table.summary.chunk_id != chunk_id:
                 raise Invalid(f"{path} was built for another store or under another id: build it again")
+            look(table)
             return table.summary
         finally:
             table.close()

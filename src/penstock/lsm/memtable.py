@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +28,10 @@ from penstock.lsm.order import Keys, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDelete, RangeDeletes
 from penstock.lsm.rows import (
     DELETE,
-    KEY_BYTES_MAX,
     MERGE,
     NEVER,
     PUT,
-    U32,
     U64,
-    VALUE_BYTES_MAX,
     Columns,
     Row,
     binary_column,
@@ -50,19 +47,6 @@ _SORT_BY_NUMPY = 65_536  # from here on a sort in one call would hold the interp
 _value_of = itemgetter(1)
 
 
-class Sizes(NamedTuple):
-    """Of some keys and values, in bytes."""
-
-    total: int = 0
-    longest_key: int = 0
-    longest_value: int = 0
-
-    @classmethod
-    def of(cls, keys: U32, values: U32) -> Sizes:
-        """From their lengths, of which there is at least one."""
-        return cls(int(keys.sum()) + int(values.sum()), int(keys.max()), int(values.max()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Edit:
     """All that one record changes in a tree, installed in one step: the ranges, the rows on top, the puts on top."""
@@ -71,18 +55,18 @@ class Edit:
     time_us: int  # of the record: apply judges expiry by it, never by a clock
     rows: Mapping[bytes, Row] = field(default_factory=dict)
     puts: Mapping[bytes, bytes] = field(default_factory=dict)  # of values that never expire: nearly everything
-    put_sizes: Sizes | None = None  # of `puts`, where the maker knows them
+    put_bytes: int | None = None  # of all keys and values in `puts`, where the maker knows it
     ranges: Sequence[tuple[bytes, bytes]] = ()  # deletes of [start, end) for rows of earlier records
 
     def __post_init__(self) -> None:
         if self.lsn <= 0:
             raise Invalid(f"an edit's LSN is positive, not {self.lsn}")
 
-    def sizes(self) -> Sizes:
-        """Of all rows and puts."""
-        rows = _sizes(self.rows, map(_value_of, self.rows.values()))
-        puts = self.put_sizes or _sizes(self.puts, self.puts.values())
-        return Sizes(rows[0] + puts[0], max(rows[1], puts[1]), max(rows[2], puts[2]))
+    def size_bytes(self) -> int:
+        """Of all keys and values."""
+        rows = sum(map(len, self.rows)) + sum(map(len, map(_value_of, self.rows.values())))
+        puts = self.put_bytes
+        return rows + (sum(map(len, self.puts)) + sum(map(len, self.puts.values())) if puts is None else puts)
 
 
 def fold_rows(older: Row | None, newer: Row, now_us: int) -> Row:
@@ -127,9 +111,6 @@ class Memtable:
         """Take in an edit. Requires: its LSN is above all before."""
         if edit.lsn <= self.lsn_last:
             raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn_last}")
-        sizes = edit.sizes()
-        if sizes.longest_key > KEY_BYTES_MAX or sizes.longest_value > VALUE_BYTES_MAX:
-            raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
         if edit.lsn > self.applying:
             self._marks_before = len(self._marks)
             self.applying = edit.lsn  # from here on rows may be there: see `remainder`
@@ -142,7 +123,8 @@ class Memtable:
             self._add_puts(edit.puts, edit.lsn)
         if added:  # after the rows: a reader in between finds the old or the new, never nothing
             self._add_ranges(added)
-        self.bytes += sizes.total + ROW_OVERHEAD_BYTES * (len(edit.rows) + len(edit.puts)) + 512 * len(edit.ranges)
+        overhead = ROW_OVERHEAD_BYTES * (len(edit.rows) + len(edit.puts)) + 512 * len(edit.ranges)
+        self.bytes += edit.size_bytes() + overhead
         self.lsn_last = edit.lsn
         self.time_us = max(self.time_us, edit.time_us)
 
@@ -391,10 +373,3 @@ def _lsns_by_place(marks: Iterable[tuple[int, int]], count: int) -> U64:
         lsns[begin:end] = lsn
         begin = end
     return lsns
-
-
-def _sizes(keys: Mapping[bytes, object], values: Iterable[bytes]) -> Sizes:
-    if not keys:
-        return Sizes()
-    each_key, each_value = list(map(len, keys)), list(map(len, values))
-    return Sizes(sum(each_key) + sum(each_value), max(each_key), max(each_value))

@@ -48,7 +48,10 @@ def binary_column(items: list[bytes]) -> Any:
     np.cumsum(np.fromiter(map(len, items), np.int64, len(items)), out=offsets[1:])
     if offsets[-1] >= 1 << 31:
         raise Invalid(f"{len(items)} items hold {offsets[-1]} bytes: give them in chunks below 2 GiB")
-    return binary_array(offsets.astype(np.int32), b"".join(items))
+    data = b"".join(items)
+    if len(data) != offsets[-1]:
+        raise Invalid("a column takes bytes: one of these items holds wider ones")
+    return binary_array(offsets.astype(np.int32), data)
 
 
 def binary_array(offsets: npt.NDArray[np.int32], data: Any) -> Any:

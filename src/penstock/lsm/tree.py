@@ -20,6 +20,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.lsm.compaction import Compaction, LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, merged
+from penstock.lsm.operators import CHAIN
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import MERGE, Row
 from penstock.lsm.sstable import Sstable
@@ -159,6 +160,7 @@ class Tree:
         settings: TreeSettings | None = None,
         stored: int = 0,
         time_us: int = 0,
+        operators: frozenset[int] | None = frozenset(),
         wake: Callable[[str], None] = lambda task: None,
     ) -> None:
         self.settings = settings or TreeSettings()
@@ -175,6 +177,7 @@ class Tree:
         self._lsn = stored  # guarded by _lock
         self._time_us = time_us  # guarded by _lock
         self.stored_time_us = time_us  # the highest record time in files
+        self.operators = operators  # of operands that are not folded, in memory or in files; None: nobody knows
         levels = arrange(TableFile(meta, open_table) for meta in files)
         self._install(Version(Memtable(stored), (), levels, stored, stored, time_us))
 
@@ -267,29 +270,26 @@ class Tree:
             self._wake("flush")
 
     def _settled(self, edit: Edit) -> Edit:
-        """The edit with its operands folded, if rows of this tree expire (or operators mix).
+        """The edit with its operands folded, if rows of this tree expire or its operands are of several operators.
 
         Whether an operand meets a row or the gap it left when it expired is decided at the time of the operand's
-        record, which no row remembers. Without expiries it does not matter when operands are folded: then they wait.
+        record, which no row remembers. Operands of several operators would become a chain that no file could hold one
+        day. Otherwise it does not matter when operands are folded: then they wait.
         """
-        version = self._version
-        assert version.active is not None
-        if all(row[0] < MERGE for row in edit.rows.values()):
+        found = {row[0] for row in edit.rows.values() if row[0] >= MERGE}
+        if not found:
             return edit
-        if not self.expires() and not self._mixes_operators(edit, version.active):
+        known = None if self.operators is None else self.operators | found
+        if known is not None and len(known) == 1 and CHAIN not in known and not self.expires():
+            self.operators = known
             return edit
-        view = View(version, lambda: edit.time_us)
+        view = View(self._version, lambda: edit.time_us)
         deleted = RangeDeletes.of((start, end, edit.lsn) for start, end in edit.ranges)
         rows = {
             key: view.fold(key, row, deleted.lsn_over(key)) if row[0] >= MERGE else row
             for key, row in edit.rows.items()
         }
         return replace(edit, rows=rows)
-
-    def _mixes_operators(self, edit: Edit, active: Memtable) -> bool:
-        """Whether an operand meets one of another operator: a chain of them must not grow for ever."""
-        pairs = ((row[0], active.row(key)) for key, row in edit.rows.items() if row[0] >= MERGE)
-        return any(older is not None and older[0] >= MERGE and older[0] != kind for kind, older in pairs)
 
     def freeze(self) -> int:
         """Put the growing memtable among those to be flushed; the LSN up to which all is frozen then."""

@@ -96,11 +96,10 @@ class View:
         return resolve(self._rows_of(key), self._deleted_below(key), self._now_us())
 
     def fold(self, key: bytes, operand: Row, deleted_below: int) -> Row:
-        """A newer operand folded onto the live row of a key: a put."""
+        """A newer operand folded onto the live row of a key: a put, or a delete if the operand has expired already."""
         deleted_below = max(deleted_below, self._deleted_below(key))
         row = resolve(chain([operand], self._rows_of(key)), deleted_below, self._now_us())
-        assert row is not None
-        return row
+        return (DELETE, b"", operand[2], NEVER) if row is None else row
 
     def _rows_of(self, key: bytes) -> Iterator[Row]:
         for memtable in self._version.memtables():
@@ -212,7 +211,7 @@ def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
 
 def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:
     """The part of [start, end) whose keys begin with `prefix`."""
-    if not all(isinstance(border, bytes) for border in (start, prefix, b"" if end is None else end)):
+    if not all(type(border) is bytes for border in (start, prefix, b"" if end is None else end)):
         raise Invalid("start, end and prefix of a scan are bytes")
     if not prefix:
         return start, end

@@ -2,7 +2,8 @@
 
 A record is dispatched by one thread, in LSN order, and normally applied at once in that thread. A partition whose apply
 fails keeps its entries in a queue of its own: it is tried again with growing pauses, then paused alone. Its writes are
-refused by name; everybody else goes on; `resume` lets it catch up.
+refused by name; everybody else goes on; `resume` lets it catch up. An entry that fails by a mistake of ours, and not of
+the disk, is set aside after as many attempts (`aside`), and the partition goes on without it.
 
 Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any thread, without a lock.
 Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
@@ -20,12 +21,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PartitionPaused, PenstockError, ProcessLimit
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    FixTheCall,
+    Invalid,
+    NotFound,
+    PartitionPaused,
+    PenstockError,
+    ProcessLimit,
+)
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import ran_out_of_space
 from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
+from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
 from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor, PartitionStateMachine
 from penstock.partition.spill import SpillLog
@@ -102,6 +113,7 @@ class Dispatcher:
         *,
         clock: Clock,
         make_spill: Callable[[PartitionDescriptor], SpillLog],
+        aside: AsideLog,
         settings: DispatcherSettings | None = None,
     ) -> None:
         self.ledger = ledger
@@ -109,6 +121,7 @@ class Dispatcher:
         self._factory = factory
         self._clock = clock
         self._make_spill = make_spill
+        self._aside = aside
         self._settings = settings or DispatcherSettings()
         self.turn = threads.rlock("partition.turn")  # held: nothing is applied; after `finish`: between two records
         self._begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
@@ -118,8 +131,8 @@ class Dispatcher:
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
         self._closed = False  # guarded by turn
         self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
-        # Guarded by turn: entries of partitions that could not be opened for want of descriptors. They are few: writes
-        # to such a partition are refused.
+        # Guarded by turn: entries of partitions that could not be opened, for want of descriptors or because this
+        # Penstock cannot read what their tables are. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
@@ -144,9 +157,7 @@ class Dispatcher:
             return self._open(partition) if found is None else found
 
     def _open(self, partition: PartitionId) -> Partition:
-        info = self.ledger.table_by_id(partition >> 16)
-        if info is None:
-            raise NotFound(f"table {partition >> 16} was dropped")
+        info = self._info(partition)
         descriptor = describe(info, partition & 0xFFFF)
         with ExitStack() as undo:  # a second attempt must find nothing open
             spill = self._make_spill(descriptor)
@@ -162,6 +173,12 @@ class Dispatcher:
         self._unopened.pop(partition, None)
         self._drain(opened)
         return opened
+
+    def _info(self, partition: PartitionId) -> TableInfo:
+        info = self.ledger.table_by_id(partition >> 16)
+        if info is None or partition & 0xFFFF >= info.shards:
+            raise NotFound(f"table {partition >> 16} was dropped, or never had a shard {partition & 0xFFFF}")
+        return info
 
     def partitions(self) -> list[Partition]:
         with self.turn:
@@ -253,7 +270,9 @@ class Dispatcher:
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         try:
             partition = self.partition(number)
-        except ProcessLimit as error:  # its entries wait, the journal keeps them, and everybody else goes on
+        except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
+            if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
+                raise  # the disk failed, or a file is not what was written: whoever opens the store must know
             logger.error("shard %d of table %d cannot be opened now: %s", number & 0xFFFF, number >> 16, error)
             waiting = self._unopened.setdefault(number, [])
             if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
@@ -273,13 +292,15 @@ class Dispatcher:
         """Apply what waits, until it fails."""
         early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
-            entry = partition.backlog[0]
             try:
+                entry = partition.backlog[0]
                 if entry.lsn > partition.machine.applied:
-                    partition.machine.apply(entry)
+                    partition.machine.apply(self._applicable(partition, entry))
             except Exception as error:
                 self._failed(partition, error)
-                break
+                if partition.failures:
+                    break
+                continue  # it was set aside
             partition.failures, partition.out_of_space = 0, False
             partition.backlog.popleft()
         if partition.backlog:
@@ -288,7 +309,16 @@ class Dispatcher:
             self._behind.discard(partition)
         self._set_refusal(partition)
 
+    def _applicable(self, partition: Partition, entry: Entry) -> Entry:
+        """An entry; of one that was set aside only its LSN, so that it counts as applied."""
+        if self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
+            return Entry(entry.lsn, entry.time_us, ())
+        return entry
+
     def _failed(self, partition: Partition, error: Exception) -> None:
+        if partition.failures + 1 >= self._settings.attempts_max and self._set_aside(partition, error):
+            partition.failures = 0
+            return
         partition.failures += 1
         partition.out_of_space = ran_out_of_space(error)
         # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
@@ -303,6 +333,34 @@ class Dispatcher:
                 f"remove the cause, then call store.resume({name!r})"
             )
 
+    def _set_aside(self, partition: Partition, error: Exception) -> bool:
+        """Put away the entry that failed, if the mistake is ours; False: the partition must wait."""
+        descriptor = partition.descriptor
+        entry = partition.backlog[0]
+        if not is_our_mistake(error, entry.sections):
+            return False
+        if self._aside.holds(descriptor.partition, entry.lsn, entry.sections):
+            return False  # not even nothing can be applied
+        try:
+            self._aside.add(descriptor.name, entry.lsn, entry.time_us, entry.sections, error)
+            try:
+                partition.machine.apply(Entry(entry.lsn, entry.time_us, ()))
+            except BaseException:
+                self._aside.take_back()  # the reason lies not in the entry, if even nothing cannot be applied
+                raise
+        except Exception as failure:
+            logger.error("record %d for %s cannot be set aside (%s)", entry.lsn, descriptor.name, failure)
+            return False
+        logger.critical(
+            "record %d could not be applied to shard %d of %s, by a mistake of Penstock, and was set aside: please "
+            "report it; store.check() lists it",
+            entry.lsn,
+            descriptor.shard,
+            descriptor.name,
+            exc_info=error,
+        )
+        return True
+
     def retry(self) -> int:
         """Try failing partitions again whose pause is over; how many are still behind."""
         with self.turn:
@@ -312,6 +370,8 @@ class Dispatcher:
                     self.partition(number)
                 except ProcessLimit:
                     break  # the others would fare no better
+                except Exception as error:
+                    logger.warning("shard %d of table %d cannot be opened: %s", number & 0xFFFF, number >> 16, error)
             behind = [partition for partition in self._partitions.values() if partition.backlog]
             for partition in behind:
                 self._drain(partition)
@@ -325,10 +385,29 @@ class Dispatcher:
         """Let the paused partitions of a table try again, now."""
         with self.turn:
             self.finish()
+            for number in [number for number in self._unopened if number >> 16 == table]:
+                self.partition(number)  # raises what is wrong with it
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
                     partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
                     self._drain(partition)
+
+    def troubles(self) -> list[Trouble]:
+        """What was set aside, and which shards are behind."""
+        with self.turn:
+            self.finish()
+            found = [
+                Trouble(one.name, one.partition & 0xFFFF, f"set aside: {one.reason}", one.lsn)
+                for one in self._aside.entries()
+            ]
+            for number, waiting in self._unopened.items():
+                found.append(Trouble(self._info(number).name, number & 0xFFFF, "it cannot be opened", waiting[0].lsn))
+            for partition in self._partitions.values():
+                behind, descriptor = partition.behind, partition.descriptor
+                if behind is not None:
+                    lsn = partition.backlog[0].lsn if partition.backlog else 0
+                    found.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
+            return found
 
     # -- snapshots and drops
 
@@ -339,9 +418,21 @@ class Dispatcher:
             tables, found = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
-                    partition = self.partition(partition_id(info.table, shard))
-                    found[partition.descriptor.partition] = partition.behind or partition.machine.snapshot()
+                    number = partition_id(info.table, shard)
+                    found[number] = self._state_of(number)
             return self.ledger.tree.lsn, tables, found
+
+    def _state_of(self, number: PartitionId) -> Any:
+        """The state of a shard, or the error of one that cannot be read: the others can."""
+        try:
+            partition = self.partition(number)
+            return partition.behind or partition.machine.snapshot()
+        except (Closed, ProcessLimit):
+            raise
+        except PenstockError as error:
+            return error
+        except Exception as error:
+            return PartitionPaused(f"shard {number & 0xFFFF} of {self._info(number).name} cannot be opened ({error})")
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):

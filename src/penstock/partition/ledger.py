@@ -14,11 +14,13 @@ Rows (big-endian, so that ranges are ranges):
 
 Thread: `judge` by the dispatcher's one thread; the rest from any.
 Invariants: (1) conditions read the ledger alone. (2) a verdict never changes. (3) a failure here poisons the store: the
-ledger is never paused, because nobody could be judged without it.
+ledger is never paused, because nobody could be judged without it. (4) what it cannot judge or do by a mistake of ours,
+now and at every replay, is refused or set aside, and never tried again: table ids follow from what was done.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -26,17 +28,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid
-from penstock.journal.record import JournalRecord, PartitionId, partition_id
+from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree import Tree
+from penstock.partition.aside import AsideLog, is_our_mistake
 
 LEDGER_TABLE = 1
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
 PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # after which a producer's tokens are forgotten
+PRODUCER_BYTES_MAX = 512
 TOKEN_WINDOW = 1_024  # below the highest number of a producer
+
+logger = logging.getLogger(__name__)
 
 _U64 = struct.Struct(">Q")
 
@@ -147,14 +154,17 @@ class _Judged(NamedTuple):
 class Ledger:
     """Judge and memory."""
 
-    def __init__(self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None) -> None:
+    def __init__(
+        self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None, aside: AsideLog | None = None
+    ) -> None:
         self.tree = tree
+        self._aside = aside
         self._conditions = dict(conditions or {})
         self._judged: _Judged | None = None  # the last record judged; by the dispatcher's thread
         self._load()
 
     def _load(self) -> None:
-        tables = [_table.decode(value) for _, value in self.tree.scan(prefix=b"n")]
+        tables = [_read_table(key, value) for key, value in self.tree.scan(prefix=b"n")]
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
         self._ids = {table.table: table for table in tables}
 
@@ -202,17 +212,43 @@ class Ledger:
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
         work = _Work(self, record.time_us, lsn)
-        verdicts = tuple(work.judge(group.condition) for group in record.groups)
+        verdicts = tuple(self._verdict(work, group.condition, lsn) for group in record.groups)
         for group, verdict in zip(record.groups, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 for section in group.sections:
                     if section.header.partition == LEDGER:
-                        work.execute(_ops.decode(section.payload))
+                        self._execute(work, section, lsn, record.time_us)
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
         work.put(b"e", _U64.pack(max(record.last_epoch, self.last_epoch())))
         judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped))
         return _Judged(lsn, judgement, work.edit(), work.tables)
+
+    def _verdict(self, work: _Work, condition: bytes, lsn: int) -> Verdict:
+        """What becomes of a group. A condition that cannot be judged, by a mistake of ours, is not fulfilled."""
+        before = dict(work._rows)
+        try:
+            return work.judge(condition)
+        except Exception as error:
+            if not is_our_mistake(error, ()):
+                raise
+            logger.critical("a condition of record %d cannot be judged: please report it", lsn, exc_info=error)
+            work._rows = before
+            return Verdict.REFUSED
+
+    def _execute(self, work: _Work, section: Section, lsn: int, time_us: int) -> None:
+        """Do what a section asks of the ledger; if that fails, by a mistake of ours, it is set aside."""
+        if self._aside is not None and self._aside.holds(LEDGER, lsn, (section,)):
+            return
+        before = work.saved()
+        try:
+            work.execute(_ops.decode(section.payload))
+        except Exception as error:
+            if self._aside is None or not is_our_mistake(error, ()):
+                raise
+            work.restore(before)
+            self._aside.add("ledger", lsn, time_us, (section,), error)
+            logger.critical("record %d asks for what the ledger cannot do: please report it", lsn, exc_info=error)
 
     def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
         """What a record was told. Requires: it was judged."""
@@ -240,6 +276,14 @@ class _Work:
 
     def put(self, key: bytes, value: bytes | None) -> None:
         self._rows[key] = value
+
+    def saved(self) -> tuple[Any, ...]:
+        """What it holds so far, for `restore`."""
+        return dict(self._rows), list(self._ranges), self.tables, list(self.created), list(self.dropped)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """As if nothing had happened since."""
+        self._rows, self._ranges, self.tables, self.created, self.dropped = saved
 
     def judge(self, condition: bytes) -> Verdict:
         """Token first, then what kinds ask for; nothing is remembered of a group that is refused."""
@@ -303,6 +347,7 @@ class _Work:
     def _create(self, wanted: Create) -> None:
         if wanted.name in self.tables:
             return  # somebody was faster: both get the same table
+        partition_id(FIRST_TABLE, wanted.shards - 1)  # `Invalid` before anybody relies on so many
         kept = self.get(b"i")
         table = FIRST_TABLE if kept is None else _U64.unpack(kept)[0] + 1
         info = TableInfo(table, wanted.name, wanted.kind, wanted.shards, wanted.options, self._lsn)
@@ -329,6 +374,13 @@ class _Work:
         return Edit(lsn=self._lsn, time_us=self._time_us, rows=rows, ranges=self._ranges)
 
 
+def _read_table(key: bytes, value: bytes) -> TableInfo:
+    try:
+        return _table.decode(value)
+    except msgspec.DecodeError as error:
+        raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
+
+
 def condition_table(argument: bytes) -> int:
     """The table whose kind registered a condition: every argument begins with it."""
     return int.from_bytes(argument[:8], "big")
@@ -341,13 +393,7 @@ def kind_rows(table: int) -> bytes:
 
 def check_token(token: Any) -> tuple[str, int]:
     """A token as a user gives it: (producer, number)."""
-    if (
-        not isinstance(token, tuple)
-        or len(token) != 2
-        or not isinstance(token[0], str)
-        or not 0 < len(token[0].encode()) <= 512
-        or not isinstance(token[1], int)
-        or not 0 <= token[1] < 1 << 63
-    ):
-        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {token!r}")
-    return token[0], token[1]
+    if not isinstance(token, tuple) or len(token) != 2:
+        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {in_short(token)}")
+    producer = text(token[0], "the producer in a token (producer, number)", PRODUCER_BYTES_MAX)
+    return producer, whole(token[1], "the number in a token (producer, number)", 0, (1 << 63) - 1)

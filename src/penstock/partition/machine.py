@@ -7,11 +7,14 @@ one step, so a retry after an error finds nothing half done. (3) `stored <= appl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from penstock.errors import CorruptionError, Invalid
 from penstock.journal.record import PartitionId, Section
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,11 @@ class PartitionStateMachine(Protocol):
         """All up to this LSN is in files of its own."""
 
     def apply(self, entry: Entry) -> None:
-        """Take in an entry. Requires: its LSN is above `applied`."""
+        """Take in an entry. Requires: its LSN is above `applied`.
+
+        It has no rule of its own that a section could break: what the kind's `receive` and its API let pass can be
+        applied. An entry without sections counts as applied, and changes nothing.
+        """
 
     def snapshot(self) -> Any:
         """The state of now, to be read for as long as one likes."""
@@ -85,6 +92,14 @@ class MachineFactory(Protocol):
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """Close the machine of a dropped partition, if it was open, and remove its files, when nobody reads them."""
+
+
+def readable(decode: Callable[[bytes], T], payload: bytes) -> T:
+    """What a section holds; `Invalid` if it does not decode: its record is sound, so whoever wrote it was wrong."""
+    try:
+        return decode(payload)
+    except CorruptionError as error:
+        raise Invalid(f"a section does not decode: {error.reason}") from error
 
 
 def fold(entries: Sequence[Entry]) -> tuple[Section, ...]:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
+from penstock.arguments import seconds, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -27,6 +29,8 @@ from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import ChunkEntryRecord
 
 READ_BYTES = 1 << 20
+STAGED_MAX = 10_000  # files in one call
+LEASE_S_MAX = 1e9
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +66,21 @@ def decode_reference(payload: bytes) -> Reference:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise CorruptionError("reference", 0, f"it does not decode ({error})") from None
+
+
+def plain_files(files: Sequence[StagedFile]) -> tuple[StagedFile, ...]:
+    """Files as they will be read out of the journal, each once; `Invalid` if they could not be."""
+    try:
+        return decode_reference(encode_reference(Reference(tuple(dict.fromkeys(files))))).files
+    except (TypeError, ValueError, OverflowError, CorruptionError) as error:
+        raise Invalid(f"give files as `stage` and `sealed` returned them ({error})") from None
+
+
+def check_staging(count: Any, lease_s: Any) -> tuple[int, float]:
+    """How many files to stage, and for how long."""
+    return whole(count, "how many files are staged", 1, STAGED_MAX), seconds(
+        lease_s, "lease_s", LEASE_S_MAX, above_zero=True
+    )
 
 
 def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
@@ -114,8 +133,7 @@ class Staging:
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Places for files to be built; kept for so long, and for as long as a commit names them."""
-        if count < 1 or lease_s <= 0:
-            raise Invalid("a load stages at least one file, for more than 0 seconds")
+        count, lease_s = check_staging(count, lease_s)
         make_dirs(self._fs, f"{self._root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
         staged: list[StagedFile] = []
@@ -149,6 +167,7 @@ class Staging:
 
     def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
         """Check files and make them durable, before a record names them; `Invalid` if one is not what was handed in."""
+        files = plain_files(files)
         for file in files:
             row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
             if row is None or not row.staged or row.file_name != file.file_name:

@@ -5,6 +5,7 @@ Thread: any number, each with its own messages; a consumer has no state of its o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, repeat
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.arguments import in_short, seconds, text, whole
 from penstock.errors import Invalid
 from penstock.kinds import Conditional, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
@@ -24,6 +26,7 @@ Delivered: TypeAlias = Found
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
 DELAY_S_MAX = 7 * 24 * 3600  # of a message that is out or given back
 GET_MAX = 4_096
+NOT_GOT = "give messages as `get` returned them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,11 @@ class ConsumerSettings:
     dead_letter: str | None = None  # a queue; None: it is only acknowledged
 
     def __post_init__(self) -> None:
-        if not 0 < self.visibility_timeout_s <= DELAY_S_MAX:
-            raise Invalid("visibility_timeout_s is above 0 and at most a week")
-        if self.deliveries_max is not None and not 1 <= self.deliveries_max < 255:
-            raise Invalid("deliveries_max is 1 to 254")
+        seconds(self.visibility_timeout_s, "visibility_timeout_s", DELAY_S_MAX, above_zero=True)
+        if self.deliveries_max is not None:
+            whole(self.deliveries_max, "deliveries_max", 1, 254)
+        if self.dead_letter is not None:
+            text(self.dead_letter, "dead_letter, the name of a queue,", 63)
         if self.dead_letter is not None and self.deliveries_max is None:
             raise Invalid("dead_letter needs deliveries_max: after how many deliveries?")
 
@@ -47,19 +51,18 @@ class Consumer:
     """One of those who share the messages of a queue under one name."""
 
     def __init__(self, port: Port, info: TableInfo, name: str, settings: ConsumerSettings) -> None:
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 255:  # type: ignore[redundant-expr]
-            raise Invalid(f"a consumer's name is a text of 1 to 255 bytes, not {name!r}")
         self._port = port
         self._info = info
-        self.name = name
+        self.name = text(name, "a consumer's name", 255)
         self.settings = settings
 
     # -- messages
 
     def get(self, max: int = 100, timeout_s: float = 0.0) -> list[Delivered]:  # noqa: A002 - it reads well
         """Up to `max` messages that nobody else of this name has; waits up to `timeout_s` for the first."""
-        if not _is_whole(max) or max < 1 or not timeout_s >= 0:
-            raise Invalid("get takes at least 1 message, and waits 0 seconds or more")
+        max = whole(max, "how many messages get takes", 1)  # noqa: A001 - the same
+        timeout_s, settings = seconds(timeout_s, "timeout_s", math.inf), self.settings
+        deliveries_max = settings.deliveries_max
         while True:
             wait_s = min(timeout_s, CALL_S_MAX)
             timeout_s -= wait_s
@@ -67,9 +70,9 @@ class Consumer:
                 consumer=self.name,
                 count=min(max, GET_MAX),
                 timeout_s=wait_s,
-                visibility_timeout_s=self.settings.visibility_timeout_s,
-                deliveries_max=self.settings.deliveries_max,
-                dead_letter=self.settings.dead_letter,
+                visibility_timeout_s=float(settings.visibility_timeout_s),
+                deliveries_max=None if deliveries_max is None else int(deliveries_max),
+                dead_letter=None if settings.dead_letter is None else str.__str__(settings.dead_letter),
             )
             found = self._ask("get", asked, list[Delivery], wait_s=wait_s)
             if found or timeout_s <= 0:
@@ -88,20 +91,26 @@ class Consumer:
         given = _listed(messages)
         if not given:
             return
-        asked = _acknowledging(self.name, given)
+        try:  # the numbers of a message may be forged
+            data = argument(self._info.table, _acknowledging(self.name, given))
+        except (TypeError, ValueError, OverflowError):
+            raise Invalid(NOT_GOT) from None
         if batch is not None:
-            batch.require(ACK, argument(self._info.table, asked))
+            batch.require(ACK, data)
         else:
-            self._command(ACK, asked)
+            self._command(ACK, data)
 
     def nack(self, messages: Delivered | Iterable[Delivered], *, delay_s: float = 0.0) -> int:
         """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
-        if not 0 <= delay_s <= DELAY_S_MAX:
-            raise Invalid("delay_s is 0 or more, and at most a week")
+        delay_s = seconds(delay_s, "delay_s", DELAY_S_MAX)
         rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
         given = 0
         while leases := list(islice(rest, LEASES_MAX)):
-            given += self._ask("nack", Call(consumer=self.name, leases=leases, delay_s=delay_s), int)
+            try:  # the numbers of a message may be forged
+                asked = encode_call(Call(consumer=self.name, leases=leases, delay_s=delay_s))
+            except (TypeError, ValueError, OverflowError):
+                raise Invalid(NOT_GOT) from None
+            given += msgspec.msgpack.decode(self._port.call(self._info, "nack", asked), type=int)
         return given
 
     # -- where it is
@@ -127,26 +136,23 @@ class Consumer:
     def seek(self, to: int | str | Mapping[int, int]) -> None:
         """Go to a sequence (of every shard), to sequences by shard, to "earliest" or to "latest"."""
         bounds = self._bounds()
-        if to == "earliest":
-            places = {shard: found.first for shard, found in enumerate(bounds)}
-        elif to == "latest":
-            places = {shard: found.next for shard, found in enumerate(bounds)}
-        elif isinstance(to, int) and _is_whole(to):
-            places = dict.fromkeys(range(len(bounds)), to)
+        if isinstance(to, str) and to in ("earliest", "latest"):
+            given = {shard: found.first if to == "earliest" else found.next for shard, found in enumerate(bounds)}
+        elif isinstance(to, int) and not isinstance(to, bool):
+            given = dict.fromkeys(range(len(bounds)), to)
         elif isinstance(to, Mapping):
-            places = dict(to)
+            given = dict(to)
         else:
-            raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {to!r}')
-        for shard, sequence in places.items():
-            if not _is_whole(shard) or not 0 <= shard < len(bounds):
-                raise Invalid(f"queue {self._info.name} has the shards 0 to {len(bounds) - 1}, not {shard!r}")
-            if not _is_whole(sequence) or not 1 <= sequence <= bounds[shard].next:
-                raise Invalid(f"shard {shard} has no place {sequence!r}: its next message is {bounds[shard].next}")
-        self._command(SEEK, Seek(self.name, sorted(places.items()), "leased"))
+            raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {in_short(to)}')
+        places: dict[int, int] = {}
+        for one, sequence in given.items():
+            shard = whole(one, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
+            places[shard] = whole(sequence, f"a place in shard {shard}", 1, bounds[shard].next)
+        self._command(SEEK, argument(self._info.table, Seek(self.name, sorted(places.items()), "leased")))
 
     def forget(self) -> None:
         """Remove the consumer: its acknowledgements hold nothing back and are not remembered any more."""
-        self._command(FORGET, Forget(self.name, self._info.shards))
+        self._command(FORGET, argument(self._info.table, Forget(self.name, self._info.shards)))
 
     def _bounds(self) -> list[Bounds]:
         found: list[Bounds] = self._ask("bounds", Call(), list[Bounds])
@@ -155,18 +161,13 @@ class Consumer:
     def _ask(self, name: str, call: Call, kind: Any, *, wait_s: float = 0.0) -> Any:
         return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call), wait_s=wait_s), type=kind)
 
-    def _command(self, condition: str, asked: Any) -> None:
+    def _command(self, condition: str, data: bytes) -> None:
         from penstock.queue.kind import QueueKind
 
-        data = argument(self._info.table, asked)
         group = PendingGroup(encode_condition(Condition(None, ((condition, data),))))
         self._port.settle(group, len(data))
         if group.verdict is not Verdict.ACCEPTED:
             raise QueueKind().refusal(condition, data)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _messages(delivery: Delivery) -> Iterator[Found]:
@@ -194,7 +195,10 @@ def _acknowledging(consumer: str, messages: list[Found]) -> Ack:
 
 
 def _listed(messages: Any) -> list[Found]:
-    given = [messages] if isinstance(messages, Found) else list(messages)
+    try:
+        given = [messages] if isinstance(messages, Found) else list(messages)
+    except TypeError:
+        given = [messages]
     if set(map(type, given)) - {Found}:
-        raise Invalid("give messages as `get` returned them")
+        raise Invalid(NOT_GOT)
     return given

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
 from penstock.partition.ledger import KindCondition, TableInfo
@@ -16,7 +17,7 @@ from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
 from penstock.queue.machine import KEY, QueueMachine, sequence_of
 from penstock.queue.pieces import read_piece
-from penstock.queue.positions import ACK, CONDITIONS, MOVE, Ack, Move, argument, read_argument
+from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, Move, argument, read_argument
 from penstock.queue.received import (
     ASKING,
     REPEATABLE,
@@ -50,11 +51,11 @@ class QueueKind:
     def weight(self, payload: bytes) -> int:
         return weight(payload)
 
-    def receive(self, payload: bytes) -> section.Encoded | section.Trim:
+    def receive(self, payload: bytes, options: bytes) -> section.Encoded | section.Trim:
         return receive(payload)
 
-    def check_condition(self, info: TableInfo, condition: str, argument: bytes) -> None:
-        check_condition(info, condition, argument)
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
+        check_condition(info, condition, argument, own=own)
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
         return check_call(info, argument)
@@ -104,8 +105,8 @@ class QueueKind:
         return in_table_schema(batch, shard)
 
     def key_of(self, text: str) -> bytes:
-        if not text.isdigit():
-            raise Invalid(f"{text!r} is no sequence of a message: give a whole number")
+        if not text.isdecimal() or len(text) > 19 or int(text) >= SEQUENCE_MAX:
+            raise Invalid(f"{in_short(text)} is not the sequence of a message: give a whole number")
         return KEY.pack(int(text))
 
     def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:

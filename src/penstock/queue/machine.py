@@ -24,7 +24,7 @@ from penstock.journal.record import REFERENCE, PartitionId
 from penstock.kinds import Piece, Site, State, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
-from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
@@ -115,13 +115,13 @@ class QueueMachine:
             floor, following, files = before.floor, before.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
-                    staged = decode_reference(part.payload).files
+                    staged = readable(decode_reference, part.payload).files
                     for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
                         check_intact(self._site.fs, self._site.root, file)
                     found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
                     files += staged
                 else:
-                    found = section.decode(part.payload)
+                    found = readable(section.decode, part.payload)
                     if entry.decoded is not None and not isinstance(found, section.Trim):
                         puts.append((entry.decoded[number], following))
                 if isinstance(found, section.Trim):

@@ -33,7 +33,10 @@ _FLAG_TIMES = 1  # messages have times of their own
 _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have none
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
-TIME_US_END = 1 << 62  # no message is so far from 1970
+BATCH_MESSAGES_MAX = 1 << 24  # the same
+# A message's own time is from the year 1 to 9999: Python and Spark know no other, and one message with such a time
+# would keep them from reading the whole queue.
+TIME_US_FIRST, TIME_US_END = -62_135_596_800_000_000, 253_402_300_800_000_000
 _FEW = 16  # messages
 _PADDING = tuple(bytes(n) for n in range(8))
 
@@ -71,8 +74,9 @@ class Messages:
         times: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> Messages:
         """A batch from lists."""
-        column, keys = None, None if keys is None else list(keys)
+        column = None
         try:
+            keys = None if keys is None else list(keys)
             if keys is not None:
                 column = binary_column([b"" if key is None else key for key in keys])
                 if None in keys:
@@ -80,7 +84,9 @@ class Messages:
                     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
                     column = pa.Array.from_buffers(pa.binary(), len(keys), [bitmap, *column.buffers()[1:]])
             return cls(binary_column(list(payloads)), column, None if times is None else np.asarray(times, np.int64))
-        except TypeError as error:
+        except Invalid:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(f"payloads and keys must be bytes: {error}") from None
 
     @classmethod
@@ -104,11 +110,12 @@ class Messages:
 
     def check(self) -> int:
         """`Invalid` if a message is too long or all are, or a time is out of range; otherwise their bytes."""
-        if self.times is not None and ((self.times <= -TIME_US_END) | (self.times >= TIME_US_END)).any():
-            raise Invalid("a message's time is in microseconds since 1970, and no clock will show this one")
+        if self.times is not None and ((self.times < TIME_US_FIRST) | (self.times >= TIME_US_END)).any():
+            raise Invalid("a message's time is in microseconds since 1970, from the year 1 to 9999")
         size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
         if self.keys is not None:
             size += _checked_bytes(self.keys, KEY_BYTES_MAX, "key")
+        _check_count(len(self))
         if size > BATCH_BYTES_MAX and len(self) > 1:
             raise Invalid(
                 f"a batch of messages has {size} bytes: at most {BATCH_BYTES_MAX} are allowed, give it in parts"
@@ -153,19 +160,27 @@ class Messages:
 
 def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> bytes:
     """`Messages.of(payloads)`, checked and encoded, without columns in between: most batches are lists of payloads."""
+    _check_count(len(payloads))
     try:
         data = b"".join(payloads)
-    except TypeError as error:
+        if len(data) > min(VALUE_BYTES_MAX, BATCH_BYTES_MAX):
+            Messages.of(payloads).check()  # says which limit it is
+        offsets, end = _offsets(payloads)
+    except Invalid:
+        raise
+    except (TypeError, ValueError) as error:
         raise Invalid(f"payloads must be bytes: {error}") from None
-    if len(data) > min(VALUE_BYTES_MAX, BATCH_BYTES_MAX):
-        Messages.of(payloads).check()  # says which limit it is
-    offsets, end = _offsets(payloads)
     if end != len(data):
         raise Invalid("payloads must be bytes: one of them holds wider items")
     parts = [PREFIX.pack(lsn, time_us, len(payloads), 0, 0)]
     _add(parts, offsets)
     _add(parts, data)
     return b"".join(parts)
+
+
+def _check_count(count: int) -> None:
+    if count > BATCH_MESSAGES_MAX:
+        raise Invalid(f"a batch has {count} messages: at most {BATCH_MESSAGES_MAX} are allowed, give it in parts")
 
 
 def _offsets(items: Sequence[bytes]) -> tuple[bytes, int]:

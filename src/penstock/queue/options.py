@@ -1,13 +1,20 @@
 """What is fixed when a queue is made: how long it keeps its messages.
 
 Thread: values.
+Invariant: a `Retention` that exists passed its own rules, and decodes from its own bytes for ever.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from penstock.arguments import in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
+
+AGE_S_MAX = 1e11
+BYTES_MAX = (1 << 62) - 1
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -18,8 +25,12 @@ class Retention(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     acknowledged: bool = False  # as soon as every consumer has acknowledged them, and there is at least one
 
     def __post_init__(self) -> None:
-        if (self.age_s is not None and self.age_s <= 0) or (self.bytes_max is not None and self.bytes_max <= 0):
-            raise Invalid("a retention's age_s and bytes_max are above 0")
+        if self.age_s is not None:
+            seconds(self.age_s, "age_s of a retention", AGE_S_MAX, above_zero=True)
+        if self.bytes_max is not None:
+            whole(self.bytes_max, "bytes_max of a retention", 1, BYTES_MAX)
+        if type(self.acknowledged) is not bool:
+            raise Invalid(f"acknowledged of a retention is True or False, not {in_short(self.acknowledged)}")
 
 
 class QueueOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +43,21 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(QueueOptions)
 
 
+def queue_options(retention: Any) -> QueueOptions:
+    """The options of a queue, in plain values; `Invalid` if `retention` is not one."""
+    if retention is None:
+        return QueueOptions()
+    if not isinstance(retention, Retention):
+        raise Invalid(f"retention is a Retention(age_s=, bytes_max=, acknowledged=), not {in_short(retention)}")
+    age_s, bytes_max = retention.age_s, retention.bytes_max
+    plain = Retention(
+        age_s=None if age_s is None else float(age_s),
+        bytes_max=None if bytes_max is None else int(bytes_max),
+        acknowledged=retention.acknowledged,
+    )
+    return QueueOptions(plain)
+
+
 def encode_queue_options(options: QueueOptions) -> bytes:
     """Options as the ledger keeps them."""
     return _encode(options)
@@ -41,5 +67,5 @@ def decode_queue_options(data: bytes) -> QueueOptions:
     """Options as they were when the queue was made."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, Invalid) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, Invalid) as error:
         raise CorruptionError("queue options", 0, f"they do not decode ({error})") from None

@@ -25,11 +25,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, Invalid
 from penstock.partition.ledger import KindCondition, Verdict, kind_rows
 
 WINDOW = 4_096  # messages above the floor of a shard that can be out or acknowledged
 DELIVERIES_MAX = 255  # counted no further
+SEQUENCE_MAX = 1 << 62  # no shard comes so far
 
 Mode: TypeAlias = Literal["leased", "streamed"]
 Range: TypeAlias = tuple[int, int]  # of sequences: [low, high)
@@ -135,8 +136,8 @@ def read_argument(data: bytes, kind: type[msgspec.Struct]) -> tuple[int, msgspec
     """The table and what is asked."""
     try:
         return _TABLE.unpack_from(data)[0], _decoders[kind].decode(data[_TABLE.size :])  # type: ignore[index]
-    except (struct.error, msgspec.DecodeError) as error:
-        raise CorruptionError("condition of a queue", 0, f"it does not decode ({error})") from None
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"a condition of a queue does not decode ({error})") from None
 
 
 # -- rows

@@ -1,4 +1,6 @@
-"""What another process sent to a queue: sections, conditions and options, looked at in full.
+"""The rules for sections, conditions, calls and options of a queue, by which everything from outside is judged.
+
+Apply and the ledger rely on them and have none of their own. The owner judges its own conditions and calls here, too.
 
 Thread: pure functions.
 Invariant: what passes here could have been written through the API of this process.
@@ -18,21 +20,34 @@ from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
-from penstock.queue.messages import PREFIX, decode_batch
+from penstock.queue.messages import BATCH_MESSAGES_MAX, PREFIX, TIME_US_END, TIME_US_FIRST, decode_batch
 from penstock.queue.options import decode_queue_options
-from penstock.queue.positions import ACK, FORGET, MOVE, SEEK, Ack, Forget, Move, Seek, read_argument
+from penstock.queue.positions import (
+    ACK,
+    DELIVER,
+    FORGET,
+    MOVE,
+    SEEK,
+    SEQUENCE_MAX,
+    Ack,
+    Deliver,
+    Forget,
+    Move,
+    Seek,
+    read_argument,
+)
 from penstock.queue.service import Call
 
 ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
 REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
-SEQUENCE_MAX = 1 << 62
-MESSAGES_MAX = 1 << 24  # of one batch
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # of the objects around a batch
 _FLAGS_KNOWN = 7
 _calls = msgspec.msgpack.Decoder(Call)
+LEASE_MAX = 1 << 63
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: Forget}
+_OWN_ARGUMENTS = _ARGUMENTS | {DELIVER: Deliver}
 
 
 def weight(payload: bytes) -> int:
@@ -48,6 +63,8 @@ def receive(payload: bytes) -> section.Encoded | section.Trim:
             if not 1 <= found.before < SEQUENCE_MAX:
                 raise Invalid("a trim names no sequence")
             return found
+        if not found.encoded:
+            raise Invalid("a section of a queue holds no messages")
         for body in found.encoded:
             _check_body(bytes(body))
     except CorruptionError as error:
@@ -59,14 +76,12 @@ def receive(payload: bytes) -> section.Encoded | section.Trim:
 
 def _check_body(body: bytes) -> None:
     lsn, _, count, flags, reserved = PREFIX.unpack_from(body)
-    if lsn or reserved or flags & ~_FLAGS_KNOWN or not 0 < count <= MESSAGES_MAX:
+    if lsn or reserved or flags & ~_FLAGS_KNOWN or not 0 < count <= BATCH_MESSAGES_MAX:
         raise Invalid("a batch of messages is malformed")
     messages = decode_batch(Record(Index(1), 1, Index(0), KIND_DATA, 0, body), path="message", offset=0).messages
     for column in (messages.payloads, messages.keys):
         if column is not None:
             _check_column(column)
-    if messages.times is not None and (np.abs(messages.times) >= SEQUENCE_MAX).any():
-        raise Invalid("a message has a time that no clock shows")
     messages.check()
     if messages.encode(lsn=0, time_us=PREFIX.unpack_from(body)[1]) != body:
         raise Invalid("a batch of messages has bytes that do not belong to it")
@@ -79,21 +94,22 @@ def _check_column(column: Any) -> None:
     column.validate(full=True)
 
 
-def check_condition(info: TableInfo, condition: str, argument: bytes) -> None:
-    """`Invalid` if a condition is malformed or does not fit the queue."""
-    kind = _ARGUMENTS.get(condition)
+def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
+    """`Invalid` if a condition is malformed or does not fit the queue; `own`: of the owner, not of a client."""
+    kind = (_OWN_ARGUMENTS if own else _ARGUMENTS).get(condition)
     if kind is None:
-        raise Invalid(f"clients do not send the condition {condition!r}")
-    try:
-        _, asked = read_argument(argument, kind)
-    except (CorruptionError, UnicodeDecodeError) as error:
-        raise Invalid(f"a condition is malformed: {error}") from None
+        raise Invalid(f"a queue does not take the condition {condition!r} from outside")
+    _, asked = read_argument(argument, kind)
     consumer: str = asked.consumer  # type: ignore[attr-defined]
     if not 0 < len(consumer.encode()) <= CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers: list[tuple[int, list[int]]] = []  # shards, with sequences
     if isinstance(asked, Ack):
         numbers = [(shard, [place for some in ranges for place in some]) for shard, ranges in asked.messages]
+        if any(not 0 <= lease < LEASE_MAX for leases in asked.leases for lease in leases):
+            raise Invalid("a lease is not one that a consumer got")
+    elif isinstance(asked, Deliver):
+        numbers = [(shard, [first, *(at for some in ranges for at in some)]) for shard, first, ranges in asked.messages]
     elif isinstance(asked, Move):
         numbers = [(shard, [start, end]) for shard, start, end in asked.ranges]
     elif isinstance(asked, Seek):
@@ -118,10 +134,14 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
         raise Invalid(f"a payload has at most {VALUE_BYTES_MAX} bytes and a key {KEY_BYTES_MAX}")
     if len(call.consumer.encode()) > CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
-    numbers = [call.time_us or 0, call.count, call.bytes_max, call.deliveries_max or 0]
+    numbers = [call.count, call.bytes_max, call.deliveries_max or 0]
     numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
-    if any(abs(number) >= SEQUENCE_MAX for number in numbers):
+    if any(not 0 <= number < SEQUENCE_MAX for number in numbers):
         raise Invalid("a call has a number out of its range")
+    if any(not 0 <= lease < LEASE_MAX for _, _, lease in call.leases):
+        raise Invalid("a call has a number out of its range")
+    if not TIME_US_FIRST <= (call.time_us or 0) < TIME_US_END:
+        raise Invalid("a time is in microseconds since 1970, from the year 1 to 9999")
     times = call.timeout_s, call.visibility_timeout_s, call.delay_s
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
         raise Invalid("a call has a time out of its range: at most a week")

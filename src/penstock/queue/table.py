@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.arguments import in_short, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.record import PartitionId
@@ -23,13 +24,15 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, TIME_US_END, Messages, encode_payloads
+from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
+from penstock.queue.positions import SEQUENCE_MAX
 from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+START_BYTES_MAX = 1 << 16
 MESSAGE_BYTES = 200  # what a pending message takes beside its key and payload
 TABLE_SCHEMA = pa.schema(
     [
@@ -95,9 +98,7 @@ class QueueView:
         return TABLE_SCHEMA
 
     def _partition(self, shard: int) -> PartitionId:
-        if not isinstance(shard, int) or not 0 <= shard < self.shards:  # type: ignore[redundant-expr]
-            raise Invalid(f"queue {self.name} has the shards 0 to {self.shards - 1}, not {shard}")
-        return self._partitions[shard]
+        return self._partitions[whole(shard, f"a shard of queue {self.name}", 0, self.shards - 1)]
 
     def read(self, shard: int = 0, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
         """Messages of a shard from a sequence on, or from the oldest; `NotFound` if that message was trimmed."""
@@ -143,9 +144,7 @@ class QueueView:
 
 
 def _whole(number: Any) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise Invalid(f"sequences and limits are whole numbers from 0, not {number!r}")
-    return number
+    return whole(number, "a sequence or a limit")
 
 
 def _key(sequence: Any) -> bytes:
@@ -231,8 +230,7 @@ class QueueTable(QueueView):
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
         """Give up the messages of a shard below a sequence."""
-        if not isinstance(before, int) or not 1 <= before < 1 << 63:  # type: ignore[redundant-expr]
-            raise Invalid(f"trim takes the sequence of the first message that stays, not {before!r}")
+        before = whole(before, "what trim takes, the sequence of the first message that stays,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
     def _place(self, key: bytes | None) -> PartitionId:
@@ -283,6 +281,7 @@ class QueueTable(QueueView):
         "earliest", "latest", "consumer:NAME", "time:MICROSECONDS", a sequence, or sequences by shard as JSON.
         """
         bounds = self.bounds()
+        start = text(start, "start", START_BYTES_MAX)
         word, _, rest = start.partition(":")
         if start == "earliest":
             return {shard: found.first for shard, found in enumerate(bounds)}
@@ -290,9 +289,9 @@ class QueueTable(QueueView):
             return {shard: found.next for shard, found in enumerate(bounds)}
         if word == "consumer" and rest:
             return self.consumer(rest).position
-        if word == "time" and rest.lstrip("-").isdigit():
+        if word == "time" and rest.removeprefix("-").isdecimal():
             return {shard: self.seek(int(rest), shard=shard) for shard in range(self.shards)}
-        if start.isdigit():
+        if start.isdecimal():
             return dict.fromkeys(range(self.shards), int(start))
         try:
             given = msgspec.json.decode(start, type=dict[int, int])
@@ -345,23 +344,30 @@ def _checked(payload: Any, key: Any, time: Any) -> section.Message:
 def microseconds(time: Any) -> int:
     """A time as a user gives it: microseconds since 1970, or a datetime with a zone."""
     if isinstance(time, datetime):
-        if time.tzinfo is None:
+        try:
+            since = time - _EPOCH if time.utcoffset() is not None else None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(f"{in_short(time)} is not a time ({error})") from None
+        if not isinstance(since, timedelta):  # a `NaT` of pandas is a datetime, too, and no time
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
-        return (time - _EPOCH) // timedelta(microseconds=1)  # exact: seconds in a float are not, far from 1970
-    if isinstance(time, bool) or not isinstance(time, int) or not -TIME_US_END < time < TIME_US_END:
-        raise Invalid(f"a time is in microseconds since 1970, or a datetime, not {time!r}")
-    return time
+        return int(since // timedelta(microseconds=1))  # exact: seconds in a float are not, far from 1970
+    if isinstance(time, bool) or not isinstance(time, int) or not TIME_US_FIRST <= time < TIME_US_END:
+        raise Invalid(f"a time is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
+    return int(time)
 
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
     if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, (pa.Table, pa.ChunkedArray)):
-        messages = pa.table(messages)
+        try:
+            messages = pa.table(messages)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise Invalid(f"the messages are not an Arrow table ({error})") from None
     if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
         if keys is not None:
             raise Invalid("keys of an Arrow table go into its column `key`")
         try:
             return Messages.from_arrow(messages)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, TypeError) as error:
             raise Invalid(f"payload and key are binary, time is a timestamp ({error})") from None
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
         raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")

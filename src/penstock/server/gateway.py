@@ -24,8 +24,9 @@ from penstock.host.files import OsFileSystem, absolute
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
 from penstock.local import AppliedReading, SnapshotPort
+from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
-from penstock.registry import KINDS, kind_named
+from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import Held, LeaseCounts
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
@@ -34,7 +35,6 @@ from penstock.server.scans import PagedScan, in_batches
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store import Store
-from penstock.tables import check_name, check_shards
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
 SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8
@@ -96,6 +96,8 @@ class Gateway:
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
+            wire.CheckStore: self._check,
+            wire.ResumeTable: self._resume,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
             wire.AskToken: self._ask_token,
@@ -209,18 +211,21 @@ class Gateway:
         return [] if info is None else [info]
 
     def _create(self, request: wire.CreateTable, work: Work) -> TableInfo:
-        check_name(request.name)
-        check_shards(request.shards)
-        work.rights.check(ADMIN, request.name)
-        if request.kind not in KINDS:
-            raise Invalid(f"there is no kind {request.kind!r}")
-        KINDS[request.kind].check_options(request.options)
+        work.rights.check(ADMIN, check_name(request.name))
+        check_create(request.name, request.kind, request.shards, request.options)
         return self._port.create(request.name, request.kind, request.shards, request.options)
 
     def _drop(self, request: wire.DropTable, work: Work) -> None:
         check_name(request.name)
         work.rights.check(ADMIN, request.name)
         self._port.drop(request.name)
+
+    def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
+        return [trouble for trouble in self._store.check() if work.rights.allows(READ, trouble.table)]
+
+    def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
+        work.rights.check(ADMIN, check_name(request.name))
+        return self._store.resume(request.name)
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
         """A partition that is there, and that the client may use so."""

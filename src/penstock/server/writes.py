@@ -189,7 +189,7 @@ class GroupTaker:
         rights.check(WRITE, info.name)
         if info.kind != kind.name:
             raise Invalid(f"the condition {name} is not for table {info.name}")
-        kind.check_condition(info, name, argument)
+        kind.check_condition(info, name, argument, own=False)
 
     def _check_section(self, group: _Checked, section: wire.SentSection, rights: Rights) -> None:
         partition = PartitionId(section.partition)
@@ -205,7 +205,7 @@ class GroupTaker:
         if section.files is not None:
             group.sections.append((partition, section.files))
         else:
-            part = kind.receive(section.payload)
+            part = kind.receive(section.payload, info.options)
             group.sections.append((partition, part))
             group.size += len(section.payload) + ROW_BYTES * len(part)
 

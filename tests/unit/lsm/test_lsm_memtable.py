@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.lsm import memtable as module
-from penstock.lsm.memtable import Edit, Memtable, Sizes, merged
+from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.rows import DELETE, NEVER, PUT, Columns, Row, bytes_list
 
 
@@ -80,7 +80,7 @@ def test_a_bare_value_is_later_than_all_before_its_memtable() -> None:
             seen.append(memtable.row(b"a"))  # in the middle of the edit: the row may be there, its LSN is not
             return super().__len__()
 
-    memtable.apply(Edit(lsn=8, time_us=0, puts=Watched({b"a": b"1"}), put_sizes=Sizes(2, 1, 1)))
+    memtable.apply(Edit(lsn=8, time_us=0, puts=Watched({b"a": b"1"}), put_bytes=2))
     assert (PUT, b"1", 7, NEVER) in seen  # a range delete up to 7 is not above it
     assert memtable.row(b"a") == (PUT, b"1", 8, NEVER)
 
@@ -112,9 +112,9 @@ def test_sizes_that_are_known_are_not_measured_again() -> None:
     memtable, known = Memtable(), Memtable()
     puts = {b"a": b"123", b"bb": b"4"}
     memtable.apply(Edit(lsn=1, time_us=0, puts=puts))
-    known.apply(Edit(lsn=1, time_us=0, puts=puts, put_sizes=Sizes(7, 2, 3)))
+    known.apply(Edit(lsn=1, time_us=0, puts=puts, put_bytes=7))
     assert memtable.bytes == known.bytes
-    assert Edit(lsn=1, time_us=0, puts=puts, rows={b"ccc": (PUT, b"", 1, NEVER)}).sizes() == Sizes(10, 3, 3)
+    assert Edit(lsn=1, time_us=0, puts=puts, rows={b"ccc": (PUT, b"", 1, NEVER)}).size_bytes() == 10
 
 
 def test_a_reader_beside_the_writer_never_misses_a_row() -> None:

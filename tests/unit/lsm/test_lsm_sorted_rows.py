@@ -6,14 +6,11 @@ import random
 
 import pytest
 
-from penstock.errors import Invalid
-from penstock.host.clock import SystemClock
 from penstock.lsm import sorted_rows as module
 from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.operators import ADD_I64
-from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, Row, bytes_list
+from penstock.lsm.rows import DELETE, NEVER, PUT, Row, bytes_list
 from penstock.lsm.sorted_rows import SortedRows
-from penstock.lsm.tree import Tree
 
 
 def one(n: int) -> bytes:
@@ -82,13 +79,6 @@ def test_puts_are_rows() -> None:
     by_rows.apply(Edit(lsn=4, time_us=1, rows={b"a": (PUT, b"1", 4, NEVER), b"b": (PUT, b"22", 4, NEVER)}))
     assert by_puts.rows == by_rows.rows
     assert (by_puts.bytes, by_puts.plain, by_puts.lsn_last) == (by_rows.bytes, True, 4)
-
-
-def test_puts_have_the_limits_of_rows() -> None:
-    tree = Tree([], lambda meta: pytest.fail("no file is opened"), clock=SystemClock())
-    with pytest.raises(Invalid, match="a key has at most"):
-        tree.apply(Edit(lsn=1, time_us=0, puts={bytes(KEY_BYTES_MAX + 1): b""}))
-    assert tree.lsn == 0
 
 
 def test_several_memtables_as_one_are_what_one_would_have_been() -> None:

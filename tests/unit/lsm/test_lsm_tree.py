@@ -387,9 +387,6 @@ def test_writers_are_slowed_then_stopped() -> None:
 
 def test_limits() -> None:
     tree = Tree([], lambda meta: None, clock=FakeClock())  # type: ignore[arg-type, return-value]
-    for rows in ({b"k" * 65_537: (PUT, b"", 1, NEVER)}, {b"k": (PUT, b"v" * ((1 << 26) + 1), 1, NEVER)}):
-        with pytest.raises(Invalid, match="at most"):
-            tree.apply(Edit(lsn=1, time_us=0, rows=rows))
     tree.apply(Edit(lsn=1, time_us=0))
     with pytest.raises(Invalid, match="comes after"):
         tree.apply(Edit(lsn=1, time_us=0))
