@@ -133,7 +133,7 @@ def kv_payload(draw: Draw) -> bytes:
     """Bytes that another process might send for a shard of a kv table."""
     form = draw(st.integers(0, 3))
     if form == 0:
-        return draw(st.binary(max_size=40))
+        return bytes(draw(st.binary(max_size=40)))
     plain = [b"a", b"b", b"", b"c"]
     if form == 1:
         pairs = st.tuples(st.sampled_from(plain), st.sampled_from(plain))
