@@ -104,14 +104,14 @@ class Consumer:
         """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
         delay_s = seconds(delay_s, "delay_s", DELAY_S_MAX)
         rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
-        given = 0
+        released = 0
         while leases := list(islice(rest, LEASES_MAX)):
             try:  # the numbers of a message may be forged
                 asked = encode_call(Call(consumer=self.name, leases=leases, delay_s=delay_s))
             except (TypeError, ValueError, OverflowError):
                 raise Invalid(NOT_GOT) from None
-            given += msgspec.msgpack.decode(self._port.call(self._info, "nack", asked), type=int)
-        return given
+            released += msgspec.msgpack.decode(self._port.call(self._info, "nack", asked), type=int)
+        return released
 
     # -- where it is
 
