@@ -8,7 +8,6 @@ Thread: pure functions.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from penstock.errors import Invalid
@@ -27,11 +26,14 @@ def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
 
 def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:
     """A time in seconds: from 0, or above it, and at most `most`, which may be infinite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value <= most):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
         raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}")
     if value == 0 and above_zero:
         raise Invalid(f"{what} is {in_short(value)}: give seconds above 0, and at most {most:g}")
-    return math.inf if value == math.inf else float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number that is larger than any float, and not infinite
+        raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}") from None
 
 
 def text(value: Any, what: str, bytes_max: int) -> str:

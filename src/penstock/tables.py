@@ -26,6 +26,11 @@ from penstock.registry import check_name, check_shards, kind_named
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
 
 
+def check_epoch(epoch: Any) -> int | None:
+    """The epoch to wait for; None for all so far, as the 0 of a write of nothing."""
+    return None if epoch is None else whole(epoch, "an epoch", 0, EPOCH_MAX) or None
+
+
 class Tables(ABC):
     """What one does with a store, over a port into it."""
 
@@ -100,9 +105,7 @@ class Tables(ABC):
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
         self._check_usable()
-        if epoch is not None:
-            epoch = whole(epoch, "an epoch", 0, EPOCH_MAX)
-        return self._port.flush(epoch or None, seconds(timeout_s, "timeout_s", math.inf))
+        return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Writes to any tables that happen together or not at all; with a token at most once."""

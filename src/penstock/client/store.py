@@ -7,9 +7,11 @@ a fork does not work in the child.
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Any
 
+from penstock.arguments import seconds
 from penstock.client.connection import Connection, Door
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
@@ -22,7 +24,7 @@ from penstock.kinds import Piece, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
-from penstock.tables import StoreSnapshot, Tables
+from penstock.tables import StoreSnapshot, Tables, check_epoch
 
 
 class RemoteSnapshot(StoreSnapshot):
@@ -86,7 +88,8 @@ class RemoteStore(Tables):
         `timeout_s` is that of `connect` if it is None. `WaitExpired`: they are on their way; wait again.
         """
         self._check_usable()
-        self._port.wait_sent(epoch or None, self._connection.patience_s if timeout_s is None else timeout_s)
+        patience_s = self._connection.patience_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
+        self._port.wait_sent(check_epoch(epoch), patience_s)
         return self._port.acknowledgement()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002

@@ -228,11 +228,11 @@ class KvTable(KvReader):
         """The rows with their values encoded, or `Invalid`: by calls that go over all rows at once."""
         if not self._raw or set(map(type, given.values())) - {bytes}:
             given = {key: self._encode(value) for key, value in given.items()}
-        strange = set(map(type, given)) - {bytes}
+        if set(map(type, given)) - {bytes}:
+            self._refuse(next(key for key in given if type(key) is not bytes))
         longest = max(map(len, given), default=0), max(map(len, given.values()), default=0)
-        if strange or longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
-            for key, data in given.items():
-                self._check(key, data)
+        if longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
+            self._refuse(b"")
         return given
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:

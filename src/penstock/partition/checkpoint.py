@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.files import ran_out_of_space
 from penstock.journal.consensus import Consensus
@@ -22,6 +22,7 @@ from penstock.journal.record import PartitionId, decode
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
+from penstock.partition.aside import is_our_mistake
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, Verdict
@@ -134,8 +135,9 @@ class Checkpoint:
                 partition.spill.append(self._sections_of(number, lsn))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
-            except (OSError, DiskFull) as error:
-                if not ran_out_of_space(error):
+            except Exception as error:
+                unreadable = isinstance(error, FixTheCall) or is_our_mistake(error, ())
+                if not unreadable and not ran_out_of_space(error):
                     raise
                 logger.warning("shard %d cannot be spilled (%s): the journal keeps its records", number, error)
                 continue

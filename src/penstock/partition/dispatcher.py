@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from penstock.errors import (
     Backpressure,
     Closed,
+    FixTheCall,
     Invalid,
     NotFound,
     PartitionPaused,
@@ -41,7 +42,6 @@ from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
 from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor, PartitionStateMachine
 from penstock.partition.spill import SpillLog
-from penstock.partition.unopened import Unopened
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,7 @@ class DispatcherSettings:
 class Partition:
     """A partition at work."""
 
-    def __init__(
-        self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog | Unopened
-    ) -> None:
+    def __init__(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog) -> None:
         self.descriptor = descriptor
         self.machine = machine
         self.spill = spill
@@ -140,6 +138,9 @@ class Dispatcher:
         self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
         self._closed = False  # guarded by turn
         self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
+        # Guarded by turn: entries of partitions that could not be opened, for want of descriptors or because this
+        # Penstock cannot read what their tables are. They are few: writes to such a partition are refused.
+        self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
 
@@ -171,10 +172,12 @@ class Dispatcher:
             machine = self._factory.open(descriptor, info.options)
             undo.callback(machine.close)
             opened = Partition(descriptor, machine, spill)
-            for entry in spill.entries(machine.stored):
-                self._enqueue(opened, entry)
+            for entry in (*spill.entries(machine.stored), *self._unopened.get(partition, ())):
+                if entry.lsn > opened.highest:
+                    self._enqueue(opened, entry)
             undo.pop_all()
         self._partitions[partition] = opened  # with all that waits for it, or not at all
+        self._unopened.pop(partition, None)
         self._drain(opened)
         return opened
 
@@ -183,31 +186,6 @@ class Dispatcher:
         if info is None or partition & 0xFFFF >= info.shards:
             raise NotFound(f"table {partition >> 16} was dropped, or never had a shard {partition & 0xFFFF}")
         return info
-
-    def _open_for(self, number: PartitionId) -> Partition:
-        """The partition of an entry. One whose files do not open keeps its entries, and nobody else waits for it."""
-        try:
-            return self.partition(number)
-        except Exception as error:
-            waiting = Unopened()
-            partition = Partition(describe(self._info(number), number & 0xFFFF), waiting, waiting)
-            self._partitions[number] = partition
-            self._failed(partition, error)
-            return partition
-
-    def _reopen(self, partition: Partition) -> None:
-        """Open a partition whose files did not open before; what it has stored by itself is not waited for any more."""
-        descriptor = partition.descriptor
-        with ExitStack() as undo:
-            spill = self._make_spill(descriptor)
-            undo.callback(spill.close)
-            machine = self._factory.open(descriptor, self._info(descriptor.partition).options)
-            undo.callback(machine.close)
-            entries = {entry.lsn: entry for entry in (*spill.entries(machine.stored), *partition.backlog)}
-            undo.pop_all()
-        partition.backlog = deque(entries[lsn] for lsn in sorted(entries) if lsn > machine.applied)
-        partition.highest = max(partition.highest, machine.applied)
-        partition.machine, partition.spill = machine, spill
 
     def partitions(self) -> list[Partition]:
         with self.turn:
@@ -297,7 +275,16 @@ class Dispatcher:
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
-        partition = self._partitions.get(number) or self._open_for(number)
+        try:
+            partition = self.partition(number)
+        except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
+            if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
+                raise  # the disk failed, or a file is not what was written: whoever opens the store must know
+            logger.error("shard %d of table %d cannot be opened now: %s", number & 0xFFFF, number >> 16, error)
+            waiting = self._unopened.setdefault(number, [])
+            if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
+                waiting.append(entry)
+            return
         if entry.lsn > partition.highest:  # else it was stored, spilled or begun before
             self._enqueue(partition, entry)
         if partition.backlog:
@@ -313,9 +300,6 @@ class Dispatcher:
         early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             try:
-                if isinstance(partition.machine, Unopened):
-                    self._reopen(partition)
-                    continue  # it may wait for nothing any more
                 entry = partition.backlog[0]
                 if entry.lsn > partition.machine.applied:
                     partition.machine.apply(self._applicable(partition, entry))
@@ -339,15 +323,15 @@ class Dispatcher:
         return entry
 
     def _failed(self, partition: Partition, error: Exception) -> None:
+        if partition.failures + 1 >= self._settings.attempts_max and self._set_aside(partition, error):
+            partition.failures = 0
+            return
         partition.failures += 1
         partition.error = error
         partition.out_of_space = ran_out_of_space(error)
         # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
         if partition.out_of_space or isinstance(error, ProcessLimit):
             partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
-        if partition.failures >= self._settings.attempts_max and self._set_aside(partition, error):
-            partition.failures = 0
-            return
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
         logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
@@ -360,9 +344,9 @@ class Dispatcher:
     def _set_aside(self, partition: Partition, error: Exception) -> bool:
         """Put away the entry that failed, if the mistake is ours; False: the partition must wait."""
         descriptor = partition.descriptor
-        if isinstance(partition.machine, Unopened) or not is_our_mistake(error, partition.backlog[0].sections):
-            return False
         entry = partition.backlog[0]
+        if not is_our_mistake(error, entry.sections):
+            return False
         if self._aside.holds(descriptor.partition, entry.lsn, entry.sections):
             return False  # not even nothing can be applied
         try:
@@ -389,10 +373,17 @@ class Dispatcher:
         """Try failing partitions again whose pause is over; how many are still behind."""
         with self.turn:
             self.finish()
+            for number in list(self._unopened):
+                try:
+                    self.partition(number)
+                except ProcessLimit:
+                    break  # the others would fare no better
+                except Exception as error:
+                    logger.warning("shard %d of table %d cannot be opened: %s", number & 0xFFFF, number >> 16, error)
             behind = [partition for partition in self._partitions.values() if partition.backlog]
             for partition in behind:
                 self._drain(partition)
-            return sum(1 for partition in behind if partition.backlog)
+            return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
     def out_of_space(self) -> bool:
         """Whether a partition cannot apply for want of space on the disk."""
@@ -402,6 +393,8 @@ class Dispatcher:
         """Let the paused partitions of a table try again, now."""
         with self.turn:
             self.finish()
+            for number in [number for number in self._unopened if number >> 16 == table]:
+                self.partition(number)  # raises what is wrong with it
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
                     partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
@@ -415,10 +408,11 @@ class Dispatcher:
                 Trouble(one.name, one.partition & 0xFFFF, f"set aside: {one.reason}", one.lsn)
                 for one in self._aside.entries()
             ]
+            for number, waiting in self._unopened.items():
+                found.append(Trouble(self._info(number).name, number & 0xFFFF, "it cannot be opened", waiting[0].lsn))
             for partition in self._partitions.values():
-                behind = partition.behind
+                behind, descriptor = partition.behind, partition.descriptor
                 if behind is not None:
-                    descriptor = partition.descriptor
                     lsn = partition.backlog[0].lsn if partition.backlog else 0
                     found.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
             return found
@@ -441,9 +435,11 @@ class Dispatcher:
         try:
             partition = self.partition(number)
             return partition.behind or partition.machine.snapshot()
+        except (Closed, ProcessLimit):
+            raise
         except PenstockError as error:
             return error
-        except OSError as error:
+        except Exception as error:
             return PartitionPaused(f"shard {number & 0xFFFF} of {self._info(number).name} cannot be opened ({error})")
 
     def _drop(self, info: TableInfo) -> None:
@@ -465,6 +461,7 @@ class Dispatcher:
         if partition is not None:
             partition.spill.abandon()
             self._behind.discard(partition)
+        self._unopened.pop(number, None)
         self.tracker.forget(number)
         self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
 

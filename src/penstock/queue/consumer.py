@@ -106,7 +106,7 @@ class Consumer:
         rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
         released = 0
         while leases := list(islice(rest, LEASES_MAX)):
-            try:
+            try:  # the numbers of a message may be forged
                 asked = encode_call(Call(consumer=self.name, leases=leases, delay_s=delay_s))
             except (TypeError, ValueError, OverflowError):
                 raise Invalid(NOT_GOT) from None

@@ -34,7 +34,9 @@ _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have none
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
 BATCH_MESSAGES_MAX = 1 << 24  # the same
-TIME_US_END = 1 << 62  # no message is so far from 1970
+# A message's own time is from the year 1 to 9999: Python and Spark know no other, and one message with such a time
+# would keep them from reading the whole queue.
+TIME_US_FIRST, TIME_US_END = -62_135_596_800_000_000, 253_402_300_800_000_000
 _FEW = 16  # messages
 _PADDING = tuple(bytes(n) for n in range(8))
 
@@ -108,8 +110,8 @@ class Messages:
 
     def check(self) -> int:
         """`Invalid` if a message is too long or all are, or a time is out of range; otherwise their bytes."""
-        if self.times is not None and ((self.times <= -TIME_US_END) | (self.times >= TIME_US_END)).any():
-            raise Invalid("a message's time is in microseconds since 1970, and no clock will show this one")
+        if self.times is not None and ((self.times < TIME_US_FIRST) | (self.times >= TIME_US_END)).any():
+            raise Invalid("a message's time is in microseconds since 1970, from the year 1 to 9999")
         size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
         if self.keys is not None:
             size += _checked_bytes(self.keys, KEY_BYTES_MAX, "key")

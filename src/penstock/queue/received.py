@@ -20,7 +20,7 @@ from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
-from penstock.queue.messages import BATCH_MESSAGES_MAX, PREFIX, decode_batch
+from penstock.queue.messages import BATCH_MESSAGES_MAX, PREFIX, TIME_US_END, TIME_US_FIRST, decode_batch
 from penstock.queue.options import decode_queue_options
 from penstock.queue.positions import (
     ACK,
@@ -82,8 +82,6 @@ def _check_body(body: bytes) -> None:
     for column in (messages.payloads, messages.keys):
         if column is not None:
             _check_column(column)
-    if messages.times is not None and (np.abs(messages.times) >= SEQUENCE_MAX).any():
-        raise Invalid("a message has a time that no clock shows")
     messages.check()
     if messages.encode(lsn=0, time_us=PREFIX.unpack_from(body)[1]) != body:
         raise Invalid("a batch of messages has bytes that do not belong to it")
@@ -138,10 +136,12 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers = [call.count, call.bytes_max, call.deliveries_max or 0]
     numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
-    if any(not 0 <= number < SEQUENCE_MAX for number in numbers) or abs(call.time_us or 0) >= SEQUENCE_MAX:
+    if any(not 0 <= number < SEQUENCE_MAX for number in numbers):
         raise Invalid("a call has a number out of its range")
     if any(not 0 <= lease < LEASE_MAX for _, _, lease in call.leases):
         raise Invalid("a call has a number out of its range")
+    if not TIME_US_FIRST <= (call.time_us or 0) < TIME_US_END:
+        raise Invalid("a time is in microseconds since 1970, from the year 1 to 9999")
     times = call.timeout_s, call.visibility_timeout_s, call.delay_s
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
         raise Invalid("a call has a time out of its range: at most a week")

@@ -5,23 +5,27 @@ Thread: any; it has no state but that of its `Deliveries`.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import msgspec
 
-from penstock.errors import Invalid, OutcomeUnknown, PartitionPaused, PenstockError
+from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError
 from penstock.journal.record import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
 from penstock.queue.delivery import Deliveries
 from penstock.queue.machine import QueueMachine
-from penstock.queue.options import decode_queue_options
+from penstock.queue.options import Retention, decode_queue_options
 from penstock.queue.positions import decode_place, parse_key, rows_of
 from penstock.queue.retention import trim_before
 
 LEASES_MAX = 65_536  # of one call
 PLACES_MAX = 1_024  # as a queue has shards
+
+
+logger = logging.getLogger(__name__)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,6 +98,15 @@ def encode_call(call: Call) -> bytes:
     return _encode(call)
 
 
+def _retention_of(info: TableInfo) -> Retention:
+    """How long a queue keeps its messages: for ever, if nobody can tell, because its messages are still needed."""
+    try:
+        return decode_queue_options(info.options).retention
+    except CorruptionError as error:
+        logger.warning("queue %s keeps everything, because its retention cannot be read: %s", info.name, error.reason)
+        return Retention()
+
+
 class QueueService:
     """The owner's part of a queue."""
 
@@ -101,7 +114,7 @@ class QueueService:
         self._info = info
         self._host = host
         self._partitions = partitions_of(info)
-        self._retention = decode_queue_options(info.options).retention
+        self._retention = _retention_of(info)
         self._deliveries = Deliveries(info, host, [self._machine(partition) for partition in self._partitions])
 
     def _machine(self, partition: PartitionId) -> QueueMachine:

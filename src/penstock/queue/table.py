@@ -24,7 +24,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, TIME_US_END, Messages, encode_payloads
+from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
 from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
 
@@ -351,8 +351,8 @@ def microseconds(time: Any) -> int:
         if not isinstance(since, timedelta):  # a `NaT` of pandas is a datetime, too, and no time
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
         return int(since // timedelta(microseconds=1))  # exact: seconds in a float are not, far from 1970
-    if isinstance(time, bool) or not isinstance(time, int) or not -TIME_US_END < time < TIME_US_END:
-        raise Invalid(f"a time is in microseconds since 1970, or a datetime, not {in_short(time)}")
+    if isinstance(time, bool) or not isinstance(time, int) or not TIME_US_FIRST <= time < TIME_US_END:
+        raise Invalid(f"a time is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
     return int(time)
 
 

@@ -211,8 +211,8 @@ class Gateway:
         return [] if info is None else [info]
 
     def _create(self, request: wire.CreateTable, work: Work) -> TableInfo:
+        work.rights.check(ADMIN, check_name(request.name))
         check_create(request.name, request.kind, request.shards, request.options)
-        work.rights.check(ADMIN, request.name)
         return self._port.create(request.name, request.kind, request.shards, request.options)
 
     def _drop(self, request: wire.DropTable, work: Work) -> None:
@@ -224,8 +224,7 @@ class Gateway:
         return [trouble for trouble in self._store.check() if work.rights.allows(READ, trouble.table)]
 
     def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
-        check_name(request.name)
-        work.rights.check(ADMIN, request.name)
+        work.rights.check(ADMIN, check_name(request.name))
         return self._store.resume(request.name)
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:

@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.cli.shown import given, shown
+from penstock.journal.record import Section, SegmentedRecordHeader
 from penstock.store import Store
 
 
@@ -61,3 +62,16 @@ def test_errors_are_one_line(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [b"", b"ada", b"\x00\xff", b"0x12", "ä".encode(), b"a\nb"])
 def test_what_is_shown_can_be_given(value: bytes) -> None:
     assert given(shown(value)) == value
+
+
+def test_what_is_wrong_with_a_store(store: Store) -> None:
+    store.kv("users").put(b"ada", b"1815", durable=True)
+    well = run("check", store.path)
+    assert (well.returncode, well.stdout) == (0, "all is well\n")
+    assert run("resume", store.path, "users").returncode == 0
+    aside, section = store._aside, Section(SegmentedRecordHeader(store.kv("users")._partitions[0]), b"x")
+    aside.add("users", 7, 0, (section,), KeyError("ours"))
+    for told in (run("check", store.path), run("resume", store.path, "users")):
+        assert told.returncode == 1
+        assert "users" in told.stdout
+        assert "KeyError" in told.stdout
