@@ -253,9 +253,10 @@ class Trial:
         return []
 
     def _end_detached(self, plan: Round) -> None:
-        """Kill the owner that clients started, or leave it to yield to the reader."""
+        """Kill the owner that clients started, or leave it to yield to the reader, which a snapshot can hold up."""
+        killed = any(fault.kills for fault in self._nursery.shim.faults()) or plan.client_kill_s is not None
         for pid in _owners_of(self._root):
-            if plan.number % 2:
+            if plan.number % 2 or killed:
                 _signal(pid, signal.SIGKILL)
                 self._report.kills["detached"] += 1
 
