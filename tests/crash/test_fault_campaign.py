@@ -132,7 +132,7 @@ def test_some_rounds(tmp_path: Path) -> None:
     kill = Rule("pwrite", "journal", "kill half", 0, after=25)
     report = run(tmp_path, 3, [*plans, replace(quiet(8, kill), mode="served", steps=15)])
     assert report.violations == []
-    assert report.fault_count >= 8
+    assert report.struck >= 8
     assert report.kill_count >= 2
 
 
@@ -149,13 +149,13 @@ def test_any_call_may_fail_and_anybody_die(tmp_path: Path) -> None:
     wanted = CALLS.keys() - RARE
 
     def is_enough(report: Report) -> bool:
-        return report.fault_count >= FAULTS and report.kill_count >= KILLS and wanted <= report.reached()
+        return report.struck >= FAULTS and report.kill_count >= KILLS and wanted <= report.reached()
 
     report = Campaign(tmp_path, seed).run(draw_rounds(seed, rounds), is_enough)
     print(report.show())
     assert report.violations == [], f"seed {seed}"
     if len(rounds) == ROUNDS_MAX:
-        assert report.fault_count >= FAULTS
+        assert report.struck >= FAULTS
         assert report.kill_count >= KILLS
         assert wanted - report.reached() == set(), "these calls never failed"
         for error in ("EIO", "ENOSPC", "EMFILE", "short", "kill", "kill half", "kill lost"):

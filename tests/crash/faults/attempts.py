@@ -23,6 +23,7 @@ from penstock.errors import (
     PartitionPaused,
     PenstockError,
     Poisoned,
+    Restore,
     WaitExpired,
 )
 from penstock.tables import Tables
@@ -105,6 +106,8 @@ class Attempts:
             self._fall_ill(error)
             return "refused", _show(error), None
         except PenstockError as error:
+            if isinstance(error, Restore):
+                self.complain(f"{what} speaks of damage, and there is none: {_show(error)}")
             self._fall_ill(error)
             return "unknown", _show(error), None
         except OSError as error:

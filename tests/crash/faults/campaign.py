@@ -41,6 +41,7 @@ class Report:
     seed: int
     rounds: int = 0
     faults: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # call, error, component
+    struck: int = 0  # rules that made calls fail, however often
     kills: Counter[str] = field(default_factory=Counter)  # "point" or "time"
     modes: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -49,14 +50,12 @@ class Report:
     seconds: float = 0.0
 
     def count_faults(self, faults: Iterable[Fault]) -> None:
+        faults = list(faults)
+        self.struck += len({(fault.call, fault.kind, fault.component) for fault in faults if not fault.kills})
         for fault in faults:
             if fault.kills:
                 self.kills["point"] += 1
             self.faults[fault.call, fault.kind, fault.component] += 1
-
-    @property
-    def fault_count(self) -> int:
-        return sum(count for (_, kind, _), count in self.faults.items() if not kind.startswith("kill"))
 
     @property
     def kill_count(self) -> int:
@@ -69,7 +68,7 @@ class Report:
     def show(self) -> str:
         lines = [
             f"seed {self.seed}: {self.rounds} rounds ({_show(self.modes)}) in {self.seconds:.0f} s, "
-            f"{self.fault_count} faults, {self.kill_count} kills ({_show(self.kills)})",
+            f"{self.struck} faults in {self.faults.total()} calls, {self.kill_count} kills ({_show(self.kills)})",
             f"operations: {_show(self.outcomes)}",
         ]
         calls = sorted({(call, component) for call, _, component in self.faults})

@@ -30,7 +30,7 @@ from faults.actor import QUEUES, TABLES, Actor, make_tables, read_rows
 from faults.attempts import HUNG, Watchdog
 from faults.history import Dump, HistoryWriter, Message, Note, Operation, Violation, Word
 from faults.shim import Shim
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Restore
 from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.queue.chain import QueueSettings
@@ -167,7 +167,7 @@ class Owner:
                     with suppress(OSError, PenstockError):
                         store.close()
             except (OSError, PenstockError) as error:
-                self._history.write(Note(f"could not be opened: {type(error).__name__}"))
+                note_failure(self._history, "could not be opened", error)
                 if count == OPENINGS:
                     raise
             finally:
@@ -233,6 +233,13 @@ class Owner:
                 raise
         finally:
             self._watchdog.end()
+
+
+def note_failure(history: HistoryWriter, what: str, error: Exception) -> None:
+    """A fault may keep a store from opening; but nothing is damaged, and nobody must be told to restore it."""
+    history.write(Note(f"{what}: {type(error).__name__}"))
+    if isinstance(error, Restore):
+        history.write(Violation("opening", f"speaks of damage, and there is none: {error}"))
 
 
 def make_actor(
@@ -305,7 +312,7 @@ def _connect(task: Task, history: HistoryWriter, shim: Shim) -> Any:
             make_tables(store)
             return store
         except (OSError, PenstockError) as error:
-            history.write(Note(f"connect: {type(error).__name__}"))
+            note_failure(history, "connect", error)
             if count == OPENINGS:
                 raise
     raise AssertionError
