@@ -11,7 +11,7 @@ before a fork does not work in the child.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from penstock.host.metrics import Metrics
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
-from penstock.journal.record import decode
+from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Machine, Site, partitions_of
 from penstock.local import LocalPort
@@ -238,6 +238,7 @@ class Store(Tables):
             clock=self._clock,
             make_spill=self._make_spill,
             aside=self._aside,
+            journal=self._records,
             settings=settings.dispatcher,
         )
         self._consensus = Alone(self._open_journal())
@@ -321,6 +322,11 @@ class Store(Tables):
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
         self._dropped.add(descriptor, machine)
+
+    def _records(self, start: int) -> Iterator[tuple[int, JournalRecord]]:
+        """For the dispatcher: durable records from an LSN on."""
+        for lsn, body in self._consensus.records(max(start, self._consensus.first)):
+            yield lsn, decode(body, where=f"{self.path}/journal", lsn=lsn)
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"

@@ -92,16 +92,22 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it 
         """Sleep until notified; False if time ran out first. Requires: taken."""
         sleeper = threading.Lock()
         sleeper.acquire()
+        limit = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        thread = threading.get_ident()
         self._sleepers.append(sleeper)
-        state: Any = (1, threading.get_ident())
         woken = False
         try:
-            state = self._release_save()  # type: ignore[attr-defined]
-            limit = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-            woken = sleeper.acquire(timeout=limit)
-        finally:
-            if not self._is_owned():  # type: ignore[attr-defined]
+            try:
+                state = self._release_save()  # type: ignore[attr-defined]
+            except BaseException:
+                if not self._is_owned():  # type: ignore[attr-defined]  # the interrupt came right behind it
+                    self._acquire_restore((1, thread))  # type: ignore[attr-defined]
+                raise
+            try:
+                woken = sleeper.acquire(timeout=limit)
+            finally:
                 self._acquire_restore(state)  # type: ignore[attr-defined]
+        finally:
             if not woken:
                 with suppress(ValueError):
                     self._sleepers.remove(sleeper)
@@ -152,13 +158,21 @@ def uninterrupted(
     Signals interrupt the main thread alone, so there `act` runs in another one. `cancel` asks it to end early; `undo`
     takes back what it made, because nobody will get it. For what is not done often: it costs a thread.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return act()
     call = _Call(act)
-    interrupt = call.begin()
-    while not call.outcome:
+    interrupt: BaseException | None = None
+    try:
+        call.begin()
+    except BaseException as error:
+        if not call.allowed:
+            raise
+        interrupt = error
+    while True:
         try:
-            call.ended.acquire(timeout=_WAKE_S)
+            while not call.outcome:
+                call.ended.acquire(timeout=_WAKE_S)
+            break
         except BaseException as error:
             interrupt = interrupt or error
             if cancel is not None:
@@ -170,7 +184,7 @@ def uninterrupted(
         raise interrupt
     if not succeeded:
         raise value
-    return cast(T, value)
+    return value  # type: ignore[no-any-return]
 
 
 class _Call:
@@ -178,36 +192,33 @@ class _Call:
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self._act = act
-        self._allowed = False
+        self.allowed = False
         self._permit = threading.Lock()
         self._permit.acquire()
         self.ended = threading.Lock()
         self.ended.acquire()
         self.outcome: list[tuple[bool, Any]] = []  # whether it returned, and what; or what it raised
 
-    def begin(self) -> BaseException | None:
-        """Start it; an interrupt that came after that was done."""
+    def begin(self) -> None:
+        """Start it. If this is interrupted, `allowed` says whether it runs all the same."""
         try:
-            threading.Thread(target=self._run, name="penstock-call", daemon=True).start()
-            self._allowed = True
-            self._permit.release()
+            _thread.start_new_thread(self._run, ())  # not by `Thread`, which waits for it by a condition
         except RuntimeError:  # the interpreter is ending and takes no new threads
-            self._allowed = True
+            self.allowed = True
+            self._call()
+        except BaseException:
+            self._permit.release()  # a thread that was started after all ends at once
+            raise
+        else:
+            self.allowed = True
             self._permit.release()
-            self._run()
-        except BaseException as error:
-            if not self._allowed:
-                self._permit.release()  # a thread that was started after all ends at once
-                raise
-            with suppress(RuntimeError):
-                self._permit.release()
-            return error
-        return None
 
     def _run(self) -> None:
         self._permit.acquire()
-        if not self._allowed:
-            return
+        if self.allowed:
+            self._call()
+
+    def _call(self) -> None:
         try:
             value = self._act()
         except BaseException as error:

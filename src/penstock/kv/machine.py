@@ -29,6 +29,7 @@ class KvMachine:
     """The state machine of a shard."""
 
     stores_cheaply = False
+    broken = False  # an apply that fails changes nothing
 
     def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
         self.tree = tree
@@ -53,6 +54,8 @@ class KvMachine:
             return
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
+
+    def renew(self) -> None: ...
 
     def snapshot(self) -> KvState:
         return KvState(self._descriptor.partition, self.tree.snapshot())

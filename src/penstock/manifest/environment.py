@@ -347,10 +347,13 @@ class LmdbEngine:
     def _create(self) -> None:
         fresh = self._path + ".new"
         self._remove(fresh)
-        env = lmdb.open(fresh, subdir=False, map_size=self._map_bytes, max_dbs=len(TABLES))
-        for name in TABLES:
-            env.open_db(name.encode())
-        env.close()
+        try:
+            env = lmdb.open(fresh, subdir=False, map_size=self._map_bytes, max_dbs=len(TABLES))
+            for name in TABLES:
+                env.open_db(name.encode())
+            env.close()
+        except lmdb.Error as error:
+            raise OSError(max(getattr(error, "code", 0), 0) or errno.EIO, str(error), fresh) from error
         self._fs.rename(fresh, self._path)  # LMDB has synced it
         self._fs.fsync_dir(parent(self._path))
         self._remove(fresh)
@@ -370,6 +373,8 @@ class LmdbEngine:
                     f"{self._path} was open before this process was forked: use penstock.connect, or open it in a "
                     "process that is started anew"
                 ) from None
+            if getattr(error, "code", 0) > 0:  # of the system: the file may be well
+                raise OSError(error.code, str(error), self._path) from error
             raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
         close_on_exec(self._path)
         self._close_file()
@@ -393,7 +398,7 @@ class LmdbEngine:
             code = getattr(error, "code", 0)
             if code == errno.ENOMEM:
                 raise ProcessLimit(f"{self._path} cannot be mapped ({error}): raise the limit (ulimit -v)") from error
-            if code in (errno.EMFILE, errno.ENFILE):  # a shortage is no damage
+            if code > 0:  # of the system, not of LMDB: a shortage or a failing disk, no damage
                 raise OSError(code, str(error), self._path) from error
             raise
 

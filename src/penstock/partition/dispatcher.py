@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from penstock.errors import (
     PenstockError,
     ProcessLimit,
     Restore,
+    RetryLater,
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -121,6 +122,7 @@ class Dispatcher:
         clock: Clock,
         make_spill: Callable[[PartitionDescriptor], SpillLog],
         aside: AsideLog,
+        journal: Callable[[int], Iterable[tuple[int, JournalRecord]]],
         settings: DispatcherSettings | None = None,
     ) -> None:
         self.ledger = ledger
@@ -129,6 +131,7 @@ class Dispatcher:
         self._clock = clock
         self._make_spill = make_spill
         self._aside = aside
+        self._journal = journal  # durable records from an LSN on
         self._settings = settings or DispatcherSettings()
         self.turn = threads.rlock("partition.turn")  # held: nothing is applied; after `finish`: between two records
         self._begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
@@ -300,6 +303,8 @@ class Dispatcher:
         early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             try:
+                if partition.failures:
+                    self._renew(partition)
                 entry = partition.backlog[0]
                 if entry.lsn > partition.machine.applied:
                     partition.machine.apply(self._applicable(partition, entry))
@@ -308,13 +313,31 @@ class Dispatcher:
                 if partition.failures:
                     break
                 continue  # it was set aside
-            partition.failures, partition.out_of_space = 0, False
             partition.backlog.popleft()
+            # Until the last entry is in, it is behind: a reader must not find the state between two of them.
+            partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
         if partition.backlog:
             self._behind.add(partition)
         else:
             self._behind.discard(partition)
+            partition.failures = 0
         self._set_refusal(partition)
+
+    def _renew(self, partition: Partition) -> None:
+        """After a failure of its files, let a partition begin anew from what is stored: the journal has the rest."""
+        if not partition.machine.broken:
+            return
+        partition.machine.renew()
+        number, start = partition.descriptor.partition, partition.machine.applied + 1
+        entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
+        for lsn, record in self._journal(start):
+            if lsn <= partition.highest:
+                judgement = Judgement(self.ledger.verdicts(record, lsn))
+                entry = self._entries(record, lsn, judgement, None).get(number)
+                if entry is not None:
+                    entries[lsn] = entry
+        entries.update({entry.lsn: entry for entry in partition.backlog})  # these know who waits for them
+        partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
         """An entry; of one that was set aside only its LSN, so that it counts as applied."""
@@ -330,7 +353,7 @@ class Dispatcher:
         partition.error = error
         partition.out_of_space = ran_out_of_space(error)
         # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
-        if partition.out_of_space or isinstance(error, ProcessLimit):
+        if partition.out_of_space or isinstance(error, RetryLater):
             partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
         partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
@@ -380,7 +403,11 @@ class Dispatcher:
                     break  # the others would fare no better
                 except Exception as error:
                     logger.warning("shard %d of table %d cannot be opened: %s", number & 0xFFFF, number >> 16, error)
-            behind = [partition for partition in self._partitions.values() if partition.backlog]
+            for partition in self._partitions.values():
+                if partition.machine.broken and not partition.failures:  # a sync failed, and nobody has written since
+                    partition.failures = 1
+                    self._renew(partition)
+            behind = [partition for partition in self._partitions.values() if partition.backlog or partition.failures]
             for partition in behind:
                 self._drain(partition)
             return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
@@ -397,7 +424,7 @@ class Dispatcher:
                 self.partition(number)  # raises what is wrong with it
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
-                    partition.failures, partition.retry_at_s, partition.refusal = 0, 0.0, None
+                    partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
                     self._drain(partition)
 
     def troubles(self) -> list[Trouble]:

@@ -66,6 +66,13 @@ class PartitionStateMachine(Protocol):
         applied. An entry without sections counts as applied, and changes nothing.
         """
 
+    @property
+    def broken(self) -> bool:
+        """Whether its files failed, so that only `renew` helps."""
+
+    def renew(self) -> None:
+        """Begin anew from what is stored; all after that is applied again."""
+
     def snapshot(self) -> Any:
         """The state of now, to be read for as long as one likes."""
 

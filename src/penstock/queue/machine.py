@@ -55,8 +55,18 @@ class QueueMachine:
         self._site = site
         self._key = WalStateKey(descriptor.table, descriptor.shard)
         self._folder = f"{site.root}/{descriptor.folder}"
-        kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
         self._lock = threads.lock("queue.machine")
+        self._open()
+        # Guarded by _lock: the first sequence that each may read. One that nobody has any more holds nothing.
+        self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
+        self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
+        self.changed: Callable[[], None] = _ignore  # called when there are more messages
+        self.closed = False  # guarded by _lock
+        self._collected = False  # guarded by _lock: files that no manifest lists were looked for
+
+    def _open(self) -> None:
+        site = self._site
+        kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
         self._stored = kept.stored_lsn  # guarded by _lock
         floor, following = _STORED.unpack(kept.detail) if kept.detail else (1, 1)
         now = _Progress(kept.stored_lsn, floor, following)
@@ -72,12 +82,16 @@ class QueueMachine:
         )
         if self.queue.next_sequence < following:
             raise self._torn_apart(following)
-        # Guarded by _lock: the first sequence that each may read. One that nobody has any more holds nothing.
-        self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
-        self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
-        self.changed: Callable[[], None] = _ignore  # called when there are more messages
-        self.closed = False  # guarded by _lock
-        self._collected = False  # guarded by _lock: files that no manifest lists were looked for
+
+    @property
+    def broken(self) -> bool:
+        return self.queue.poisoned and not self.closed
+
+    def renew(self) -> None:
+        with self._lock:
+            self.queue.close()
+            self._open()
+            self._taken = []
 
     @property
     def folder(self) -> str:

@@ -305,6 +305,11 @@ class PersistentQueue:
             self._failure = error
             raise
 
+    @property
+    def poisoned(self) -> bool:
+        """Whether a write or a sync failed."""
+        return self._failure is not None
+
     def _poisoned(self) -> Poisoned:
         error = Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it")
         error.__cause__ = self._failure

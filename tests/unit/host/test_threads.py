@@ -7,8 +7,11 @@ import logging
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
+from interrupts import every_point, where
 
 from penstock.host import threads
 
@@ -16,7 +19,90 @@ from penstock.host import threads
 def test_locks_are_the_plain_ones_of_the_standard_library() -> None:
     assert type(threads.lock("a")) is type(threading.Lock())
     assert type(threads.rlock("a")) is type(threading.RLock())
-    assert type(threads.condition("a")) is threading.Condition
+
+
+def test_a_condition_wakes_sleepers_in_order_and_keeps_time() -> None:
+    condition = threads.condition("a")
+    woken: list[int] = []
+
+    def sleep(number: int) -> None:
+        with condition:
+            woken.append(-number)
+            if condition.wait(20):
+                woken.append(number)
+
+    sleepers = [threading.Thread(target=sleep, args=(number,)) for number in (1, 2, 3)]
+    for number, sleeper in enumerate(sleepers, 1):
+        sleeper.start()
+        until(lambda number=number: len(woken) == number)  # type: ignore[misc]
+    with condition:
+        condition.notify()
+    until(lambda: woken == [-1, -2, -3, 1])
+    with condition:
+        condition.notify_all()
+    for sleeper in sleepers:
+        sleeper.join(20)
+    assert sorted(woken) == [-3, -2, -1, 1, 2, 3]
+    with condition:
+        assert not condition.wait(0.01)
+        assert condition.wait_for(lambda: "yes", 1) == "yes"
+        assert not condition.wait_for(lambda: False, 0.02)
+    with pytest.raises(RuntimeError):
+        condition.wait(0.01)  # not taken
+
+
+def test_a_wait_gives_up_a_lock_that_was_taken_twice() -> None:
+    condition = threads.condition("a")
+
+    def notify() -> None:
+        with condition:
+            condition.notify()
+
+    with condition, condition:
+        other = threading.Thread(target=notify)
+        other.start()
+        assert condition.wait(20)
+    other.join(20)
+    assert condition.acquire(timeout=0)
+    condition.release()
+
+
+def test_an_interrupt_never_leaves_a_condition_taken() -> None:
+    condition = threads.condition("a")
+
+    def use() -> None:
+        with condition:
+            condition.wait(0.0)
+        with condition:
+            condition.notify()
+
+    for _ in every_point(use):
+        assert not condition._is_owned(), where[-1]  # type: ignore[attr-defined]
+
+
+def test_what_is_uninterrupted_ends_before_the_interrupt_is_raised() -> None:
+    made: list[str] = []
+
+    def act() -> str:
+        time.sleep(0.001)
+        made.append("made")
+        return "value"
+
+    points = 0
+    for _ in every_point(lambda: threads.uninterrupted(act, undo=lambda _: made.append("undone"))):
+        points += 1
+        assert made in ([], ["made"], ["made", "undone"]), where[-1]
+        made.clear()
+    assert points > 20
+    with pytest.raises(ValueError, match="bad"):
+        threads.uninterrupted(lambda: int("bad"))
+
+
+def until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(0.001)
 
 
 def test_an_installed_maker_makes_locks_until_it_is_taken_away() -> None:
