@@ -1,0 +1,147 @@
+"""A shard that failed: behind until all of it is in, begun anew where its files failed, not paused by a shortage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from store_model import open_simulated
+
+from penstock.errors import GateShut, PartitionPaused, PenstockError
+from penstock.kv.machine import KvMachine
+from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.machine import Entry
+from penstock.queue.files import DataWriter
+from penstock.store import Store
+from penstock.testing import FakeClock, SimulatedDisk
+
+Fail = Callable[[KvMachine, Entry], None]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> Store:
+    return open_simulated(SimulatedDisk(), clock)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, before: Fail) -> None:
+    """Call something before every apply to the table t."""
+    apply = KvMachine.apply
+
+    def patched(machine: KvMachine, entry: Entry) -> None:
+        if machine._descriptor.name == "t":
+            before(machine, entry)
+        apply(machine, entry)
+
+    monkeypatch.setattr(KvMachine, "apply", patched)
+
+
+def catch_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What readers find between two entries of a backlog."""
+    table = store.kv("t")
+    table.put(b"k", b"old", durable=True)
+    seen: list[object] = []
+    broken = [True]
+
+    def before(machine: KvMachine, entry: Entry) -> None:
+        if broken[0]:
+            raise OSError("the disk fails")
+        try:
+            seen.append(table.get(b"k"))
+        except PartitionPaused:
+            seen.append(None)
+
+    failing(monkeypatch, before)
+    table.put(b"other", b"1", durable=True)
+    table.put(b"k", b"new", durable=True)
+    broken[0] = False
+    store.resume("t")
+    assert table.get(b"k") == b"new"
+    return seen
+
+
+def test_a_shard_is_behind_until_all_of_its_backlog_is_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert catch_up(store, monkeypatch) == [None, None]
+
+
+def test_one_that_is_not_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: it counts as whole as soon as it is resumed."""
+
+    def failures(partition: Partition) -> int:
+        return partition.__dict__["_failures"] if partition.retry_at_s else 0
+
+    def set_failures(partition: Partition, number: int) -> None:
+        partition.__dict__["_failures"] = number
+        partition.__dict__.setdefault("retry_at_s", 0.0)
+
+    monkeypatch.setattr(Partition, "failures", property(failures, set_failures), raising=False)
+    assert b"old" in catch_up(store, monkeypatch)
+
+
+def test_what_can_be_retried_never_pauses_a_shard(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, left = store.kv("t"), [20]
+
+    def before(machine: KvMachine, entry: Entry) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise GateShut("somebody flushes it")
+
+    failing(monkeypatch, before)
+    table.put(b"k", b"v", durable=True)
+    for _ in range(25):
+        clock.advance(60)
+        store._dispatcher.retry()
+    assert table.get(b"k") == b"v"
+
+
+def fail_writes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    write, left = DataWriter.write, [count]
+
+    def patched(writer: DataWriter, *args: object, **kwargs: object) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(5, "Input/output error")
+        write(writer, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DataWriter, "write", patched)
+
+
+def one_bad_write(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    queue = store.queue("q")
+    for number in range(3):
+        queue.put(b"%d" % number, durable=True)
+    store.checkpoint()
+    queue.put(b"3", durable=True)  # applied, not stored
+    fail_writes(monkeypatch, 1)
+    queue.put(b"4", durable=True)  # durable; applying it fails
+    clock.advance(60)
+    store._dispatcher.retry()
+    queue.put(b"5", durable=True)
+    with store.snapshot() as snapshot:
+        return [bytes(payload) for payload in snapshot.queue("q").to_arrow().column("payload").to_pylist()]
+
+
+def test_a_queue_whose_file_failed_begins_anew_from_the_journal(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimulatedDisk()
+    everything = [b"%d" % number for number in range(6)]
+    with open_simulated(disk, clock) as store:
+        assert one_bad_write(store, clock, monkeypatch) == everything
+        assert store.queue("q").append(b"6").sequence == 7
+    with open_simulated(disk, clock) as store, store.snapshot() as snapshot:
+        payloads = snapshot.queue("q").to_arrow().column("payload").to_pylist()
+        assert payloads == [*everything, b"6"]
+
+
+def test_one_that_only_goes_on_is_seen(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: nobody begins anew."""
+    monkeypatch.setattr(Dispatcher, "_renew", lambda self, partition: None)
+    with pytest.raises(PenstockError):
+        one_bad_write(store, clock, monkeypatch)
