@@ -25,7 +25,7 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
     """The identity of the store in a folder, drawn now if there is none. `CorruptionError` if a first file was lost."""
     path = f"{root}/STORE"
     has_manifest = fs.exists(f"{root}/manifest")
-    if not has_manifest and fs.exists(f"{root}/journal"):
+    if not has_manifest and _has_journal(fs, root):
         raise CorruptionError(f"{root}/manifest", 0, "the manifest is missing, although the store has a journal")
     if fs.exists(path):
         if not has_manifest:
@@ -51,3 +51,11 @@ def _read(fs: FileSystem, path: str) -> bytes:
     if len(identity) != IDENTITY_BYTES or checksum not in (b"", _SUM.pack(crc32c(identity))):
         raise CorruptionError(path, 0, "the store's identity does not match its checksum")
     return identity
+
+
+def _has_journal(fs: FileSystem, root: str) -> bool:
+    try:
+        fs.listdir(f"{root}/journal")
+    except (FileNotFoundError, NotADirectoryError):  # somebody's file under that name is told when the journal is opened
+        return False
+    return True

@@ -132,7 +132,7 @@ def test_some_rounds(tmp_path: Path) -> None:
     kill = Rule("pwrite", "journal", "kill half", 0, after=25)
     report = run(tmp_path, 3, [*plans, replace(quiet(8, kill), mode="served", steps=15)])
     assert report.violations == []
-    assert report.struck >= 8
+    assert report.struck >= 4  # a rule that waits for a call which does not come in a short round strikes nothing
     assert report.kill_count >= 2
 
 

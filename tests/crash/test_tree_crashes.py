@@ -131,10 +131,10 @@ def watermark_without_the_rows(patch: pytest.MonkeyPatch) -> None:
     """`stored` is committed apart from, and before, the file it speaks of."""
     publish = catalog_module.Catalog.publish
 
-    def apart(self: catalog_module.Catalog, added: Any, removed: Any = (), *, stored: Any = None, sealing: Any) -> Any:
+    def apart(self: catalog_module.Catalog, added: Any, removed: Any = (), *, stored: Any = None, **more: Any) -> Any:
         if stored is not None:
-            self._manifest.apply(publish(self, (), stored=stored, sealing=sealing))
-        return publish(self, added, removed, stored=stored, sealing=sealing)
+            self._manifest.apply(publish(self, (), stored=stored, **more))
+        return publish(self, added, removed, stored=stored, **more)
 
     patch.setattr(catalog_module.Catalog, "publish", apart)
 
