@@ -552,7 +552,7 @@ def wait_for_waiters(store: Store, name: str, count: int) -> None:
     deliveries = store._port._service(info)._deliveries  # type: ignore[attr-defined]
     for _ in range(10_000):
         with deliveries._changed:
-            if len(deliveries._changed._waiters) >= count:
+            if len(deliveries._changed._sleepers) >= count:
                 return
         threading.Event().wait(0.001)
     raise AssertionError("they never slept")
