@@ -103,6 +103,7 @@ def _put_many(kv: KvTable, draw: Draw) -> None:
 
 
 SOUND = [
+    ("append", b"\xff"),
     ("append", b"x" * 40),
     ("append", b"y" * 40),
     ("union", union_of({b"z" * 12, b"y" * 12})),
@@ -111,7 +112,7 @@ SOUND = [
 
 
 def _sound_merges(kv: KvTable, draw: Draw) -> None:
-    for name, operand in draw(st.lists(st.sampled_from(SOUND), min_size=1, max_size=6)):
+    for name, operand in draw(st.lists(st.sampled_from(SOUND), min_size=3, max_size=9)):
         ttl_s = draw(st.sampled_from([None, None, None, 1e-9, 10.0]))
         with suppress(PenstockError):  # it does not fit the table
             kv.merge(b"a", operand, operator=name, ttl_s=ttl_s)
@@ -269,7 +270,7 @@ STEPS += [Total.store_files, Total.compact, Total.reopen]
 
 def run(draw: Draw, value_type: ValueType | None = None) -> None:
     machine = Total(value_type or draw(st.sampled_from([*VALUE_TYPES, "bytes", "bytes"])))
-    for _ in range(draw(st.integers(1, 25))):
+    for _ in range(draw(st.integers(6, 25))):
         draw(st.sampled_from(STEPS))(machine, draw)
     machine.flush(draw)
     before = machine.read()
@@ -280,9 +281,20 @@ def run(draw: Draw, value_type: ValueType | None = None) -> None:
     machine.store.close()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@FEW
 @given(st.data())
 def test_whatever_is_taken_can_be_applied_replayed_compacted_and_read(data: st.DataObject) -> None:
+    with small_limits():
+        run(data.draw)
+
+
+@pytest.mark.campaign
+@settings(FEW, max_examples=10_000)
+@given(st.data())
+def test_whatever_is_taken_at_length(data: st.DataObject) -> None:
     with small_limits():
         run(data.draw)
 

@@ -221,11 +221,19 @@ class Gateway:
         self._port.drop(request.name)
 
     def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
-        return [trouble for trouble in self._store.check() if work.rights.allows(READ, trouble.table)]
+        return self._shown(self._store.check(), work.rights)
 
     def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
         work.rights.check(ADMIN, check_name(request.name))
-        return self._store.resume(request.name)
+        return self._shown(self._store.resume(request.name), work.rights)
+
+    def _shown(self, troubles: list[Trouble], rights: Rights) -> list[Trouble]:
+        """What a client may know: of tables that it reads, and in the words of an error that it would get."""
+        return [
+            Trouble(one.table, one.shard, self.fault(PenstockError(one.reason), rights).message, one.lsn)
+            for one in troubles
+            if rights.allows(READ, one.table)
+        ]
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
         """A partition that is there, and that the client may use so."""
