@@ -56,6 +56,9 @@ def _read(fs: FileSystem, path: str) -> bytes:
 def _has_journal(fs: FileSystem, root: str) -> bool:
     try:
         fs.listdir(f"{root}/journal")
-    except (FileNotFoundError, NotADirectoryError):  # somebody's file under that name is told when the journal is opened
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # somebody's file under that name is told when the journal is opened
         return False
     return True

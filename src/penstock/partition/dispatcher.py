@@ -164,7 +164,10 @@ class Dispatcher:
             if self._closed:  # what is opened anew would lack what only the journal has
                 raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
-            return self._open(partition) if found is None else found
+            if found is None:
+                found = threads.uninterrupted(lambda: self._open(partition))
+                self._drain(found)
+            return found
 
     def _open(self, partition: PartitionId) -> Partition:
         info = self._info(partition)
@@ -181,7 +184,6 @@ class Dispatcher:
             undo.pop_all()
         self._partitions[partition] = opened  # with all that waits for it, or not at all
         self._unopened.pop(partition, None)
-        self._drain(opened)
         return opened
 
     def _info(self, partition: PartitionId) -> TableInfo:
@@ -462,7 +464,12 @@ class Dispatcher:
         try:
             partition = self.partition(number)
             return partition.behind or partition.machine.snapshot()
-        except (Closed, ProcessLimit):
+        except ProcessLimit as error:
+            if number not in self._unopened:
+                raise
+            name = self._info(number).name
+            return PartitionPaused(f"shard {number & 0xFFFF} of {name} is behind ({error}): it is tried again")
+        except Closed:
             raise
         except PenstockError as error:
             return error
