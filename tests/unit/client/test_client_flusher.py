@@ -145,7 +145,8 @@ def test_every_error_has_its_place() -> None:
     about_writes = {*CERTAIN, *PASSING, OutcomeUnknown, WaitExpired, Poisoned, PenstockError}
     others = {  # bases, and what neither submitting nor waiting raises
         errors.RetryLater, errors.FixTheCall, errors.Reopen, errors.Restore, errors.UniqueJobAlreadyPending,
-        errors.GateShut, errors.ProcessLimit, errors.TokenTooOld, errors.PositionConflict, errors.Lost, errors.StoreLocked, Closed,
+        errors.GateShut, errors.ProcessLimit, errors.TokenTooOld, errors.PositionConflict, errors.Lost,
+        errors.StoreLocked, Closed,
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,
     }  # fmt: skip
     known = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)}
