@@ -202,16 +202,17 @@ class _Call:
     def begin(self) -> None:
         """Start it. If this is interrupted, `allowed` says whether it runs all the same."""
         try:
-            _thread.start_new_thread(self._run, ())  # not by `Thread`, which waits for it by a condition
-        except RuntimeError:  # the interpreter is ending and takes no new threads
-            self.allowed = True
-            self._call()
-        except BaseException:
+            threading.Thread(target=self._run, name="penstock-call", daemon=True).start()
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and "can't start" in str(error):  # the interpreter is ending
+                self.allowed = True
+                self._call()
+                return
             self._permit.release()  # a thread that was started after all ends at once
-            raise
-        else:
-            self.allowed = True
-            self._permit.release()
+            # An interrupt of the wait for its start comes as an error of the lock that it left behind.
+            raise (error.__context__ or error) if isinstance(error, RuntimeError) else error from None
+        self.allowed = True
+        self._permit.release()
 
     def _run(self) -> None:
         self._permit.acquire()
