@@ -73,11 +73,11 @@ def rlock(name: str) -> Mutex:
 def condition(name: str) -> threading.Condition:
     """A condition over a lock of its own."""
     if _make is _plain:
-        return cast(threading.Condition, Condition())
+        return cast(threading.Condition, SelfLockedCondition())
     return threading.Condition(cast(threading.Lock, _make(name, False)))
 
 
-class Condition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
+class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
     """A condition that is its own lock, so that an interrupt cannot leave it taken.
 
     `with threading.Condition()` runs Python code between taking the lock and entering the block, and after a wait it
