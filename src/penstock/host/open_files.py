@@ -13,7 +13,8 @@ after a short wait the caller gets `ProcessLimit`. An operation takes its descri
 nothing has changed then. A caller of several operations that must not stop between them takes it first: `File.pin`.
 
 Thread: any. One lock guards the accounts, and is never held during I/O: a file on its way in or out is `moving`, and
-those who want it look again. No condition is waited for: an interrupt could leave its lock taken.
+those who want it look again. No condition is waited for: an interrupt could leave its lock taken. The garbage collector,
+which frees a file at any line of any thread, takes no lock at all: it makes a note, and the next call closes that file.
 Invariants: (1) a descriptor is closed only while nobody uses it. (2) an idle file without a descriptor is synced, or
 has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
 """
@@ -73,7 +74,7 @@ class OpenFiles:
     def __init__(self, files_max: Callable[[], int] = open_files_max, *, wait_s: float = WAIT_S) -> None:
         self._files_max = files_max
         self._wait_s = wait_s
-        self._abandoned: deque[_Account] = deque()  # their last user went while the lock was taken
+        self._abandoned: deque[_Account] = deque()  # of files that were freed and not closed; guarded by nothing
         self._forget_all()
         threads.after_fork(self, OpenFiles._forget_all)
 
@@ -114,6 +115,7 @@ class OpenFiles:
 
     def admit(self, take: Callable[[], File], reopen: Callable[[], File]) -> _Account:
         """An account for a file that `take` opens, and `reopen` opens again."""
+        self._close_abandoned()
         self._make_room()
         account = _Account(self.obtain(take), reopen)
         with self._lock:
@@ -177,6 +179,8 @@ class OpenFiles:
         return raw
 
     def take_back(self, account: _Account) -> None:
+        if self._abandoned:
+            self._close_abandoned()
         with self._lock:
             account.users -= 1
             if account.users or account.raw is None:
@@ -200,10 +204,10 @@ class OpenFiles:
 
     def _close_one(self) -> bool:
         """Close the file that was idle longest, one that needs no sync if there is any; False if all are in use."""
+        self._close_abandoned()
         account: _Account | None = None
         try:
             with self._lock:
-                self._take_abandoned()
                 idle = self._clean or self._dirty
                 if not idle:
                     return False
@@ -232,17 +236,25 @@ class OpenFiles:
             raise
         raw.close()
 
-    def _take_abandoned(self) -> None:
-        """Requires: _lock."""
+    def _close_abandoned(self) -> None:
         while self._abandoned:
-            account = self._abandoned.popleft()
-            account.closed = True
-            if account.raw is not None and not account.users:
-                self._clean[account] = None
-                self._clean.move_to_end(account, last=False)  # the next to go
+            with self._lock:
+                raw = self._take_abandoned()
+            if raw is not None:
+                raw.close()
+
+    def _take_abandoned(self) -> File | None:
+        """The descriptor of a file that was freed. Requires: _lock."""
+        if not self._abandoned:
+            return None
+        account = self._abandoned.popleft()
+        account.closed = True
+        account.users = 0  # nobody can use it: whoever is counted was interrupted before he could say that he is done
+        return None if account.raw is None else self._take_raw(account)
 
     def close(self, account: _Account) -> None:
         """Close a file for good, when the last who uses it right now is done."""
+        self._close_abandoned()
         with self._lock:
             account.closed = True
             if account.raw is None or account.users:
@@ -251,17 +263,11 @@ class OpenFiles:
         raw.close()
 
     def abandon(self, account: _Account) -> None:
-        """As `close`, by the garbage collector: perhaps in the middle of another call of this thread."""
-        if not self._lock.acquire(blocking=False):
-            self._abandoned.append(account)
-            return
-        try:
-            account.closed = True
-            raw = None if account.raw is None or account.users else self._take_raw(account)
-        finally:
-            self._lock.release()
-        if raw is not None:
-            raw.close()
+        """As `close`, by the garbage collector: perhaps in the middle of another call of this thread.
+
+        It takes no lock: an interrupt right behind a try to take it would leave it taken for good, and be swallowed.
+        """
+        self._abandoned.append(account)
 
 
 OPEN_FILES = OpenFiles()
