@@ -164,7 +164,7 @@ class Deliveries:
                     self._leases.undo(call.consumer, taken)
                 raise self._other_use(call.consumer, "leased")
             claim = self._leases.claim(
-                call.consumer, shard, place, within=within, count=count, now_s=now_s, until_s=until_s
+                call.consumer, shard, place, within=within, limit=count, now_s=now_s, until_s=until_s
             )
             if claim is not None:
                 claims.append(claim)

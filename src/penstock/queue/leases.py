@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, Place
+
+# One count for all queues of a process: a message of another queue, or of one that was dropped and made again under the
+# same name, is never taken for one of this queue that happens to have its number.
+_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Leases:
 
     def __init__(self, incarnation: int) -> None:
         self._windows: dict[tuple[str, int], _Window] = {}
-        self._last = incarnation << 32  # ids of another opening of the store are never ours
+        self._base = incarnation << 32  # ids of another opening of the store are never ours
         self._turns: dict[str, int] = {}
 
     def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
@@ -76,23 +81,23 @@ class Leases:
         place: Place,
         *,
         within: tuple[int, int],
-        count: int,
+        limit: int,
         now_s: float,
         until_s: float,
     ) -> Claim | None:
-        """Lease up to `count` messages of [first, next) that nobody has and nobody acknowledged."""
+        """Lease up to `limit` messages of [first, next) that nobody has and nobody acknowledged."""
         window, (first, end) = self._window(consumer, shard, place), within
         free = ~place.flags() & (window.until_s <= now_s)
         free[: max(0, min(WINDOW, first - window.floor))] = False
         free[max(0, min(WINDOW, end - window.floor)) :] = False
-        found = np.flatnonzero(free)[:count]
+        found = np.flatnonzero(free)[:limit]
         if not len(found):
             return None
-        self._last += 1
+        lease = self._base + next(_numbers)
         window.until_s[found] = until_s
-        window.lease[found] = self._last
+        window.lease[found] = lease
         window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, DELIVERIES_MAX)
-        return Claim(shard, first, found + window.floor, window.counts[found], self._last)
+        return Claim(shard, first, found + window.floor, window.counts[found], lease)
 
     def _window(self, consumer: str, shard: int, place: Place) -> _Window:
         window = self._windows.get((consumer, shard))

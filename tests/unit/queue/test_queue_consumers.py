@@ -140,6 +140,22 @@ def test_a_lease_can_be_lost(disk: SimulatedDisk, queue: QueueTable, clock: Fake
     again.close()
 
 
+def test_a_message_of_another_queue_is_never_acknowledged_in_this_one(store: Store, queue: QueueTable) -> None:
+    """Same consumer, shard and sequence: only the lease tells them apart."""
+    fill(queue, 1)
+    old = queue.consumer("worker").get(1)
+    store.drop(queue.name)
+    again, other = store.queue(queue.name), store.queue("other")
+    for another in (again, other):
+        fill(another, 1)
+        worker = another.consumer("worker")
+        held = worker.get(1)
+        with pytest.raises(LeaseLost):
+            worker.ack(old)
+        assert (worker.nack(old), worker.lag) == (0, 1)
+        worker.ack(held)
+
+
 def test_an_ack_needs_the_message_not_to_be_acknowledged_when_it_is_judged(store: Store, queue: QueueTable) -> None:
     """Both were admitted: the ledger has the last word."""
     fill(queue, 2)
