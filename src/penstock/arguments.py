@@ -1,7 +1,9 @@
 """What users may give for numbers, times and names: one judgement for every call, with plain values as its result.
 
-A subclass of `int`, `float` or `str` becomes the plain value, because what is written must be read by others. A bool is
-not a number here, and neither are the scalars of numpy that are no Python numbers.
+A subclass of `int`, `float` or `str` becomes the plain value, because what is written must be read by others. It does so
+before it is judged, by the methods of the plain type: a subclass may compare and convert as it likes, and what it passed
+as a limit would fail in the thread that writes for everybody. A bool is not a number here, and neither are the scalars
+of numpy that are no Python numbers.
 
 Thread: pure functions.
 """
@@ -17,21 +19,28 @@ SHOWN_CHARACTERS = 80
 
 def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
     """A whole number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value or (high is not None and value > high):
+    number = plain_int(value)
+    if number is None or number < low or (high is not None and number > high):
         raise Invalid(
             f"{what} is a whole number from {low}{'' if high is None else f' to {high}'}, not {in_short(value)}"
         )
-    return int(value)
+    return number
+
+
+def plain_int(value: Any) -> int | None:
+    """A whole number as it is, whatever its class says; None for anything else."""
+    return None if isinstance(value, bool) or not isinstance(value, int) else int.__int__(value)
 
 
 def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:
     """A time in seconds: from 0, or above it, and at most `most`, which may be infinite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+    number = float.__float__(value) if isinstance(value, float) else plain_int(value)
+    if number is None or not 0 <= number <= most:
         raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}")
-    if value == 0 and above_zero:
+    if number == 0 and above_zero:
         raise Invalid(f"{what} is {in_short(value)}: give seconds above 0, and at most {most:g}")
     try:
-        return float(value)
+        return float(number)
     except OverflowError:  # a whole number that is larger than any float, and not infinite
         raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}") from None
 
@@ -51,7 +60,7 @@ def text(value: Any, what: str, bytes_max: int) -> str:
 def in_short(value: Any) -> str:
     """A value for a message: one line of bounded length, whatever it is."""
     try:
-        shown = repr(value)
+        shown = " ".join(repr(value)[: 4 * SHOWN_CHARACTERS].split())  # tables of Arrow and pandas have many lines
     except Exception:
         return f"a value of the type {type(value).__name__}"
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."

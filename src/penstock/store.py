@@ -11,12 +11,14 @@ before a fork does not work in the child.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
+from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
 from penstock.dropped import SPILL, DroppedShards
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
@@ -73,6 +75,8 @@ FINISHED_JOBS_KEPT = 1_000
 COMPACT_WAIT_S = 60.0  # for others that work on the table
 APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+FLUSH_INTERVAL_S_MAX = 24 * 3600.0
+SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
 
@@ -95,8 +99,12 @@ class StoreSettings:
     offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
 
     def __post_init__(self) -> None:
-        if self.memory_bytes_max < 256 << 20:
-            raise Invalid(f"memory_bytes_max is {self.memory_bytes_max}: give at least 256 MiB")
+        for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
+            whole(getattr(self, name), name, least, SETTING_BYTES_MAX)
+        seconds(self.flush_interval_s, "flush_interval_s", FLUSH_INTERVAL_S_MAX, above_zero=True)
+        for name, kind in _SETTING_TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
 
     # What memory goes to: rows in memtables; writes on their way, which are there up to three times (as they came,
     # encoded, and as a record of the journal); a flush, with a copy of its memtable and one batch of a file.
@@ -117,6 +125,16 @@ class StoreSettings:
     @property
     def tree(self) -> TreeSettings:
         return TreeSettings(memtable_bytes=min(self.memory_bytes_max // 8, 128 << 20))
+
+
+_SETTING_TYPES: dict[str, type] = {
+    **dict.fromkeys(("durable", "background", "serve", "trust_clock"), bool),
+    "journal": LogSettings,
+    "dispatcher": DispatcherSettings,
+    "checkpoint": CheckpointSettings,
+    "collection": CollectionSettings,
+    "queue": QueueSettings,
+}
 
 
 def open_store(
@@ -511,8 +529,7 @@ class Store(Tables):
 
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
         """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
-        self._check_usable()
-        wanted = self._existing(name)
+        wanted, timeout_s = self._existing(name), seconds(timeout_s, "timeout_s", math.inf)
         for partition in partitions_of(wanted):
             self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]

@@ -56,6 +56,38 @@ class Count(IntEnum):
     TWO = 2
 
 
+class Liar(int):
+    """A number that passes for any other: in comparisons, and when it is converted."""
+
+    def __int__(self) -> int:
+        return 10**30
+
+    def __le__(self, _: object) -> bool:
+        return True
+
+    __ge__ = __le__
+
+    def __lt__(self, _: object) -> bool:
+        return True
+
+    def __gt__(self, _: object) -> bool:
+        return False
+
+
+class LyingSeconds(float):
+    def __float__(self) -> float:
+        return NAN
+
+    def __le__(self, _: object) -> bool:
+        return True
+
+    __ge__ = __le__
+
+
+LIAR = Liar(10**30)
+MANY_LINES = pa.table({"payload": [b"a"]})  # its repr has several
+
+
 class RaisesInRepr:
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -110,7 +142,7 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
             lambda s, t, q, x: t.put_many(x),
             [1, None, [1], [b"a"], {b"a": 1}, {"a": b""}, {None: b""}, {Sub(b"k"): b""}],
         ),
-        ("ttl_s", lambda s, t, q, x: t.put(b"k", b"", ttl_s=x), [*NOT_SECONDS, 0, INF, 1e12]),
+        ("ttl_s", lambda s, t, q, x: t.put(b"k", b"", ttl_s=x), [*NOT_SECONDS, 0, INF, 1e12, LIAR, MANY_LINES]),
         (
             "ttl_s of a merge",
             lambda s, t, q, x: t.merge(b"k", b"", operator="append", ttl_s=x),
@@ -127,7 +159,7 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
         (
             "whole number",
             lambda s, t, q, x: s.kv("wholes").put(b"k", x),
-            [1 << 63, -(1 << 63) - 1, 1.0, True, "1", HUGE, np.int64(1), bytes(8)],
+            [1 << 63, -(1 << 63) - 1, LIAR, 1.0, True, "1", HUGE, np.int64(1), bytes(8)],
         ),
         (
             "operand of a whole number",
@@ -141,7 +173,7 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
         (
             "time",
             lambda s, t, q, x: q.put(b"", time=x),
-            [True, 1.5, "now", HUGE, 1 << 60, -(1 << 60), datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=Zone())],
+            [LIAR, True, 1.5, "now", HUGE, 1 << 60, -(1 << 60), datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=Zone())],
         ),
         (
             "payloads",
@@ -166,7 +198,7 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
         ("token", lambda s, t, q, x: q.put(b"", token=x), bad_tokens()),
         ("token of a batch", lambda s, t, q, x: s.batch(token=x), bad_tokens()),
         ("trim", lambda s, t, q, x: q.trim(x), [*NOT_WHOLE, 0, 1 << 62, HUGE]),
-        ("shard", lambda s, t, q, x: q.trim(1, shard=x), [*NOT_WHOLE, 2, HUGE]),
+        ("shard", lambda s, t, q, x: q.trim(1, shard=x), [*NOT_WHOLE, 2, HUGE, LIAR, Liar(-5), MANY_LINES]),
         ("shard to read", lambda s, t, q, x: q.read(x), [*NOT_WHOLE, 2, HUGE]),
         ("sequence to read", lambda s, t, q, x: q.read(0, x), NOT_WHOLE),
         ("time to seek", lambda s, t, q, x: q.seek(x), [True, 1.5, "now", None, 1 << 60, datetime(2020, 1, 1)]),
@@ -283,6 +315,57 @@ def test_a_wrong_argument(name: str, call: Call, wrong: Any, side: str, owner: p
     assert store.tables() == before
     store.kv("t").put(b"good", name.encode(), durable=True)
     assert owner.kv("t").get(b"good") == name.encode()
+
+
+def test_a_number_is_what_it_holds_not_what_its_class_says(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        make(store)
+        store.kv("wholes").put(b"k", Liar(7))
+        store.kv("t").put(b"k", b"", ttl_s=LyingSeconds(3600.0))
+        store.queue("q").put(b"", time=Liar(8))
+        store.flush()  # the thread that writes for everybody met nothing that it could not encode
+        assert store.kv("wholes").get(b"k") == 7
+        assert [message.time_us for shard in (0, 1) for message in store.queue("q").read(shard)] == [8]
+
+
+WRONG_SETTINGS: dict[str, list[Any]] = {
+    "memory_bytes_max": [*NOT_WHOLE, 1 << 20, HUGE],
+    "reserve_bytes": [*NOT_WHOLE, HUGE],
+    "offer_bytes_min": [*NOT_WHOLE, HUGE],
+    "flush_interval_s": [*NOT_SECONDS, 0, INF, 1e300, None],
+    **dict.fromkeys(("durable", "background", "serve", "trust_clock"), ["no", 1, None]),
+    **dict.fromkeys(("journal", "dispatcher", "checkpoint", "collection", "queue"), [1, None, {}]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_a_wrong_setting(name: str) -> None:
+    for wrong in WRONG_SETTINGS[name]:
+        with pytest.raises(Invalid, match=name):
+            penstock.StoreSettings(**{name: wrong})
+
+
+@pytest.mark.parametrize("opener", [penstock.open, penstock.connect])
+@pytest.mark.parametrize("wrong", [None, 3, b"x", ["x"], "", "\0", "\ud800"])
+def test_what_is_no_path_is_not_made_into_one(
+    opener: Callable[[Any], object], wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Invalid, match="is not a path"):
+        opener(wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [1, "x", {}, penstock.StoreSettings])
+def test_settings_of_another_type(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="StoreSettings"):
+        penstock.open(tmp_path / "store", settings=wrong)
+
+
+def test_a_wrong_timeout_of_a_compaction(owner: penstock.Store) -> None:
+    for wrong in [*NOT_SECONDS, None]:
+        with pytest.raises(Invalid, match="timeout_s"):
+            owner.compact("t", timeout_s=wrong)
 
 
 def test_afterwards_the_store_opens_and_works(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, StoreLocked, WaitExpired
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, absolute, make_dirs
+from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -130,7 +130,7 @@ def connect(
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
-    clock, door = SystemClock(), _door_of(str(path), create, token, authority)
+    clock, door = SystemClock(), _door_of(path_text(path), create, token, authority)
     return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arguments import in_short
+from penstock.arguments import in_short, plain_int
 from penstock.errors import CorruptionError, Invalid
 from penstock.lsm.operators import OPERATORS
 from penstock.lsm.rows import VALUE_BYTES_MAX, offsets_of
@@ -100,9 +100,10 @@ def _json(value: Any) -> bytes:
 
 
 def _int64(value: Any) -> bytes:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+    number = plain_int(value)
+    if number is None or not -(1 << 63) <= number < 1 << 63:
         raise Invalid(f"this table holds integers of 64 bits, not {in_short(value)}")
-    return _I64.pack(value)
+    return _I64.pack(number)
 
 
 def _float64(value: Any) -> bytes:

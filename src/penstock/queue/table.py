@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import in_short, text, whole
+from penstock.arguments import in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.record import PartitionId
@@ -351,9 +351,10 @@ def microseconds(time: Any) -> int:
         if not isinstance(since, timedelta):  # a `NaT` of pandas is a datetime, too, and no time
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
         return int(since // timedelta(microseconds=1))  # exact: seconds in a float are not, far from 1970
-    if isinstance(time, bool) or not isinstance(time, int) or not TIME_US_FIRST <= time < TIME_US_END:
+    number = plain_int(time)
+    if number is None or not TIME_US_FIRST <= number < TIME_US_END:
         raise Invalid(f"a time is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
-    return int(time)
+    return number
 
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:

@@ -5,16 +5,18 @@ Thread: any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from penstock.arguments import in_short, seconds
 from penstock.client import place
-from penstock.errors import StoreLocked, WaitExpired
+from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs
+from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs, path_text
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.server.service import Service
@@ -38,9 +40,12 @@ def open(  # noqa: A001 - penstock.open reads well
     An owner that a client started yields, as soon as nobody holds a snapshot or a lease in it; `StoreLocked` if that
     takes longer than `timeout_s`, and at once if another program opened the store.
     """
+    if settings is not None and not isinstance(settings, StoreSettings):
+        raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")
+    timeout_s, path = seconds(timeout_s, "timeout_s", math.inf), path_text(path)
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
-    name = absolute(str(path)) if is_real else str(path)
+    name = absolute(path) if is_real else path
     opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
         return opener(fs=fs)
