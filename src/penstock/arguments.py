@@ -1,9 +1,9 @@
 """What users may give for numbers, times and names: one judgement for every call, with plain values as its result.
 
-A subclass of `int`, `float` or `str` becomes the plain value, because what is written must be read by others. It does so
-before it is judged, by the methods of the plain type: a subclass may compare and convert as it likes, and what it passed
-as a limit would fail in the thread that writes for everybody. A bool is not a number here, and neither are the scalars
-of numpy that are no Python numbers.
+A subclass of `int`, `float` or `str` becomes the plain value, because what is written must be read by others. It does
+so before it is judged, by the methods of the plain type: a subclass may compare and convert as it likes, and a number
+that only seemed to be small would fail in the thread that writes for everybody. A bool is not a number here, and
+neither are the scalars of numpy that are no Python numbers.
 
 Thread: pure functions.
 """

@@ -173,7 +173,17 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
         (
             "time",
             lambda s, t, q, x: q.put(b"", time=x),
-            [LIAR, True, 1.5, "now", HUGE, 1 << 60, -(1 << 60), datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=Zone())],
+            [
+                LIAR,
+                True,
+                1.5,
+                "now",
+                HUGE,
+                1 << 60,
+                -(1 << 60),
+                datetime(2020, 1, 1),
+                datetime(2020, 1, 1, tzinfo=Zone()),
+            ],
         ),
         (
             "payloads",
@@ -333,8 +343,8 @@ WRONG_SETTINGS: dict[str, list[Any]] = {
     "reserve_bytes": [*NOT_WHOLE, HUGE],
     "offer_bytes_min": [*NOT_WHOLE, HUGE],
     "flush_interval_s": [*NOT_SECONDS, 0, INF, 1e300, None],
-    **dict.fromkeys(("durable", "background", "serve", "trust_clock"), ["no", 1, None]),
-    **dict.fromkeys(("journal", "dispatcher", "checkpoint", "collection", "queue"), [1, None, {}]),
+    **{key: ["no", 1, None] for key in ("durable", "background", "serve", "trust_clock")},
+    **{key: [1, None, {}] for key in ("journal", "dispatcher", "checkpoint", "collection", "queue")},
 }
 
 

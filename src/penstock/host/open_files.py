@@ -13,8 +13,8 @@ after a short wait the caller gets `ProcessLimit`. An operation takes its descri
 nothing has changed then. A caller of several operations that must not stop between them takes it first: `File.pin`.
 
 Thread: any. One lock guards the accounts, and is never held during I/O: a file on its way in or out is `moving`, and
-those who want it look again. No condition is waited for: an interrupt could leave its lock taken. The garbage collector,
-which frees a file at any line of any thread, takes no lock at all: it makes a note, and the next call closes that file.
+those who want it look again. No condition is waited for: an interrupt could leave its lock taken. The garbage
+collector, which frees a file at any line of any thread, takes no lock: it makes a note, and the next call closes it.
 Invariants: (1) a descriptor is closed only while nobody uses it. (2) an idle file without a descriptor is synced, or
 has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
 """
