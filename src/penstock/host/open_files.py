@@ -179,8 +179,6 @@ class OpenFiles:
         return raw
 
     def take_back(self, account: _Account) -> None:
-        if self._abandoned:
-            self._close_abandoned()
         with self._lock:
             account.users -= 1
             if account.users or account.raw is None:
@@ -254,13 +252,12 @@ class OpenFiles:
 
     def close(self, account: _Account) -> None:
         """Close a file for good, when the last who uses it right now is done."""
-        self._close_abandoned()
         with self._lock:
             account.closed = True
-            if account.raw is None or account.users:
-                return
-            raw = self._take_raw(account)
-        raw.close()
+            raw = None if account.raw is None or account.users else self._take_raw(account)
+        if raw is not None:
+            raw.close()
+        self._close_abandoned()  # last: an interrupt of it must not keep this one open
 
     def abandon(self, account: _Account) -> None:
         """As `close`, by the garbage collector: perhaps in the middle of another call of this thread.
