@@ -21,6 +21,7 @@ from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinat
 from penstock.dropped import SPILL, DroppedShards
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
 from penstock.flusher import StoreFlusher
+from penstock.governor import MemoryGovernor
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
@@ -71,7 +72,6 @@ logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
 COMPACT_WAIT_S = 60.0  # for others that work on the table
-APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
@@ -200,6 +200,7 @@ class Store(Tables):
             offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
+            relieved=self._relieved,
         )
         self._parts.callback(self._maintenance.close)
         self._collector = Collector(
@@ -264,6 +265,13 @@ class Store(Tables):
             incarnation=self._consensus.incarnation,
             clock=self._clock,
             settings=settings.coordinator,
+        )
+        self._governor = MemoryGovernor(
+            self._maintenance,
+            self._coordinator,
+            memory_bytes_max=settings.memory_bytes_max,
+            rows_bytes_max=settings.rows_bytes_max,
+            flush_soon=self._flush_soon,
         )
         self._port = LocalPort(
             self._coordinator,
@@ -352,7 +360,7 @@ class Store(Tables):
             record = decode(body, where=f"{self.path}/journal", lsn=lsn)
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
-            self._after_apply()
+            self._after_apply(len(body))
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._space.claim_reserve()
@@ -403,6 +411,7 @@ class Store(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._keep_time()
+        self._governor.look()
         self._space.mend()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
@@ -429,28 +438,14 @@ class Store(Tables):
         with suppress(Closed):  # the next one will say it for this one too
             self._port.submit(group, 64)
 
-    def _after_apply(self) -> None:
-        """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
-        self._space.look()
+    def _after_apply(self, size: int) -> None:
+        """Tell whoever waits for records, and see every now and then to memory and space."""
         self._port.applied()
-        trees = [tree for tree, _ in self._maintenance.trees()]
-        held = sum(tree.memory_bytes() for tree in trees)
-        if held > self.settings.memory_bytes_max // 8:
-            growing = {tree: tree.growing_bytes() for tree in trees}
-            if sum(growing.values()) > self.settings.memory_bytes_max // 8:
-                largest = max(trees, key=lambda tree: growing[tree])
-                largest.freeze()
-                self._flush_soon(largest)
-        if not self._started:
-            return
-        deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S  # this batch is in by then; the next one waits as long
-        for tree in trees:
-            tree.wait_while_stopped(max(0.0, deadline_s - self._clock.monotonic_s()))
-        while held > self.settings.rows_bytes_max and self._clock.monotonic_s() < deadline_s:
-            largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
-            self._flush_soon(largest)
-            largest.wait_for_change(0.05)
-            held = sum(tree.memory_bytes() for tree in trees)
+        if self._governor.applied(size):
+            self._space.look()
+
+    def _relieved(self) -> None:
+        self._governor.look()
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:

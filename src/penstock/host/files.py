@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
@@ -65,6 +65,9 @@ class File(Protocol):
 
     def fdatasync(self) -> None:
         """As `fsync`, without times and other metadata that reading does not need."""
+
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        """Write pieces one behind the other, then `fdatasync`. `ProcessLimit`: nothing was written."""
 
     def map(self, size: int) -> memoryview:
         """The first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
@@ -315,7 +318,10 @@ class OsFile:
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         fd = self._fd
-        write_fully(lambda rest, at: os.pwrite(fd, rest, at), data, offset)
+        written = os.pwrite(fd, data, offset)
+        if written != len(data):  # seldom: the rest of a short write
+            rest = memoryview(data).cast("B")[written:]
+            write_fully(lambda some, at: os.pwrite(fd, some, at), rest, offset + written)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -341,6 +347,12 @@ class OsFile:
             self.fsync()
         else:
             os.fdatasync(self._fd)
+
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        for piece in pieces:
+            self.pwrite(piece, offset)
+            offset += len(piece)
+        self.fdatasync()
 
     def map(self, size: int) -> memoryview:
         # Reading a mapping past the end of its file is a SIGBUS, not an exception: look first.

@@ -22,7 +22,7 @@ import itertools
 import posixpath
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -242,6 +242,12 @@ class SimulatedFile:
 
     def fdatasync(self) -> None:
         self._sync("fdatasync")
+
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        for piece in pieces:
+            self.pwrite(piece, offset)
+            offset += len(piece)
+        self.fdatasync()
 
     def _sync(self, name: str) -> None:
         with self._disk._operation(f"{name} {self._path}") as fault:
