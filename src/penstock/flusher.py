@@ -68,6 +68,7 @@ class StoreFlusher:
         *,
         clock: Clock,
         make_room: Callable[[], bool],
+        check_folder: Callable[[], None],
         applied: Callable[[], None],
     ) -> None:
         self._consensus = consensus
@@ -77,6 +78,7 @@ class StoreFlusher:
         self._time_us = 0  # of the last record of this process
         self._attempt: _Attempt | None = None  # the batch that was given to the journal last
         self._make_room = make_room  # called when the disk is full; whether it freed some space
+        self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
         self._applied = applied
 
     @property
@@ -94,6 +96,7 @@ class StoreFlusher:
         ):  # else an interrupt came right behind the sync: it is not written twice
             assert self._consensus.committed == attempt.after
             last = self._propose([encode(record) for record, _, _ in attempt.made])
+        self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
         flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(attempt.made, last - len(attempt.made) + 1)]
         for record in flushed:
             for group in record.groups:
