@@ -26,7 +26,7 @@ from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs
 from penstock.host.metrics import Metrics
-from penstock.host.owned_files import OwnedFiles
+from penstock.host.owned_files import owned
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
@@ -165,7 +165,7 @@ class Store(Tables):
             make_dirs(fs, self.path)
             self._lock = fs.lock(f"{self.path}/LOCK")
             self._parts.callback(self._lock.release)
-            self._fs: FileSystem = OwnedFiles(fs, self._lock)
+            self._fs = owned(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
             self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)

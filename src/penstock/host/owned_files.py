@@ -11,7 +11,12 @@ Files that are open already stay those of the old folder, whatever their names l
 
 from __future__ import annotations
 
-from penstock.host.files import File, FileSystem, Folder, Lock
+from penstock.host.files import File, FileSystem, Folder, Lock, OsFileSystem
+
+
+def owned(fs: FileSystem, lock: Lock) -> FileSystem:
+    """The files of an owner; a disk that is simulated has no other users, and stays what it is."""
+    return OwnedFiles(fs, lock) if isinstance(fs, OsFileSystem) else fs
 
 
 class OwnedFiles:
