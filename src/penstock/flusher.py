@@ -75,6 +75,7 @@ class StoreFlusher:
         *,
         clock: Clock,
         make_room: Callable[[], bool],
+        check_folder: Callable[[], None],
         applied: Callable[[int], None],
     ) -> None:
         self._consensus = consensus
@@ -84,6 +85,7 @@ class StoreFlusher:
         self._time_us = 0  # of the last record of this process
         self._attempt: _Attempt | None = None  # the batch that was given to the journal last
         self._make_room = make_room  # called when the disk is full; whether it freed some space
+        self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
         self._applied = applied
 
     @property
@@ -99,6 +101,7 @@ class StoreFlusher:
         if made and committed < attempt.after + len(made):  # else an interrupt came right behind the sync
             assert committed == attempt.after
             self._propose([encode(record) for record, _, _ in made])
+        self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
         flushed: list[FlushedRecord] = []
         for lsn, (record, groups, decoded) in enumerate(made, attempt.after + 1):
             for group in groups:

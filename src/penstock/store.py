@@ -27,6 +27,7 @@ from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs
 from penstock.host.metrics import Metrics
+from penstock.host.owned_files import owned
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
@@ -153,18 +154,20 @@ class Store(Tables):
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
-        self._fs, self._clock, self._random = fs, SteadyClock(clock), random
+        self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
-        self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
         try:
             make_dirs(fs, self.path)
-            self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
-            self.identity = load_identity(fs, self.path, random)
+            self._lock = fs.lock(f"{self.path}/LOCK")
+            self._parts.callback(self._lock.release)
+            self._fs = owned(fs, self._lock)
+            self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
+            self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             self._start()
@@ -256,6 +259,7 @@ class Store(Tables):
             KINDS,
             clock=self._clock,
             make_room=self._make_room,
+            check_folder=self._lock.check,
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
@@ -494,6 +498,10 @@ class Store(Tables):
     def durability(self) -> Durability:
         """How safe an acknowledged write is."""
         return self._flusher.durability
+
+    def check_folder(self) -> None:
+        """`Closed` if the folder at this path is not the one that was opened: it was moved, deleted or replaced."""
+        self._lock.check()
 
     def at_close(self, act: Callable[[], object]) -> None:
         """Do something when the store closes: writes are in by then, and its parts still there."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
 from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
@@ -77,6 +77,9 @@ class File(Protocol):
 
 class Lock(Protocol):
     """A lock on a file, held until `release` or the end of the process."""
+
+    def check(self) -> None:
+        """`Closed` if the name of the file leads to another one by now, or to none: who has that one has the name."""
 
     def release(self) -> None: ...
 
@@ -273,6 +276,31 @@ def explained() -> Iterator[None]:
         raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
 
 
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
+
+
+@contextmanager
+def typed(path: str) -> Iterator[None]:
+    """Turn errors of the system on the way to a store into those of Penstock, by what to do about them."""
+    try:
+        with explained():
+            yield
+    except (PenstockError, TimeoutError):
+        raise
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or path})"
+        if error.errno in _NO_RESOURCES:
+            raise ProcessLimit(
+                f"{path} cannot be reached, nothing was changed: {reason}; close other files, sockets or processes"
+            ) from error
+        if is_disk_full(error):
+            raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
+        if error.errno in _WRONG_PATH:
+            raise Invalid(f"{path} cannot be opened: {reason}; see to the folder, or give another path") from error
+        raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
+
+
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -400,6 +428,7 @@ class OsLock:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = -1
         with threads.holding_forks():
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -411,6 +440,18 @@ class OsLock:
             if isinstance(error, BlockingIOError):
                 raise StoreLocked(f"{path} is locked by another process: close it there first") from None
             raise
+        self._status = os.fstat(self._fd)
+
+    def check(self) -> None:
+        try:
+            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+                return  # released: by one who closes, in whose hands nothing else is
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        raise Closed(
+            f"{parent(self._path)} was moved, deleted or replaced while it was open, and nothing more is written there"
+            ": close it, and open what is there now"
+        )
 
     def release(self) -> None:
         if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent

@@ -313,6 +313,9 @@ class _SimulatedLock:
         self._disk = disk
         self._path = path
 
+    def check(self) -> None:
+        """Nobody moves the folders of this disk."""
+
     def release(self) -> None:
         self._disk._locks.discard(self._path)
 
