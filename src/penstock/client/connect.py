@@ -21,6 +21,7 @@ from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitEx
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import OsFileSystem, absolute, make_dirs, typed
+from penstock.host.forking import use_grpc
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -45,6 +46,7 @@ class LocalDoor:
         return []
 
     def open(self, deadline_s: float) -> flight.FlightClient:
+        use_grpc()
         with typed(self.folder):
             return self._open(deadline_s)
 
@@ -114,6 +116,7 @@ class RemoteDoor:
         return self._headers
 
     def open(self, deadline_s: float) -> flight.FlightClient:
+        use_grpc()
         given = {} if self._roots is None else {"tls_root_certs": self._roots}
         try:
             return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **given)

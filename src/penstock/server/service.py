@@ -17,7 +17,7 @@ from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
-from penstock.host.forking import abandon, hang_up
+from penstock.host.forking import abandon, hang_up, use_grpc
 from penstock.server.bell import Bell
 from penstock.store import Store
 
@@ -109,6 +109,7 @@ class Service:
 
     def location(self) -> str:
         """Where Arrow Flight is served in the store's folder."""
+        use_grpc()
         from penstock.server.flight import FlightGateway
 
         gateway = self.gateway()
@@ -121,6 +122,7 @@ class Service:
 
     def listen(self, host: str, port: int, tls: ssl.SSLContext, rights_of: Callable[[str], Rights | None]) -> int:
         """Serve over TCP too; the port."""
+        use_grpc()
         from penstock.server.flight import FlightGateway
         from penstock.server.guard import Guard
 
