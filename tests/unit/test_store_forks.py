@@ -292,6 +292,45 @@ with penstock.open(PATH) as store:
     assert said.split("\n")[1:3] == ["locked", "52"]
 
 
+HOW_USED = {
+    "connected": "client = penstock.connect(PATH + '2', create=True)",
+    "closed": "penstock.connect(PATH + '2', create=True).close()",
+    "served": "subprocess.run([sys.executable, '-c', f'import penstock; penstock.connect({PATH!r}).close()'], check=True)",
+}
+
+
+@pytest.mark.parametrize("how", HOW_USED)
+def test_a_child_of_a_process_that_used_grpc_is_refused_at_once(tmp_path: Path, how: str) -> None:
+    said = run(
+        tmp_path,
+        OPEN
+        + f"""
+import subprocess, sys
+{HOW_USED[how]}
+child = os.fork()
+if child == 0:
+    for act in (lambda: penstock.connect(PATH), lambda: penstock.connect(PATH + "3", create=True)):
+        try:
+            act()
+        except penstock.errors.Closed as error:
+            print("spawn" in str(error), flush=True)
+    if os.fork() == 0:  # nor does a grandchild
+        try:
+            penstock.connect(PATH)
+        except penstock.errors.Closed as error:
+            print("spawn" in str(error), flush=True)
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+os.waitpid(child, 0)
+store.kv("t").put(b"b", b"2", durable=True)
+with penstock.connect(PATH) as client:
+    print(client.kv("t").get(b"b"))
+""",
+    )
+    assert said == "True\nTrue\nTrue\nb'2'\n"
+
+
 def test_a_child_that_wants_the_store_connects(tmp_path: Path) -> None:
     said = run(
         tmp_path,

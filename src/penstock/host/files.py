@@ -16,11 +16,11 @@ import fcntl
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
 from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
@@ -66,6 +66,9 @@ class File(Protocol):
     def fdatasync(self) -> None:
         """As `fsync`, without times and other metadata that reading does not need."""
 
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        """Write pieces one behind the other, then `fdatasync`. `ProcessLimit`: nothing was written."""
+
     def map(self, size: int) -> memoryview:
         """The first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
 
@@ -74,6 +77,9 @@ class File(Protocol):
 
 class Lock(Protocol):
     """A lock on a file, held until `release` or the end of the process."""
+
+    def check(self) -> None:
+        """`Closed` if the name of the file leads to another one by now, or to none: who has that one has the name."""
 
     def release(self) -> None: ...
 
@@ -283,6 +289,31 @@ def explained() -> Iterator[None]:
         raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
 
 
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
+
+
+@contextmanager
+def typed(path: str) -> Iterator[None]:
+    """Turn errors of the system on the way to a store into those of Penstock, by what to do about them."""
+    try:
+        with explained():
+            yield
+    except (PenstockError, TimeoutError):
+        raise
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or path})"
+        if error.errno in _NO_RESOURCES:
+            raise ProcessLimit(
+                f"{path} cannot be reached, nothing was changed: {reason}; close other files, sockets or processes"
+            ) from error
+        if is_disk_full(error):
+            raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
+        if error.errno in _WRONG_PATH:
+            raise Invalid(f"{path} cannot be opened: {reason}; see to the folder, or give another path") from error
+        raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
+
+
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that space (or quota) ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -328,7 +359,10 @@ class OsFile:
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         fd = self._fd
-        write_fully(lambda rest, at: os.pwrite(fd, rest, at), data, offset)
+        written = os.pwrite(fd, data, offset)
+        if written != len(data):  # seldom: the rest of a short write
+            rest = memoryview(data).cast("B")[written:]
+            write_fully(lambda some, at: os.pwrite(fd, some, at), rest, offset + written)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -354,6 +388,12 @@ class OsFile:
             self.fsync()
         else:
             os.fdatasync(self._fd)
+
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        for piece in pieces:
+            self.pwrite(piece, offset)
+            offset += len(piece)
+        self.fdatasync()
 
     def map(self, size: int) -> memoryview:
         # Reading a mapping past the end of its file is a SIGBUS, not an exception: look first.
@@ -401,6 +441,7 @@ class OsLock:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = -1
         with threads.holding_forks():
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -412,6 +453,18 @@ class OsLock:
             if isinstance(error, BlockingIOError):
                 raise StoreLocked(f"{path} is locked by another process: close it there first") from None
             raise
+        self._status = os.fstat(self._fd)
+
+    def check(self) -> None:
+        try:
+            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+                return  # released: by one who closes, in whose hands nothing else is
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        raise Closed(
+            f"{parent(self._path)} was moved, deleted or replaced while it was open, and nothing more is written there"
+            ": close it, and open what is there now"
+        )
 
     def release(self) -> None:
         if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent

@@ -17,7 +17,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from penstock.errors import Closed
+
 _DESCRIPTORS = "/dev/fd"
+
+_used = False  # gRPC, by this process
+_used_before_fork = False  # by the process that this one was forked from
+
+
+def use_grpc() -> None:
+    """Call before gRPC is used; `Closed` in a child that was forked after its parent had begun to.
+
+    The two would share gRPC's epoll set, and the child lacks the threads that gRPC believes to have: in tries, calls of
+    both hung past every deadline. gRPC's own support for forks did not help.
+    """
+    global _used
+    if _used_before_fork:
+        raise Closed(
+            "this process was forked from one that had connected to a store or served one, and gRPC does not survive "
+            "that: start it by multiprocessing's 'spawn' or 'forkserver', or connect in the children only"
+        )
+    _used = True
+
+
+def _after_fork() -> None:
+    global _used_before_fork
+    _used_before_fork = _used_before_fork or _used
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def abandon(thing: Any) -> None:

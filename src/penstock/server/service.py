@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from penstock.client import place
+from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
-from penstock.host.forking import abandon, hang_up
+from penstock.host.forking import abandon, hang_up, use_grpc
 from penstock.server.bell import Bell
 from penstock.store import Store
 
@@ -107,6 +109,7 @@ class Service:
 
     def location(self) -> str:
         """Where Arrow Flight is served in the store's folder."""
+        use_grpc()
         from penstock.server.flight import FlightGateway
 
         gateway = self.gateway()
@@ -119,6 +122,7 @@ class Service:
 
     def listen(self, host: str, port: int, tls: ssl.SSLContext, rights_of: Callable[[str], Rights | None]) -> int:
         """Serve over TCP too; the port."""
+        use_grpc()
         from penstock.server.flight import FlightGateway
         from penstock.server.guard import Guard
 
@@ -164,4 +168,9 @@ class Service:
             thread.start()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
-        place.remove_sockets(self._path)
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        with suppress(Closed):  # another folder is there by now, and the sockets in it are of its owner
+            self._store.check_folder()
+            place.remove_sockets(self._path)
