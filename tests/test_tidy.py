@@ -31,7 +31,7 @@ LAYERS = [
     {"registry"},
     {"flusher", "dropped", "identity", "reserve"},
     {"local"},
-    {"space"},
+    {"space", "governor"},
     {"batch"},
     {"tables"},
     {"store", "client"},

@@ -217,7 +217,7 @@ class WatchedMachine(StoreMachine):
         machine, apply = self, StoreFlusher.apply
 
         def watched(flusher: StoreFlusher, flushed: Any) -> int:
-            groups = [group for record in flushed for group in record.groups]
+            groups = [group for record in flushed.records for group in record.groups]
             plain = all(not group.condition and 1 << 16 not in group.sections for group in groups)
             if plain:  # a tokened batch, a create or a drop is in the model only afterwards
                 machine.gets_agree()
