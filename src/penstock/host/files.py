@@ -15,12 +15,13 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFull, Invalid, StoreLocked
+from penstock.errors import CorruptionError, DiskFailed, DiskFull, Invalid, PenstockError, StoreLocked
 from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
@@ -262,12 +263,27 @@ def remove_folder(fs: FileSystem, path: str) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Say of a folder in the place of a file, and of a file in the place of a folder, what to do about it."""
+    """Let no bare `OSError` reach the caller: say which file it was, and what to do about it."""
     try:
         yield
-    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+    except PenstockError:  # some of them are an `OSError`, too
+        raise
+    except OSError as error:
+        raise _explanation(error) from error
+
+
+def _explanation(error: OSError) -> PenstockError:
+    where, reason = error.filename or "a file of the store", error.strerror or str(error)
+    if is_disk_full(error):
+        return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
+    if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
         wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
-        raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
+        return Invalid(f"{where} is in the place of a {wanted} of the store: move it elsewhere")
+    if error.errno == errno.ELOOP:
+        return Invalid(f"{where} is a link that leads to itself: put back what it stands for")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Invalid(f"{where} cannot be used ({reason}): let this user read and write the whole store")
+    return DiskFailed(f"{where} cannot be used ({reason}): look at the disk, then retry")
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -421,7 +437,13 @@ class UnboundedFileSystem:
         return OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
 
     def open(self, path: str, *, write: bool = False) -> File:
-        return OsFile(path, os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
+        # Without O_NONBLOCK, opening a fifo waits for ever for somebody at its other end.
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = OsFile(path, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            file.close()
+            raise IsADirectoryError(errno.EISDIR, "this is not a regular file", path)
+        return file
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
