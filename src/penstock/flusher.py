@@ -17,10 +17,11 @@ from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import (
+    INLINE,
     REFERENCE,
+    SHARD_BITS,
     Group,
     JournalRecord,
-    PartitionId,
     Section,
     SegmentedRecordHeader,
     encode,
@@ -45,7 +46,13 @@ class FlushedRecord(NamedTuple):
     decoded: list[list[Any]]
 
 
-Flushed: TypeAlias = list[FlushedRecord]
+class Flushed(NamedTuple):
+    """A durable batch."""
+
+    records: list[FlushedRecord]
+    size: int  # bytes, as its writers said
+
+
 Made: TypeAlias = tuple[JournalRecord, list[PendingGroup], list[list[Any]]]
 
 
@@ -68,7 +75,8 @@ class StoreFlusher:
         *,
         clock: Clock,
         make_room: Callable[[], bool],
-        applied: Callable[[], None],
+        check_folder: Callable[[], None],
+        applied: Callable[[int], None],
     ) -> None:
         self._consensus = consensus
         self._dispatcher = dispatcher
@@ -77,6 +85,7 @@ class StoreFlusher:
         self._time_us = 0  # of the last record of this process
         self._attempt: _Attempt | None = None  # the batch that was given to the journal last
         self._make_room = make_room  # called when the disk is full; whether it freed some space
+        self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
         self._applied = applied
 
     @property
@@ -88,60 +97,78 @@ class StoreFlusher:
         attempt = self._attempt
         if not again or attempt is None or attempt.last_epoch != batch.last:
             attempt = self._prepare(batch)
-        last = attempt.after + len(attempt.made)
-        if (
-            attempt.made and self._consensus.committed < last
-        ):  # else an interrupt came right behind the sync: it is not written twice
-            assert self._consensus.committed == attempt.after
-            last = self._propose([encode(record) for record, _, _ in attempt.made])
-        flushed = [FlushedRecord(lsn, *record) for lsn, record in enumerate(attempt.made, last - len(attempt.made) + 1)]
-        for record in flushed:
-            for group in record.groups:
-                group.lsn = record.lsn  # before it is applied: see `pending`
-        return flushed
+        committed, made = self._consensus.committed, attempt.made
+        if made and committed < attempt.after + len(made):  # else an interrupt came right behind the sync
+            assert committed == attempt.after
+            self._propose([encode(record) for record, _, _ in made])
+        self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
+        flushed: list[FlushedRecord] = []
+        for lsn, (record, groups, decoded) in enumerate(made, attempt.after + 1):
+            for group in groups:
+                group.lsn = lsn  # before it is applied: see `pending`
+            flushed.append(FlushedRecord(lsn, record, groups, decoded))
+        return Flushed(flushed, batch.size)
 
     def _prepare(self, batch: Batch[PendingDelta]) -> _Attempt:
-        groups = [group for delta in batch.deltas for group in delta.groups]
         self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
-        made = [self._record(some, batch.last) for some in _apart(groups)]
+        records: list[tuple[list[Group], list[PendingGroup], list[list[Any]]]] = []
+        alone = True  # the next group begins a record
+        for delta in batch.deltas:
+            for group in delta.groups:
+                encoded, decoded, refers = self._encode(group)
+                if alone or refers:
+                    records.append(([], [], []))
+                record = records[-1]
+                record[0].append(encoded)
+                record[1].append(group)
+                record[2].append(decoded)
+                alone = refers
+        made = [
+            (JournalRecord(self._time_us, batch.last, tuple(encoded)), groups, decoded)
+            for encoded, groups, decoded in records
+        ]
         self._attempt = attempt = _Attempt(batch.last, self._consensus.committed, made)
         return attempt
 
-    def _record(self, groups: list[PendingGroup], last_epoch: int) -> Made:
-        encoded: list[Group] = []
-        decoded: list[list[Any]] = []
-        for group in groups:
-            held = [(number, part) for number, sections in group.sections.items() for part in parts(sections)]
-            encoded.append(Group(tuple(self._encode(number, part) for number, part in held), group.condition))
-            decoded.append([part for _, part in held])
-        return JournalRecord(self._time_us, last_epoch, tuple(encoded)), groups, decoded
+    def _encode(self, group: PendingGroup) -> tuple[Group, list[Any], bool]:
+        """A group as it is written, what its sections were made from, and whether it refers to files."""
+        sections: list[Section] = []
+        decoded: list[Any] = []
+        refers = False
+        for number, waiting in group.sections.items():
+            info = self._dispatcher.ledger.table_by_id(number >> SHARD_BITS)
+            for part in parts(waiting):
+                form, payload = INLINE, b""  # dropped since: the section is void, and stays in its place
+                if number == LEDGER:
+                    payload = part
+                elif info is not None and isinstance(part, Reference):
+                    form, payload, refers = REFERENCE, encode_reference(part), True
+                elif info is not None:
+                    payload = self._kinds[info.kind].encode(part)
+                sections.append(Section(SegmentedRecordHeader(number, form), payload))
+                decoded.append(part)
+        return Group(tuple(sections), group.condition), decoded, refers
 
-    def _encode(self, number: PartitionId, part: Any) -> Section:
-        if number == LEDGER:
-            return Section(SegmentedRecordHeader(number), part)
-        info = self._dispatcher.ledger.table_by_id(number >> 16)
-        if info is None:  # dropped since: the section is void, and stays in its place
-            return Section(SegmentedRecordHeader(number), b"")
-        if isinstance(part, Reference):
-            return Section(SegmentedRecordHeader(number, REFERENCE), encode_reference(part))
-        return Section(SegmentedRecordHeader(number), self._kinds[info.kind].encode(part))
-
-    def _propose(self, bodies: list[bytes]) -> int:
+    def _propose(self, bodies: list[bytes]) -> None:
         try:
-            return _in_spite_of_shortage(lambda: self._consensus.propose(bodies))
+            self._consensus.propose(bodies)
+        except ProcessLimit:
+            _in_spite_of_shortage(lambda: self._consensus.propose(bodies))
         except DiskFull:  # found before a byte was written: trying again is no retry of a failed write
             if not self._make_room():
                 raise
-            return self._consensus.propose(bodies)
+            self._consensus.propose(bodies)
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch records; the LSN up to which everything is applied."""
-        for lsn, record, groups, decoded in flushed:
-            dispatch = partial(self._dispatcher.dispatch, record, lsn, decoded)
-            judgement = _in_spite_of_shortage(dispatch)
+        for lsn, record, groups, decoded in flushed.records:
+            try:
+                judgement = self._dispatcher.dispatch(record, lsn, decoded)
+            except ProcessLimit:
+                judgement = _in_spite_of_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
-        self._applied()
+        self._applied(flushed.size)
         return self._dispatcher.published
 
     def recover(self) -> None:
@@ -154,17 +181,3 @@ def _in_spite_of_shortage(act: Callable[[], T]) -> T:
         with suppress(ProcessLimit):
             return act()
     return act()
-
-
-def _apart(groups: list[PendingGroup]) -> list[list[PendingGroup]]:
-    """The groups of each record, in order: one that refers to files stands alone."""
-    records: list[list[PendingGroup]] = []
-    alone = True
-    for group in groups:
-        refers = any(isinstance(part, Reference) for held in group.sections.values() for part in parts(held))
-        if refers or alone:
-            records.append([group])
-        else:
-            records[-1].append(group)
-        alone = refers
-    return records

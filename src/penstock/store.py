@@ -21,11 +21,13 @@ from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinat
 from penstock.dropped import SPILL, DroppedShards
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
 from penstock.flusher import StoreFlusher
+from penstock.governor import MemoryGovernor
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_full, make_dirs
 from penstock.host.metrics import Metrics
+from penstock.host.owned_files import owned
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
@@ -71,7 +73,6 @@ logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
 COMPACT_WAIT_S = 60.0  # for others that work on the table
-APPLY_WAIT_S = 60.0  # for memory, before a batch is applied all the same
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
 
@@ -153,18 +154,20 @@ class Store(Tables):
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
-        self._fs, self._clock, self._random = fs, SteadyClock(clock), random
+        self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
-        self._reserve = Reserve(fs, self.path, settings.reserve_bytes)
         self.metrics = Metrics()
         memory.expect_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
         try:
             make_dirs(fs, self.path)
-            self._parts.callback(fs.lock(f"{self.path}/LOCK").release)
-            self.identity = load_identity(fs, self.path, random)
+            self._lock = fs.lock(f"{self.path}/LOCK")
+            self._parts.callback(self._lock.release)
+            self._fs = owned(fs, self._lock)
+            self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
+            self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             self._start()
@@ -200,6 +203,7 @@ class Store(Tables):
             offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
+            relieved=self._relieved,
         )
         self._parts.callback(self._maintenance.close)
         self._collector = Collector(
@@ -255,6 +259,7 @@ class Store(Tables):
             KINDS,
             clock=self._clock,
             make_room=self._make_room,
+            check_folder=self._lock.check,
             applied=self._after_apply,
         )
         self._coordinator = WriteCoordinator(
@@ -264,6 +269,13 @@ class Store(Tables):
             incarnation=self._consensus.incarnation,
             clock=self._clock,
             settings=settings.coordinator,
+        )
+        self._governor = MemoryGovernor(
+            self._maintenance,
+            self._coordinator,
+            memory_bytes_max=settings.memory_bytes_max,
+            rows_bytes_max=settings.rows_bytes_max,
+            flush_soon=self._flush_soon,
         )
         self._port = LocalPort(
             self._coordinator,
@@ -352,7 +364,7 @@ class Store(Tables):
             record = decode(body, where=f"{self.path}/journal", lsn=lsn)
             self._staging.name_all(record)
             self._dispatcher.dispatch(record, lsn)
-            self._after_apply()
+            self._after_apply(len(body))
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._space.begin()
@@ -403,6 +415,7 @@ class Store(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._keep_time()
+        self._governor.look()
         self._space.mend()
         self._dropped.remove()
         return Load.BUSY if behind else Load.IDLE
@@ -430,28 +443,14 @@ class Store(Tables):
         with suppress(Closed):  # the next one will say it for this one too
             self._port.submit(group, 64)
 
-    def _after_apply(self) -> None:
-        """Keep rows in memory within their limit: the largest memtable is flushed early, then whoever writes waits."""
-        self._space.look()
+    def _after_apply(self, size: int) -> None:
+        """Tell whoever waits for records, and see every now and then to memory and space."""
         self._port.applied()
-        trees = [tree for tree, _ in self._maintenance.trees()]
-        held = sum(tree.memory_bytes() for tree in trees)
-        if held > self.settings.memory_bytes_max // 8:
-            growing = {tree: tree.growing_bytes() for tree in trees}
-            if sum(growing.values()) > self.settings.memory_bytes_max // 8:
-                largest = max(trees, key=lambda tree: growing[tree])
-                largest.freeze()
-                self._flush_soon(largest)
-        if not self._started:
-            return
-        deadline_s = self._clock.monotonic_s() + APPLY_WAIT_S  # this batch is in by then; the next one waits as long
-        for tree in trees:
-            tree.wait_while_stopped(max(0.0, deadline_s - self._clock.monotonic_s()))
-        while held > self.settings.rows_bytes_max and self._clock.monotonic_s() < deadline_s:
-            largest = max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes())
-            self._flush_soon(largest)
-            largest.wait_for_change(0.05)
-            held = sum(tree.memory_bytes() for tree in trees)
+        if self._governor.applied(size):
+            self._space.look()
+
+    def _relieved(self) -> None:
+        self._governor.look()
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:
@@ -500,6 +499,10 @@ class Store(Tables):
     def durability(self) -> Durability:
         """How safe an acknowledged write is."""
         return self._flusher.durability
+
+    def check_folder(self) -> None:
+        """`Closed` if the folder at this path is not the one that was opened: it was moved, deleted or replaced."""
+        self._lock.check()
 
     def at_close(self, act: Callable[[], object]) -> None:
         """Do something when the store closes: writes are in by then, and its parts still there."""

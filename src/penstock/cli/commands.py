@@ -158,6 +158,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
         healer = Healer(opened, opened.clock)
         while not stopping.wait(0.25):
             if not healer.heal():
+                opened.check_folder()
                 raise Poisoned(
                     f"writes to {store} fail and it does not recover ({opened.port.failure}): see to its disk"
                 )

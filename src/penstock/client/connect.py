@@ -7,18 +7,20 @@ Thread: any.
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
+import pyarrow as pa
 from pyarrow import flight
 
 from penstock.client import place, wire
 from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
-from penstock.errors import Invalid, NotFound, StoreLocked, WaitExpired
+from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, absolute, make_dirs
+from penstock.host.files import OsFileSystem, absolute, make_dirs, typed
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -43,6 +45,10 @@ class LocalDoor:
         return []
 
     def open(self, deadline_s: float) -> flight.FlightClient:
+        with typed(self.folder):
+            return self._open(deadline_s)
+
+    def _open(self, deadline_s: float) -> flight.FlightClient:
         answer = self._knock(deadline_s)
         waits_s = place.PAUSE_S
         while answer is None or not answer.location:
@@ -74,7 +80,7 @@ class LocalDoor:
                 self._bring_up(deadline_s)
                 answer = self._knock(deadline_s)
             return answer
-        except (StoreLocked, WaitExpired):  # by one who does not answer yet, or never will
+        except (ProcessLimit, StoreLocked, WaitExpired):  # by one who does not answer yet, or never will
             if self._is_late(deadline_s):
                 raise
             return None
@@ -109,7 +115,10 @@ class RemoteDoor:
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         given = {} if self._roots is None else {"tls_root_certs": self._roots}
-        return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **given)
+        try:
+            return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **given)
+        except pa.ArrowInvalid as error:
+            raise Invalid(f"{self.name} is not an address ({error}): give {SCHEME}host:port") from None
 
 
 def connect(
@@ -139,10 +148,14 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
         return LocalDoor(absolute(path), create=create, clock=SystemClock())
-    if token is None or not token.isascii() or not token.isprintable():
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:
         roots = None if authority is None else Path(authority).read_bytes()
-    except OSError as error:
-        raise Invalid(f"the authority cannot be read: {error}") from None
+        if roots is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+                cadata=roots.decode()
+            )  # gRPC would only say that nobody answers
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise Invalid(f"the authority is not a readable PEM file of certificates: {error}") from None
     return RemoteDoor(path.removeprefix(SCHEME).rstrip("/"), token, roots)

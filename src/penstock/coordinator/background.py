@@ -45,10 +45,10 @@ class Background(Generic[D, F, V]):
         self._interval_s = interval_s
         self._wakeup = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
-        self._since_s = 0.0  # when the oldest write that is in no batch came
+        self._due_s = 0.0  # when to flush what there is by then
         self._asked = False  # someone wants a flush and does not wait for it
         self._room_wanted = False  # writes wait for room
-        self._parked = False  # asleep until told
+        self.awake = False  # it looks by itself within an interval
         self._noticed = epochs.none  # the last epoch seen
         self._ending = False
 
@@ -69,8 +69,8 @@ class Background(Generic[D, F, V]):
     # -- with the lock held
 
     def start_timer(self) -> None:
-        """The first write came into an empty delta."""
-        self._since_s = self._clock.monotonic_s()
+        """The first write came into an empty delta, and nobody is awake to notice."""
+        self._due_s = self._clock.monotonic_s() + self._interval_s
         self._asked = False  # what was asked for has been flushed by someone else
 
     def ask(self) -> None:
@@ -85,8 +85,8 @@ class Background(Generic[D, F, V]):
     def look(self, *, room_wanted: bool) -> None:
         """Wake the thread if it has something to do."""
         self._room_wanted = room_wanted
-        parked = self._parked and self._executor.has_writes()
-        if parked or self._executor.apply_left or self._trigger() is not None:
+        asleep = not self.awake and self._executor.has_writes()
+        if asleep or self._executor.apply_left or self._trigger() is not None:
             self._wakeup.notify()
 
     def claim(self, worker: Waiter) -> Trigger | None:
@@ -100,6 +100,7 @@ class Background(Generic[D, F, V]):
         trigger = self._trigger()
         if trigger is not None:
             self._asked = False
+            self._due_s = self._clock.monotonic_s() + self._interval_s
             worker.epoch = self._epochs.none
             executor.leading = worker
         return trigger
@@ -108,9 +109,11 @@ class Background(Generic[D, F, V]):
         with self._lock:
             while (trigger := self.claim(worker)) is None and not self._ending:
                 patience_s = self._patience_s()
-                self._parked = patience_s is None
+                self.awake = patience_s is not None
+                if not self.awake:
+                    self._buffer.shut_room()  # the next write wakes it
                 self._wakeup.wait(patience_s)
-                self._parked = False
+            self.awake = True
             return trigger
 
     def _trigger(self) -> Trigger | None:
@@ -120,7 +123,7 @@ class Background(Generic[D, F, V]):
             return None
         return choose_trigger(
             asked=self._asked,
-            timer_due=self._clock.monotonic_s() >= self._since_s + self._interval_s,
+            timer_due=self._clock.monotonic_s() >= self._due_s,
             size_due=self._buffer.flush_due or self._room_wanted,
         )
 
@@ -134,8 +137,9 @@ class Background(Generic[D, F, V]):
         if executor.failure is not None:
             return None
         if executor.has_writes() and executor.can_lead():
-            return max(0.0, self._since_s + self._interval_s - self._clock.monotonic_s())
+            return max(0.0, self._due_s - self._clock.monotonic_s())
         if executor.has_writes() or self._noticed != self._epochs.last:
             self._noticed = self._epochs.last
+            self._due_s = self._clock.monotonic_s() + self._interval_s
             return self._interval_s
         return None

@@ -25,7 +25,17 @@ SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup 
 class DeltaBuffer(Generic[D, V]):
     """Writes between their callers and the view."""
 
-    __slots__ = ("_allowed", "_flush_bytes", "_make", "_pending_bytes", "bytes_max", "layers", "room", "taken_bytes")
+    __slots__ = (
+        "_allowed",
+        "_flush_bytes",
+        "_make",
+        "_pending_bytes",
+        "bytes_max",
+        "held",
+        "layers",
+        "room",
+        "taken_bytes",
+    )
 
     def __init__(self, make: Callable[[], D], view: V, none: Epoch, *, flush_bytes: int, bytes_max: int) -> None:
         self._make = make
@@ -36,6 +46,7 @@ class DeltaBuffer(Generic[D, V]):
         self._allowed = SHUT  # what `room` was when it was opened: the difference has been written since
         self._pending_bytes = 0
         self.taken_bytes = 0  # ever put into a batch
+        self.held: str | None = None  # why no write fits at all, for now
 
     @property
     def pending_bytes(self) -> int:
@@ -45,14 +56,15 @@ class DeltaBuffer(Generic[D, V]):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes in batches that are not in the view."""
-        return sum(batch.size for batch in self.layers.batches)
+        batches = self.layers.batches
+        return sum(batch.size for batch in batches) if batches else 0
 
     @property
     def flush_due(self) -> bool:
         return self.pending_bytes >= self._flush_bytes
 
     def fits(self, size: int) -> bool:
-        return self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
+        return self.held is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -61,14 +73,15 @@ class DeltaBuffer(Generic[D, V]):
     def open_room(self) -> None:
         """Let writes in without a look, up to the next limit."""
         self.shut_room()
+        if self.held is not None:
+            return
         room = self.bytes_max - self._pending_bytes - self.in_flight_bytes
-        if self._pending_bytes < self._flush_bytes:
-            room = min(room, self._flush_bytes - self._pending_bytes)
-        self.room = self._allowed = max(room, SHUT)
+        left = self._flush_bytes - self._pending_bytes
+        self.room = self._allowed = max(min(room, left) if left > 0 else room, SHUT)
 
     def shut_room(self) -> None:
         """Make the next write look."""
-        self._pending_bytes = self.pending_bytes
+        self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
 
     def seal(self, last: Epoch) -> None:
@@ -87,10 +100,13 @@ class DeltaBuffer(Generic[D, V]):
 
     def take(self, last: Epoch) -> Batch[D]:
         """Everything up to `last` that is in no batch yet, as a batch."""
+        was_open = self.room >= 0
         self.seal(last)
         self.shut_room()
         self.layers = self.layers.take(self._pending_bytes)
         self._pending_bytes = 0  # after the batch has them
+        if was_open:
+            self.open_room()
         batch = self.layers.batches[-1]
         self.taken_bytes += batch.size
         return batch

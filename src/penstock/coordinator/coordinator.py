@@ -181,7 +181,7 @@ class WriteCoordinator(Generic[D, F, V]):
         begins = not self._executor.has_writes()
         self._epochs.last = epoch = Epoch(self._epochs.last + 1)  # first: see `write_into`
         self._buffer.charge(size)
-        if begins:
+        if begins and not self._background.awake:
             self._background.start_timer()
         insert(self._buffer.layers.pending, a, b, c)
         self._look()
@@ -227,26 +227,25 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def _await(self, waiter: Waiter, timeout_s: float) -> None:
         """Work or sleep until the waiter's epoch came; `WaitExpired` if time runs out first."""
-        buffer, executor = self._buffer, self._executor
-        deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
+        executor = self._executor
+        begin_s, left_s = self._clock.monotonic_s(), timeout_s
         try:
-            while (buffer.layers.applied if waiter.applied else buffer.layers.durable) < waiter.epoch:
-                if executor.has_turn(waiter):
-                    executor.work(waiter, Trigger.EXPLICIT)
-                    continue
+            while not self._came(waiter):
                 with self._lock:
                     if self._came(waiter):
                         break
-                    self._refuse_waiting(waiter)
+                    if executor.failure is not None or self._closed:
+                        self._refuse_waiting(waiter)
                     if left_s <= 0:
                         self._background.ask()
                         self._look()
                         raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
-                    executor.join(waiter)
-                if not executor.has_turn(waiter):
-                    left_s = self._sleep(waiter, deadline_s, left_s)
+                    has_turn = executor.join(waiter)
+                if not has_turn:
+                    left_s = self._sleep(waiter, begin_s + timeout_s, left_s)
                     with self._lock:
                         executor.waiters.discard(waiter)
+                executor.work(waiter, Trigger.EXPLICIT)
             if executor.has_turn(waiter):
                 executor.leave(waiter)  # its epoch came by another way
         except BaseException:
@@ -361,6 +360,12 @@ class WriteCoordinator(Generic[D, F, V]):
             self._buffer.bytes_max = limit if bytes_max is None else min(limit, bytes_max)
             self._look()
 
+    def hold(self, reason: str | None) -> None:
+        """Let no write in for this reason, until called with None; a write that waits too long is `Backpressure`."""
+        with self._lock:
+            self._buffer.held = reason
+            self._look()
+
     # -- the background's work
 
     def run_pending(self) -> int:
@@ -384,10 +389,11 @@ class WriteCoordinator(Generic[D, F, V]):
         refuses = executor.failure is not None or self._closing or self._epochs.exhausted
         if waiting:
             self._admission.wake(everyone=refuses)
-        if executor.has_writes() and not waiting and not refuses:
+        # With nothing pending and the thread asleep, the next write has to wake it.
+        if not waiting and not refuses and (self._background.awake or executor.has_writes()):
             self._buffer.open_room()
         else:
-            self._buffer.shut_room()  # with nothing pending, the next write starts the timer
+            self._buffer.shut_room()
         self._background.look(room_wanted=waiting)
 
     # -- the end

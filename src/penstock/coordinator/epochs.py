@@ -44,7 +44,7 @@ class EpochTracker:
     @property
     def exhausted(self) -> bool:
         """Whether the numbers of this incarnation are about to end."""
-        return self.count > COUNT_MAX - COUNT_RESERVE
+        return self.last - self.none > COUNT_MAX - COUNT_RESERVE
 
     def check(self, epoch: int) -> Epoch:
         """The epoch, if it was given out here. `Lost` if by an earlier incarnation, `Invalid` if by nobody yet."""

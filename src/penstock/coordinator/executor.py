@@ -106,12 +106,17 @@ class FlushExecutor(Generic[D, F, V]):
         """Whether the apply turn may be taken, and there is something to do."""
         return self._applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
-    def join(self, waiter: Waiter) -> None:
-        """Take a turn that is free and leads to the waiter's epoch, or sleep among the others."""
+    def join(self, waiter: Waiter) -> bool:
+        """Take a turn that is free and leads to the waiter's epoch, or sleep among the others; whether it has one."""
+        if self.has_turn(waiter):
+            return True
         if waiter.works and waiter.epoch > self._buffer.layers.durable and self.can_lead():
             self.leading = waiter
-        elif not (waiter.works and waiter.applied and self.claim_apply(waiter)):
-            self.waiters.add(waiter)
+            return True
+        if waiter.works and waiter.applied and self.claim_apply(waiter):
+            return True
+        self.waiters.add(waiter)
+        return False
 
     def has_turn(self, waiter: Waiter) -> bool:
         return self.leading is waiter or self._applying is waiter
@@ -124,19 +129,32 @@ class FlushExecutor(Generic[D, F, V]):
 
     def _hand_on(self) -> None:
         """Give turns that are free to those who wait for what they bring; wake those whose epoch will not come."""
-        layers = self._buffer.layers
+        layers, waiters = self._buffer.layers, self.waiters
         if self.failure is not None:
-            self.waiters.wake_all()
-        elif self.can_lead() and (follower := self.waiters.take_worker(layers.durable, applied=False)) is not None:
-            self.leading = follower
-            follower.wake()
-        if self.can_apply():
-            if (follower := self.waiters.take_worker(layers.applied, applied=True)) is not None:
+            waiters.wake_all()
+        elif len(waiters) and self.can_lead():
+            follower = waiters.take_worker(layers.durable, applied=False)
+            if follower is not None:
+                self.leading = follower
+                follower.wake()
+        if layers.results and self.can_apply():
+            follower = waiters.take_worker(layers.applied, applied=True)
+            if follower is not None:
                 self._applying = follower
                 follower.wake()
             else:
                 self.apply_left = True
-        self._changed()
+        # A write that came meanwhile may be due, one that waits may fit, all may have to be refused, the thread may
+        # have to apply. With the room open and nothing pending it is none of these.
+        epochs = self._epochs
+        if (
+            self._buffer.room < 0
+            or self.failure is not None
+            or self.apply_left
+            or epochs.last > layers.taken
+            or epochs.exhausted
+        ):
+            self._changed()
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:  # the first is the cause of the others

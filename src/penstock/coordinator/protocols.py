@@ -7,7 +7,6 @@ time, in epoch order, but one batch may be applied while the next is made durabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -49,8 +48,7 @@ V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch(Generic[D_co]):
+class Batch(NamedTuple, Generic[D_co]):
     """What one flush writes. Its epochs stay the same when it is written again, so `last` can serve as its token."""
 
     deltas: tuple[D_co, ...]  # oldest first

@@ -77,6 +77,8 @@ class Waiters:
 
     def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
         """Remove the one that waits for the lowest epoch above `above`, and may be given a turn."""
+        if not self._all:
+            return None
         workers = [w for w in self._all if w.works and w.epoch > above and (w.applied or not applied)]
         if not workers:
             return None

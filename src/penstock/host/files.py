@@ -17,11 +17,20 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import CorruptionError, DiskFailed, DiskFull, Invalid, PenstockError, StoreLocked
+from penstock.errors import (
+    Closed,
+    CorruptionError,
+    DiskFailed,
+    DiskFull,
+    Invalid,
+    PenstockError,
+    ProcessLimit,
+    StoreLocked,
+)
 from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
@@ -67,6 +76,9 @@ class File(Protocol):
     def fdatasync(self) -> None:
         """As `fsync`, without times and other metadata that reading does not need."""
 
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        """Write pieces one behind the other, then `fdatasync`. `ProcessLimit`: nothing was written."""
+
     def map(self, size: int) -> memoryview:
         """The first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
 
@@ -75,6 +87,9 @@ class File(Protocol):
 
 class Lock(Protocol):
     """A lock on a file, held until `release` or the end of the process."""
+
+    def check(self) -> None:
+        """`Closed` if the name of the file leads to another one by now, or to none: who has that one has the name."""
 
     def release(self) -> None: ...
 
@@ -261,6 +276,14 @@ def remove_folder(fs: FileSystem, path: str) -> None:
     fs.rmdir(path)
 
 
+_MISPLACED = (IsADirectoryError, NotADirectoryError, FileExistsError)
+
+
+def _misplaced(error: OSError) -> Invalid:
+    wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+    return Invalid(f"{error.filename or 'something'} is in the place of a {wanted} of the store: move it elsewhere")
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Let no bare `OSError` reach the caller: say which file it was, and what to do about it."""
@@ -276,14 +299,39 @@ def _explanation(error: OSError) -> PenstockError:
     where, reason = error.filename or "a file of the store", error.strerror or str(error)
     if is_disk_full(error):
         return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
-    if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
-        wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
-        return Invalid(f"{where} is in the place of a {wanted} of the store: move it elsewhere")
+    if isinstance(error, _MISPLACED):
+        return _misplaced(error)
     if error.errno == errno.ELOOP:
         return Invalid(f"{where} is a link that leads to itself: put back what it stands for")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Invalid(f"{where} cannot be used ({reason}): let this user read and write the whole store")
     return DiskFailed(f"{where} cannot be used ({reason}): look at the disk, then retry")
+
+
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
+
+
+@contextmanager
+def typed(path: str) -> Iterator[None]:
+    """Turn errors of the system on the way to a store into those of Penstock, by what to do about them."""
+    try:
+        yield
+    except (PenstockError, TimeoutError):
+        raise
+    except _MISPLACED as error:
+        raise _misplaced(error) from error
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or path})"
+        if error.errno in _NO_RESOURCES:
+            raise ProcessLimit(
+                f"{path} cannot be reached, nothing was changed: {reason}; close other files, sockets or processes"
+            ) from error
+        if is_disk_full(error):
+            raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
+        if error.errno in _WRONG_PATH:
+            raise Invalid(f"{path} cannot be opened: {reason}; see to the folder, or give another path") from error
+        raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -331,7 +379,10 @@ class OsFile:
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         fd = self._fd
-        write_fully(lambda rest, at: os.pwrite(fd, rest, at), data, offset)
+        written = os.pwrite(fd, data, offset)
+        if written != len(data):  # seldom: the rest of a short write
+            rest = memoryview(data).cast("B")[written:]
+            write_fully(lambda some, at: os.pwrite(fd, some, at), rest, offset + written)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -357,6 +408,12 @@ class OsFile:
             self.fsync()
         else:
             os.fdatasync(self._fd)
+
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        for piece in pieces:
+            self.pwrite(piece, offset)
+            offset += len(piece)
+        self.fdatasync()
 
     def map(self, size: int) -> memoryview:
         # Reading a mapping past the end of its file is a SIGBUS, not an exception: look first.
@@ -404,6 +461,7 @@ class OsLock:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = -1
         with threads.holding_forks():
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -415,6 +473,18 @@ class OsLock:
             if isinstance(error, BlockingIOError):
                 raise StoreLocked(f"{path} is locked by another process: close it there first") from None
             raise
+        self._status = os.fstat(self._fd)
+
+    def check(self) -> None:
+        try:
+            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+                return  # released: by one who closes, in whose hands nothing else is
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        raise Closed(
+            f"{parent(self._path)} was moved, deleted or replaced while it was open, and nothing more is written there"
+            ": close it, and open what is there now"
+        )
 
     def release(self) -> None:
         if self._fd >= 0:  # not in a forked child, where unlocking would take it from the parent

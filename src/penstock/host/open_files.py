@@ -24,7 +24,7 @@ import errno
 import resource
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -65,6 +65,17 @@ class _Account:
         self.dirty = False  # written since the last sync
         self.wrote = False  # written at all
         self.failure: BaseException | None = None  # of a sync: it is never used again
+
+    def sync(self, act: Callable[[], None]) -> None:
+        try:
+            self.dirty = False  # before the act: what is written beside it makes it dirty again
+            act()
+        except OSError as error:
+            self.failure = error  # final: nobody syncs these bytes again, or reads what may be gone
+            raise
+        except BaseException:
+            self.dirty = True  # interrupted: nobody knows how far it came
+            raise
 
 
 class OpenFiles:
@@ -343,20 +354,24 @@ class BoundedFile:
     def fdatasync(self) -> None:
         self._sync(lambda raw: raw.fdatasync())
 
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        raw, account = self._lend(), self._account
+        try:
+            account.dirty = account.wrote = True
+            for piece in pieces:
+                raw.pwrite(piece, offset)
+                offset += len(piece)
+            account.sync(raw.fdatasync)
+        finally:
+            self._files.take_back(account)
+
     def _sync(self, act: Callable[[File], None]) -> None:
         account = self._account
         raw = self._files.lend_unsynced(account, self._path)
         if raw is None:
             return
         try:
-            account.dirty = False  # before the act: what is written beside it makes it dirty again
-            act(raw)
-        except OSError as error:
-            account.failure = error  # final: nobody syncs these bytes again, or reads what may be gone
-            raise
-        except BaseException:
-            account.dirty = True  # interrupted: nobody knows how far it came
-            raise
+            account.sync(lambda: act(raw))
         finally:
             self._files.take_back(account)
 

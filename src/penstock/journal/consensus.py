@@ -91,8 +91,7 @@ class Alone:
         if not bodies:
             raise Invalid("a proposal holds at least one record")
         with self._lock:
-            self._log.append(bodies)
-            return Lsn(self._log.sync())
+            return Lsn(self._log.commit(bodies))
 
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
         with self._log.cursor(start) as cursor:

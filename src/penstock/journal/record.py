@@ -28,6 +28,7 @@ _GROUP = struct.Struct("<II")  # sections, bytes of the condition
 _SECTION = struct.Struct("<QBBHIQ")  # partition, form, codec, reserved, key id, bytes of the payload
 assert (_RECORD.size, _GROUP.size, _SECTION.size) == (24, 8, 24)
 VERSION = 1
+_PADDING = [bytes(n) for n in range(8)]
 
 
 class SegmentedRecordHeader(msgspec.Struct, frozen=True, gc=False):
@@ -72,11 +73,12 @@ def encode(record: JournalRecord) -> bytes:
     """The bytes of a record."""
     parts: list[bytes] = [_RECORD.pack(record.time_us, record.last_epoch, len(record.groups), VERSION, 0)]
     for group in record.groups:
-        parts += (_GROUP.pack(len(group.sections), len(group.condition)), group.condition, _pad(len(group.condition)))
+        size = len(group.condition)
+        parts += (_GROUP.pack(len(group.sections), size), group.condition, _PADDING[-size & 7])
         for section in group.sections:
             header, size = section.header, len(section.payload)
             parts.append(_SECTION.pack(header.partition, header.form, header.codec, 0, header.key_id, size))
-            parts += (section.payload, _pad(size))
+            parts += (section.payload, _PADDING[-size & 7])
     return b"".join(parts)
 
 
@@ -125,7 +127,3 @@ class _Reader:
         data = self._body[self.at : end]
         self.at = min(len(self._body), end + (-size & 7))
         return data
-
-
-def _pad(size: int) -> bytes:
-    return bytes(-size & 7)

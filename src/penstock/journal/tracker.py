@@ -10,6 +10,7 @@ Invariant: `needed_from` never passes a record that some partition would have to
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.errors import Invalid
@@ -50,10 +51,14 @@ class SegmentedAckTracker:
         self._lock = threads.lock("journal.tracker")
         self._needs: dict[PartitionId, _Needs] = {}  # guarded by _lock
 
-    def record(self, partition: PartitionId, lsn: int) -> None:
-        """A record holds a section for a partition. Requires: LSNs come in order."""
+    def record(self, lsn: int, partitions: Iterable[PartitionId]) -> None:
+        """A record holds sections for these partitions. Requires: LSNs come in order."""
         with self._lock:
-            self._needs.setdefault(partition, _Needs(deque(), {})).waiting.append(lsn)
+            for partition in partitions:
+                needs = self._needs.get(partition)
+                if needs is None:
+                    needs = self._needs[partition] = _Needs(deque(), {})
+                needs.waiting.append(lsn)
 
     def acknowledge(self, partition: PartitionId, upto: int, member: int = 0) -> None:
         """On a member, all sections of a partition up to this LSN are safe outside the journal."""

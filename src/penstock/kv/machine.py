@@ -53,6 +53,9 @@ class KvMachine:
             threads.uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
             return
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
+        if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
+            self.tree.put(*pair, entry.lsn, entry.time_us)
+            return
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 
     def renew(self) -> None: ...

@@ -220,6 +220,14 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
     return Edit(lsn=lsn, time_us=time_us, rows=rows, ranges=ranges)
 
 
+def only_put(section: Section) -> tuple[bytes, bytes] | None:
+    """The key and the value of a section that is one put of a value that never expires."""
+    if len(section) != 1 or not isinstance(section, Rows) or not section.plain:
+        return None
+    ((key, value),) = section.items()
+    return key, value  # type: ignore[return-value]
+
+
 def _puts(sections: list[Rows], lsn: int, time_us: int) -> Edit:
     if len(sections) == 1:
         puts: dict[bytes, bytes] = sections[0]  # type: ignore[assignment]

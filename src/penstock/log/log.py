@@ -37,6 +37,8 @@ from penstock.log.segment import (
 
 logger = logging.getLogger(__name__)
 
+_HARMLESS = (DiskFull, ProcessLimit, Invalid, NotFound)  # raised before a byte was written
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
@@ -190,6 +192,27 @@ class Log:
             self._last = Index(self._last + len(bodies))
         return self._last
 
+    def commit(self, bodies: Sequence[bytes]) -> Index:
+        """Append records as one batch and make it durable; the index of the last. For errors see `append`.
+
+        The same as `append` and `sync`, for a journal, which does nothing else: one use of the file serves both.
+        """
+        size = check_bodies(bodies)
+        self._check_writable()
+        try:
+            segment = self._segment_for(size)
+            segment.claim(size)
+            if self._synced < self._last:  # some were appended alone
+                self._sync()
+            segment.write_synced(bodies, first=self._last + 1, synced=self._synced)
+            self._last = self._synced = Index(self._last + len(bodies))
+        except _HARMLESS:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+        return self._last
+
     def sync(self) -> Index:
         """Make all that was appended durable; the last durable index."""
         with self._writing():
@@ -256,16 +279,19 @@ class Log:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time."""
-        self._check_open()
-        if self._failure is not None:
-            raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
+        self._check_writable()
         try:
             yield
-        except (DiskFull, ProcessLimit, Invalid, NotFound):
+        except _HARMLESS:
             raise
         except BaseException as error:
             self._failure = error
             raise
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
 
     def _check_open(self) -> None:
         if self._closed:

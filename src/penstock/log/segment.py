@@ -155,17 +155,29 @@ class SegmentWriter:
 
     def claim(self, size: int) -> None:
         """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
-        self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
+        if self.end + size > self._claimed:
+            self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
 
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
         """Append records, numbered from `first`. Requires: the room for them is claimed."""
-        salt, incarnation = self.header.salt, self.header.incarnation
         at = self.end
-        for piece in encode_pieces(
-            bodies, salt=salt, incarnation=incarnation, first=first, synced=synced, kind=kind, flags=flags
-        ):
+        for piece in self._encode(bodies, first, synced, kind, flags):
             self.file.pwrite(piece, at)
             at += len(piece)
+        self._grow(bodies, first)
+
+    def write_synced(self, bodies: Sequence[bytes], *, first: int, synced: int) -> None:
+        """Append records and make them durable, with one use of the file."""
+        self.file.write_synced(self._encode(bodies, first, synced, KIND_DATA, 0), self.end)
+        self._grow(bodies, first)
+
+    def _encode(self, bodies: Sequence[bytes], first: int, synced: int, kind: int, flags: int) -> list[bytes]:
+        salt, incarnation = self.header.salt, self.header.incarnation
+        return encode_pieces(
+            bodies, salt=salt, incarnation=incarnation, first=first, synced=synced, kind=kind, flags=flags
+        )
+
+    def _grow(self, bodies: Sequence[bytes], first: int) -> None:
         end = self.end
         for index, body in enumerate(bodies, first):
             self.index.add(index, end)

@@ -97,6 +97,7 @@ class Maintenance:
         sealing: Sealing = PLAIN,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
+        relieved: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
         self._jobs = jobs
@@ -110,6 +111,7 @@ class Maintenance:
         self._sealing = sealing
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
+        self._relieved = relieved
         self._stopping = threading.Event()
         self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
@@ -136,6 +138,7 @@ class Maintenance:
             time_us=progress.time_us,
             operators=None if known is None else frozenset(known),
             wake=self._wake,
+            relieved=self._relieved,
         )
         with self._changed:
             self._trees[db_id, shard] = tree, catalog

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.errors import Invalid
@@ -47,14 +47,13 @@ _SORT_BY_NUMPY = 65_536  # from here on a sort in one call would hold the interp
 _value_of = itemgetter(1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """All that one record changes in a tree, installed in one step: the ranges, the rows on top, the puts on top."""
 
     lsn: int
     time_us: int  # of the record: apply judges expiry by it, never by a clock
-    rows: Mapping[bytes, Row] = field(default_factory=dict)
-    puts: Mapping[bytes, bytes] = field(default_factory=dict)  # of values that never expire: nearly everything
+    rows: Mapping[bytes, Row] = {}
+    puts: Mapping[bytes, bytes] = {}  # of values that never expire: nearly everything
     put_bytes: int | None = None  # of all keys and values in `puts`, where the maker knows it
     ranges: Sequence[tuple[bytes, bytes]] = ()  # deletes of [start, end) for rows of earlier records
 
@@ -114,8 +113,9 @@ class Memtable:
         if edit.lsn > self.applying:
             self._marks_before = len(self._marks)
             self.applying = edit.lsn  # from here on rows may be there: see `remainder`
-        added: list[RangeDelete] = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
-        if added:
+        added: list[RangeDelete] = []
+        if edit.ranges:
+            added = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
             self._leave_places()
         if edit.rows:
             self._add_rows(self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES))
@@ -127,6 +127,17 @@ class Memtable:
         self.bytes += edit.size_bytes() + overhead
         self.lsn_last = edit.lsn
         self.time_us = max(self.time_us, edit.time_us)
+
+    def put(self, key: bytes, value: bytes, lsn: int, time_us: int) -> None:
+        """Take in an edit that is one put. Requires: its LSN is above all before."""
+        if lsn > self.applying:
+            self._marks_before = len(self._marks)
+            self.applying = lsn
+        self.all_bare = False  # before it is there
+        self.rows[key] = (PUT, value, lsn, NEVER)
+        self.bytes += len(key) + len(value) + ROW_OVERHEAD_BYTES + FULL_ROW_BYTES
+        self.lsn_last = lsn
+        self.time_us = max(self.time_us, time_us)
 
     def remainder(self, edit: Edit) -> Edit:
         """What an interrupt left to be done of an edit. No operand is folded twice: its row bears the edit's LSN."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+import msgspec
+
 from penstock.errors import Backpressure, Closed, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -162,6 +164,7 @@ class Tree:
         time_us: int = 0,
         operators: frozenset[int] | None = frozenset(),
         wake: Callable[[str], None] = lambda task: None,
+        relieved: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings or TreeSettings()
         self.doomed: deque[FileMeta] = deque()  # retired files that nobody reads any more
@@ -170,6 +173,7 @@ class Tree:
         self._open_table = open_table
         self._clock = clock
         self._wake = wake
+        self._tell_relief = relieved  # a flush or a compaction has ended
         self._lock = threads.lock("lsm.tree")
         self._relieved = threads.condition("lsm.relieved")
         self._flushing: tuple[Memtable, ...] = ()  # guarded by _lock
@@ -269,6 +273,23 @@ class Tree:
         if full:
             self._wake("flush")
 
+    def put(self, key: bytes, value: bytes, lsn: int, time_us: int) -> None:
+        """Install an edit that is one put, of a value that never expires: `apply` for what is written most often."""
+        with self._lock:
+            active = self._version.active
+            assert active is not None
+            if lsn <= self._lsn:
+                raise Invalid(f"an edit of LSN {lsn} comes after {self._lsn}")
+            self._time_us = max(self._time_us, time_us)
+            if active.lsn_last < lsn:
+                active.put(key, value, lsn, time_us)
+            self._lsn = lsn
+            full = active.bytes >= self.settings.memtable_bytes
+            if full:
+                self._freeze()
+        if full:
+            self._wake("flush")
+
     def _settled(self, edit: Edit) -> Edit:
         """The edit with its operands folded, if rows of this tree expire or its operands are of several operators.
 
@@ -276,7 +297,7 @@ class Tree:
         record, which no row remembers. Operands of several operators would become a chain that no file could hold one
         day. Otherwise it does not matter when operands are folded: then they wait.
         """
-        found = {row[0] for row in edit.rows.values() if row[0] >= MERGE}
+        found = {row[0] for row in edit.rows.values() if row[0] >= MERGE} if edit.rows else None
         if not found:
             return edit
         known = None if self.operators is None else self.operators | found
@@ -289,7 +310,7 @@ class Tree:
             key: view.fold(key, row, deleted.lsn_over(key)) if row[0] >= MERGE else row
             for key, row in edit.rows.items()
         }
-        return replace(edit, rows=rows)
+        return msgspec.structs.replace(edit, rows=rows)
 
     def freeze(self) -> int:
         """Put the growing memtable among those to be flushed; the LSN up to which all is frozen then."""
@@ -348,8 +369,7 @@ class Tree:
         level, why = self.stall()
         if level is Stall.NONE:
             return
-        self._wake("flush")
-        self._wake("compaction")
+        self.ask_for_relief()
         with self._relieved:
             if level is Stall.SLOW:
                 self._relieved.wait(min(0.001, timeout_s))
@@ -365,17 +385,15 @@ class Tree:
         active = self._version.active
         return 0 if active is None else active.bytes
 
-    def wait_while_stopped(self, timeout_s: float) -> None:
-        """Wait for maintenance if writers are to stop; on a timeout just go on."""
-        if self.stall()[0] is Stall.STOP:
-            self._wake("flush")
-            self._wake("compaction")
-            with self._relieved:
-                self._relieved.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s)
+    def ask_for_relief(self) -> None:
+        """Wake whoever can make a tree's writers go on."""
+        self._wake("flush")
+        self._wake("compaction")
 
     def _relieve(self) -> None:
         with self._relieved:
             self._relieved.notify_all()
+        self._tell_relief()
 
     # -- maintenance: what the jobs of `maintenance` call
 

@@ -101,10 +101,12 @@ class AsideLog:
         self._digests.setdefault((partition, record.last_epoch), set()).add(_digest(group.sections))
         self._entries = (*self._entries, (index, told))
 
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._digests)
+
     def holds(self, partition: PartitionId, lsn: int, sections: Sequence[Section]) -> bool:
         """Whether these sections of a record were set aside."""
-        if not self._digests:
-            return False
         digests = self._digests.get((partition, lsn))
         return digests is not None and _digest(sections) in digests
 

@@ -242,15 +242,13 @@ class Dispatcher:
     def _go_on(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun
         judgement = self.ledger.judge(record, lsn)
-        if not judgement.repeated:
-            self.tracker.record(LEDGER, lsn)
         for info in judgement.dropped:
             self._drop(info)
         if judgement.repeated:
             self._drop_dead()
         entries = self._entries(record, lsn, judgement, decoded)
-        for partition in entries:
-            self.tracker.record(partition, lsn)  # before anything can fail: the journal must keep it
+        # Before anything can fail: the journal must keep it.
+        self.tracker.record(lsn, (LEDGER, *entries))
         self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
         for partition, entry in entries.items():
             self._offer(partition, entry)
@@ -263,25 +261,26 @@ class Dispatcher:
         self, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Sequence[Sequence[Any]] | None
     ) -> dict[PartitionId, Entry]:
         """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
-        sections: dict[PartitionId, list[Section]] = {}
-        sources: dict[PartitionId, list[Any]] = {}
+        found: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
+        is_alive = self.ledger.is_alive
         for number, (group, verdict) in enumerate(zip(record.groups, judgement.verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
                 continue
             for place, section in enumerate(group.sections):
                 partition = section.header.partition
-                if partition != LEDGER and self.ledger.is_alive(partition):
-                    sections.setdefault(partition, []).append(section)
+                if partition != LEDGER and is_alive(partition):
+                    sections, sources = found.setdefault(partition, ([], []))
+                    sections.append(section)
                     if decoded is not None:
-                        sources.setdefault(partition, []).append(decoded[number][place])
+                        sources.append(decoded[number][place])
         return {
-            partition: Entry(lsn, record.time_us, tuple(found), tuple(sources[partition]) if decoded else None)
-            for partition, found in sections.items()
+            partition: Entry(lsn, record.time_us, tuple(sections), tuple(sources) if decoded else None)
+            for partition, (sections, sources) in found.items()
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         try:
-            partition = self.partition(number)
+            partition = self._partitions.get(number) or self.partition(number)
         except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed, or a file is not what was written: whoever opens the store must know
@@ -302,7 +301,13 @@ class Dispatcher:
 
     def _drain(self, partition: Partition) -> None:
         """Apply what waits, until it fails."""
-        early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
+        if not partition.failures and partition.refusal is None and len(partition.backlog) == 1:
+            self._apply_only(partition)
+            if not partition.backlog:
+                return
+            early = partition.failures > 0  # else it was set aside
+        else:
+            early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             try:
                 if partition.failures:
@@ -325,6 +330,16 @@ class Dispatcher:
             partition.failures = 0
         self._set_refusal(partition)
 
+    def _apply_only(self, partition: Partition) -> None:
+        """Apply the one entry of a healthy partition: nearly always all there is to do."""
+        try:
+            entry = partition.backlog[0]
+            if entry.lsn > partition.machine.applied:
+                partition.machine.apply(self._applicable(partition, entry))
+            partition.backlog.popleft()
+        except Exception as error:
+            self._failed(partition, error)
+
     def _renew(self, partition: Partition) -> None:
         """After a failure of its files, let a partition begin anew from what is stored: the journal has the rest."""
         if not partition.machine.broken:
@@ -343,7 +358,7 @@ class Dispatcher:
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
         """An entry; of one that was set aside only its LSN, so that it counts as applied."""
-        if self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
+        if self._aside.holds_any and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
             return Entry(entry.lsn, entry.time_us, ())
         return entry
 

@@ -179,11 +179,6 @@ class Ledger:
     def tables(self) -> list[TableInfo]:
         return sorted(self._tables.values(), key=lambda table: table.name)
 
-    def last_epoch(self) -> int:
-        """The last epoch of an applied record."""
-        value = self.tree.get(b"e")
-        return 0 if value is None else _U64.unpack(value)[0]
-
     def is_alive(self, partition: PartitionId) -> bool:
         """Whether a section for this partition has someone to go to."""
         return partition == LEDGER or partition >> 16 in self._ids
@@ -200,6 +195,9 @@ class Ledger:
             if lsn == self.tree.lsn:
                 self._load()  # an interrupt may have come right behind the tree's change
             return Judgement(self.verdicts(record, lsn), repeated=True)
+        if _is_plain(record):
+            self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
+            return _accepted(len(record.groups))
         # Judged once: were an interrupt to come between two steps of the tree's change, the rows would say "seen".
         if self._judged is None or self._judged.lsn != lsn:
             self._judged = self._judge(record, lsn)
@@ -220,7 +218,7 @@ class Ledger:
                         self._execute(work, section, lsn, record.time_us)
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
-        work.put(b"e", _U64.pack(max(record.last_epoch, self.last_epoch())))
+        work.put(b"e", _U64.pack(record.last_epoch))  # every record leaves a row: what is stored is known by it
         judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped))
         return _Judged(lsn, judgement, work.edit(), work.tables)
 
@@ -253,7 +251,7 @@ class Ledger:
     def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
         """What a record was told. Requires: it was judged."""
         if not any(group.condition for group in record.groups):
-            return (Verdict.ACCEPTED,) * len(record.groups)
+            return _accepted(len(record.groups)).verdicts
         kept = self.tree.get(b"v" + _U64.pack(lsn))
         if kept is None or len(kept) != len(record.groups):
             raise CorruptionError("ledger", lsn, f"the verdicts of record {lsn} are not there any more")
@@ -372,6 +370,24 @@ class _Work:
             for key, value in self._rows.items()
         }
         return Edit(lsn=self._lsn, time_us=self._time_us, rows=rows, ranges=self._ranges)
+
+
+def _is_plain(record: JournalRecord) -> bool:
+    """Whether a record has nothing for the ledger to judge or to do."""
+    for group in record.groups:
+        if group.condition:
+            return False
+        for section in group.sections:
+            if section.header.partition == LEDGER:
+                return False
+    return True
+
+
+_ACCEPTED = Judgement((Verdict.ACCEPTED,))
+
+
+def _accepted(groups: int) -> Judgement:
+    return _ACCEPTED if groups == 1 else Judgement((Verdict.ACCEPTED,) * groups)
 
 
 def _read_table(key: bytes, value: bytes) -> TableInfo:

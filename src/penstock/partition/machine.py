@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.record import PartitionId, Section
 
@@ -33,8 +35,7 @@ class PartitionDescriptor:
         return f"tables/{self.table}/{self.shard}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """All that one record holds for one partition: its accepted sections in group order."""
 
     lsn: int

@@ -22,7 +22,7 @@ from penstock.client import wire
 from penstock.client.report import Report
 from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
-from penstock.host.files import OsFileSystem, absolute
+from penstock.host.files import OsFileSystem, absolute, typed
 from penstock.server.healing import Healer
 from penstock.server.service import Service
 from penstock.store import Store, open_store
@@ -44,14 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        store = open_store(path)
-        service = Service(store, random=system_random(), detached=True)
-        service.location()
+        with typed(path):
+            store = open_store(path)
+            service = Service(store, random=system_random(), detached=True)
+            service.location()
     except PenstockError as error:
         _report(Report(wire.fault_of(error)))
-        return 1
-    except OSError as error:
-        _report(Report(wire.fault_of(StoreLocked(f"{path} could not be opened: {error}"))))
         return 1
     log = RotatingFileHandler(f"{path}/run/owner.log", maxBytes=1 << 20, backupCount=1)
     logging.basicConfig(handlers=[log], format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -32,6 +32,11 @@ class Healer:
 
     def heal(self) -> bool:
         """Recover if writes failed and it is time to; False: it is in vain, end this process. Called all the time."""
+        try:
+            self._store.check_folder()
+        except PenstockError as error:
+            logger.error("%s", error)
+            return False
         failure = self._store.port.failure
         if failure is None:
             self._tries = 0

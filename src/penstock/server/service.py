@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from penstock.client import place
+from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
@@ -164,4 +166,9 @@ class Service:
             thread.start()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
-        place.remove_sockets(self._path)
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        with suppress(Closed):  # another folder is there by now, and the sockets in it are of its owner
+            self._store.check_folder()
+            place.remove_sockets(self._path)

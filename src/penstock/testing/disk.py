@@ -22,7 +22,7 @@ import itertools
 import posixpath
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -243,6 +243,12 @@ class SimulatedFile:
     def fdatasync(self) -> None:
         self._sync("fdatasync")
 
+    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
+        for piece in pieces:
+            self.pwrite(piece, offset)
+            offset += len(piece)
+        self.fdatasync()
+
     def _sync(self, name: str) -> None:
         with self._disk._operation(f"{name} {self._path}") as fault:
             inode = self._target(write=False)
@@ -306,6 +312,9 @@ class _SimulatedLock:
     def __init__(self, disk: SimulatedDisk, path: str) -> None:
         self._disk = disk
         self._path = path
+
+    def check(self) -> None:
+        """Nobody moves the folders of this disk."""
 
     def release(self) -> None:
         self._disk._locks.discard(self._path)

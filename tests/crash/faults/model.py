@@ -80,6 +80,7 @@ class ScratchTable:
 
     births: set[int | None] = field(default_factory=lambda: {None})  # it may be of these; None: not there
     rows: dict[str, tuple[int, bool]] = field(default_factory=dict)  # by key: birth, and whether it must be there
+    may_drop: bool = False  # the outcome of the last drop is unknown, and nothing was written to the table since
 
 
 class Model:
@@ -420,12 +421,16 @@ def _work_place(key: str) -> tuple[int, int]:
 def _replay_scratch(table: ScratchTable, attempt: Attempt) -> None:
     operation, happened = attempt.operation, attempt.happened
     if operation.what == "drop" and happened is not False:
+        table.may_drop = not happened
         table.births = {None} if happened else table.births | {None}
         table.rows = {} if happened else {key: (birth, False) for key, (birth, _) in table.rows.items()}
     elif operation.what == "create" and happened is not False:
         made: set[int | None] = {operation.birth if birth is None else birth for birth in table.births}
-        table.births = made if happened else table.births | made
+        # "There" is an answer, not a write: a drop of unknown outcome may still come behind it.
+        table.births = made if happened and not table.may_drop else table.births | made
     elif operation.what == "fill" and happened is not False:
+        if happened:  # behind every write before it, the drop too: that one came before the table was made, or never
+            table.births, table.may_drop = table.births - {None} or {operation.birth}, False
         for effect in operation.effects:
             table.rows[effect.key] = (operation.birth, happened is True)
 

@@ -315,6 +315,7 @@ def _connect(task: Task, history: HistoryWriter, shim: Shim) -> Any:
             note_failure(history, "connect", error)
             if count == OPENINGS:
                 raise
+            time.sleep(0.5)  # an owner that failed needs a moment to recover
     raise AssertionError
 
 

@@ -848,11 +848,11 @@ def test_the_thread_flushes_by_timer_by_size_and_after_idling() -> None:
         for _ in range(3):
             epoch = box.write()
             spin_until(lambda: box.coordinator.applied == epoch)  # noqa: B023
-            spin_until(lambda: box.coordinator._background._parked)
+            spin_until(lambda: not box.coordinator._background.awake)
         assert set(box.coordinator.statistics().flushes) == {Trigger.TIMER}
         assert threading.get_ident() not in box.flusher.threads
     with started(flush_interval_s=1e6, flush_bytes=50) as box:
-        spin_until(lambda: box.coordinator._background._parked)
+        spin_until(lambda: not box.coordinator._background.awake)
         for _ in range(7):
             box.write()
         spin_until(lambda: box.coordinator.applied >= NONE + 5)

@@ -29,7 +29,7 @@ def test_against_a_set(steps: list[tuple[Any, ...]]) -> None:
         if word == "record":
             lsn += 1
             for partition in values[0]:
-                tracker.record(PartitionId(partition), lsn)
+                tracker.record(lsn, [PartitionId(partition)])
                 needed.add((partition, lsn))
         elif word == "ack":
             partition, upto = values[0], min(values[1], lsn)
@@ -48,7 +48,7 @@ def test_against_a_set(steps: list[tuple[Any, ...]]) -> None:
 def test_a_quorum() -> None:
     tracker, partition = SegmentedAckTracker(quorum=2), PartitionId(1)
     for lsn in (1, 2, 3):
-        tracker.record(partition, lsn)
+        tracker.record(lsn, [partition])
     tracker.acknowledge(partition, 3, member=0)
     assert tracker.needed_from(3) == 1
     tracker.acknowledge(partition, 2, member=1)

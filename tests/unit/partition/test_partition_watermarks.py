@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,7 +130,7 @@ def test_the_watermark_moves_after_the_view(monkeypatch: pytest.MonkeyPatch) -> 
         def early(self: Tree, edit: Edit) -> None:
             before, self._lsn = self._lsn, edit.lsn  # the seeded bug
             try:
-                apply(self, replace(edit, lsn=edit.lsn + 1))
+                apply(self, msgspec.structs.replace(edit, lsn=edit.lsn + 1))
             finally:
                 self._lsn = before
 

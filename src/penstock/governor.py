@@ -1,0 +1,81 @@
+"""Keeps rows that are in no file yet within their share of memory, and stops writers before they pass it.
+
+Everything applied is counted; after every few megabytes the memtables are added up. When those that grow hold too much,
+the largest is frozen and flushed early. When all of them together hold too much, or a tree asks its writers to stop,
+new writes wait at the coordinator's door until a flush or a compaction has ended. What was taken in before is applied:
+nobody waits for memory inside an apply, where a whole batch and everybody behind it would wait too.
+
+Thread: `applied` by the thread that applies; `look` by any. `_lock` keeps two looks from contradicting each other.
+Invariant: while writes are held, a flush or a compaction is on its way, and its end looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.host import threads
+from penstock.local import Coordinator
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree import Stall, Tree
+
+GROWING_PART = 8  # of the memory may be in memtables that grow
+LOOK_BYTES = 4 << 20  # applied between two looks
+
+
+class MemoryGovernor:
+    """The memory of one store's rows."""
+
+    def __init__(
+        self,
+        maintenance: Maintenance,
+        coordinator: Coordinator,
+        *,
+        memory_bytes_max: int,
+        rows_bytes_max: int,
+        flush_soon: Callable[[Tree], None],
+    ) -> None:
+        self._maintenance = maintenance
+        self._coordinator = coordinator
+        self._growing_bytes_max = memory_bytes_max // GROWING_PART
+        self._rows_bytes_max = rows_bytes_max
+        self._flush_soon = flush_soon
+        self._lock = threads.lock("store.governor")
+        self._held = False  # guarded by _lock
+        self._unseen_bytes = 0  # applied since the last look; by the thread that applies
+
+    def applied(self, size: int) -> bool:
+        """Count `size` bytes that were applied; whether it was time for a look."""
+        self._unseen_bytes += size
+        if self._unseen_bytes < LOOK_BYTES:
+            return False
+        self._unseen_bytes = 0
+        self.look()
+        return True
+
+    def look(self) -> None:
+        """Add up the memtables: flush early, hold writes back, or let them in again."""
+        trees = [tree for tree, _ in self._maintenance.trees()]
+        growing = {tree: tree.growing_bytes() for tree in trees}
+        if sum(growing.values()) > self._growing_bytes_max:
+            largest = max(trees, key=lambda tree: growing[tree])
+            largest.freeze()
+            self._flush_soon(largest)
+        with self._lock:
+            reason = self._reason(trees)
+            if reason is not None or self._held:
+                self._held = reason is not None
+                self._coordinator.hold(reason)
+        if reason is not None and trees:
+            self._flush_soon(max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes()))
+
+    def _reason(self, trees: list[Tree]) -> str | None:
+        """Why writes are to wait."""
+        rows_bytes = sum(tree.memory_bytes() for tree in trees)
+        if rows_bytes > self._rows_bytes_max:
+            return f"{rows_bytes:,} bytes of rows are in no file yet (limit {self._rows_bytes_max:,})"
+        for tree in trees:
+            level, why = tree.stall()
+            if level is Stall.STOP:
+                tree.ask_for_relief()
+                return why
+        return None

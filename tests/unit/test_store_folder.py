@@ -1,0 +1,121 @@
+"""A folder that is moved, deleted or replaced under an open store: its owner says so, and touches nothing there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from owner_processes import owners, until
+
+import penstock
+from penstock.client.connect import connect
+from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned
+from penstock.host.files import OsFileSystem
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "store"
+    yield folder
+    for pid in owners(folder):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not owners(folder))
+
+
+def fill(folder: Path, value: bytes) -> None:
+    with penstock.open(folder) as store:
+        store.kv("users").put(b"ada", value)
+
+
+def move(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def delete(folder: Path) -> None:
+    move(folder)  # at once: the owner is at work in it
+    shutil.rmtree(folder.with_name("elsewhere"), ignore_errors=True)
+
+
+def replace_by_another(folder: Path) -> None:
+    delete(folder)
+    fill(folder, b"another's")
+
+
+def replace_by_a_copy(folder: Path) -> None:
+    """A copy has the same identity: only the lock tells it from the one that is open."""
+    move(folder)
+    shutil.copytree(folder.with_name("copy"), folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+REPLACED = [delete, move, replace_by_another, replace_by_a_copy]
+
+
+@pytest.mark.parametrize("change", REPLACED)
+def test_an_owner_writes_only_in_the_folder_that_it_opened(path: Path, change: Callable[[Path], None]) -> None:
+    fill(path, b"1815")
+    shutil.copytree(path, path.with_name("copy"))
+    store = penstock.open(path)
+    users = store.kv("users")
+    users.put(b"ada", b"1816", durable=True)
+    change(path)
+    before = contents(path)
+    with pytest.raises(OutcomeUnknown, match="was moved, deleted or replaced while it was open"):
+        users.put(b"ada", b"1817", durable=True)  # it would be synced to a file that nobody finds
+    with pytest.raises(Poisoned, match="was moved, deleted or replaced"):
+        users.put(b"ada", b"1818")
+    for act in (store.recover, store.checkpoint, lambda: store.compact("users"), store.close):
+        with suppress(PenstockError):
+            act()
+    assert contents(path) == before
+    assert path.exists() == bool(before)
+
+
+def test_the_sockets_of_the_next_owner_stay(path: Path) -> None:
+    fill(path, b"1815")
+    shutil.copytree(path, path.with_name("copy"))
+    first = penstock.open(path)
+    replace_by_a_copy(path)
+    with penstock.open(path) as second:
+        with pytest.raises(Poisoned, match="was moved, deleted or replaced"):
+            first.close()
+        with socket.socket(socket.AF_UNIX) as bell:
+            bell.connect(str(path / "run" / "bell"))
+        with connect(path, timeout_s=10.0) as client:
+            client.kv("users").put(b"ada", b"1816", durable=True)
+        assert second.kv("users")[b"ada"] == b"1816"
+
+
+@pytest.mark.parametrize("change", REPLACED)
+def test_a_started_owner_ends(path: Path, change: Callable[[Path], None]) -> None:
+    fill(path, b"1815")
+    shutil.copytree(path, path.with_name("copy"))
+    with connect(path) as client, client.snapshot() as snapshot:  # which keeps an owner from ending because it is idle
+        assert snapshot.kv("users")[b"ada"] == b"1815"
+        (pid,) = owners(path)
+        change(path)
+        until(lambda: pid not in owners(path))
+
+
+def test_a_lock_knows_its_file(tmp_path: Path) -> None:
+    name = str(tmp_path / "LOCK")
+    lock = OsFileSystem().lock(name)
+    lock.check()
+    os.unlink(name)
+    with pytest.raises(Closed, match=f"{tmp_path} was moved, deleted or replaced"):
+        lock.check()
+    other = OsFileSystem().lock(name)
+    other.check()
+    with pytest.raises(Closed):
+        lock.check()
+    other.release()
+    lock.release()
