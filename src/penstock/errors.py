@@ -5,6 +5,7 @@
     │   ├── Backpressure      a bounded queue or buffer is full
     │   ├── DiskFull          no space; nothing was written; free some
     │   ├── ProcessLimit      no descriptor or mapping is left; nothing was changed; close some, or raise the limit
+    │   ├── DiskFailed        the system refused an operation on a file; see its __cause__, and look at the disk
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
     │   ├── CommitFailed      the manifest's commit failed; nothing of it is there
     │   ├── OutcomeUnknown    it happened or it did not: look, or do it again under the same token
@@ -55,6 +56,10 @@ class DiskFull(RetryLater):
 
 class ProcessLimit(RetryLater, OSError):
     """The process (or the machine) has no descriptor or mapping left; nothing was changed."""
+
+
+class DiskFailed(RetryLater, OSError):
+    """The system refused an operation on a file of the store; what was acknowledged is untouched."""
 
 
 class ManifestFull(RetryLater):

@@ -21,9 +21,10 @@ from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.flusher import Flushed
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.files import explained
 from penstock.journal.record import PartitionId
 from penstock.kinds import Insert, Machine, Piece, Service, State
-from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
     Create,
@@ -101,7 +102,7 @@ class LocalPort:
     def _admit(self, partition: PartitionId, insert: Insert, a: Any, b: Any) -> None:
         """The slow look: a partition that is new, paused or behind, or a full disk, which still takes deletes."""
         self._check_usable()
-        self._dispatcher.admit(self._dispatcher.partition(partition))
+        self._dispatcher.admit(self._partition(partition))
         if self.read_only is not None:
             alone = PendingDelta()
             insert(alone, partition, a, b)
@@ -124,7 +125,7 @@ class LocalPort:
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
-                self._dispatcher.admit(self._dispatcher.partition(partition))
+                self._dispatcher.admit(self._partition(partition))
         condition = decode_condition(group.condition)
         for name, argument in condition.others:
             self._check_condition(name, argument)
@@ -198,12 +199,12 @@ class LocalPort:
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
-        descriptor = self._dispatcher.partition(partition).descriptor
+        descriptor = self._partition(partition).descriptor
         suffix = kind_named(descriptor.kind, descriptor.name).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        self._dispatcher.partition(partition)  # `NotFound` if the table has no such shard
+        self._partition(partition)  # `NotFound` if the table has no such shard
         reference = self._staging.accept(partition >> 16, files)
         try:
             self.machine(partition).check_staged(reference.files)
@@ -283,9 +284,14 @@ class LocalPort:
         for act in self._listeners:
             act()
 
+    def _partition(self, partition: PartitionId) -> Partition:
+        """A shard, opened on first use: then its files may be anything."""
+        with explained():
+            return self._dispatcher.partition(partition)
+
     def machine(self, partition: PartitionId) -> Machine:
         """The state machine of a shard that is whole; an error for one that is behind."""
-        place = self._dispatcher.partition(partition)
+        place = self._partition(partition)
         if place.failures and (behind := place.behind) is not None:
             raise behind
         return place.machine  # type: ignore[return-value]

@@ -21,8 +21,7 @@ class Reserve:
         """Have the space; False if the disk does not give it."""
         if self._fs.exists(self._path):
             return True
-        free = self.free_bytes()
-        if free is not None and free < 2 * self.size_bytes:  # what is left is for deletes
+        if self.lacks_space():
             return False
         temporary = f"{self._path}.tmp"
         try:
@@ -38,6 +37,11 @@ class Reserve:
             remove_file(self._fs, temporary)
             return False
         return True
+
+    def lacks_space(self) -> bool:
+        """Whether the reserve is gone and the disk has no room for it: what is left is for deletes."""
+        free = self.free_bytes()
+        return free is not None and free < 2 * self.size_bytes and not self._fs.exists(self._path)
 
     def free_bytes(self) -> int | None:
         """How much the disk has beside it; None where nobody knows."""

@@ -62,6 +62,12 @@ class DiskSpace:
         self._reclaimed_lsn = 0  # up to where the journal was given up while the disk was full
         self._reclaim_s = 0.0  # when that is tried next
 
+    def begin(self) -> None:
+        """At opening: a disk that was full before it may still be, and what is left of it is for deletes."""
+        self.claim_reserve()
+        if self._reserve.lacks_space():
+            self._refuse_growth()
+
     def look(self) -> None:
         """While there is little space, let no more writes wait than the disk and the reserve have room for."""
         free = self._reserve.free_bytes()
@@ -74,8 +80,11 @@ class DiskSpace:
 
     def give_up_reserve(self) -> bool:
         """The disk is full: make room for what is on its way and for deletes, and refuse other writes."""
-        self._port.read_only = DiskFull(f"the disk of {self._path} is full: only deletes are taken; free some space")
+        self._refuse_growth()
         return self._reserve.release()
+
+    def _refuse_growth(self) -> None:
+        self._port.read_only = DiskFull(f"the disk of {self._path} is full: only deletes are taken; free some space")
 
     def claim_reserve(self) -> None:
         """Have the reserve again if it was used; then writes are let in again."""

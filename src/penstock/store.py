@@ -56,7 +56,7 @@ from penstock.partition.aside import AsideLog, Trouble
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport, CheckpointSettings
 from penstock.partition.dispatcher import Dispatcher, DispatcherSettings
 from penstock.partition.extent import JournalExtent
-from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
+from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, TableInfo, encode_ops
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
@@ -385,7 +385,7 @@ class Store(Tables):
             self._after_apply(len(body))
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
-        self._space.claim_reserve()
+        self._space.begin()
 
     def _begin_time(self) -> None:
         """Go on from the time of the newest record, which the ledger has by now."""
@@ -452,7 +452,8 @@ class Store(Tables):
     def checkpoint(self) -> CheckpointReport:
         """Drop all of the journal that can be dropped, now."""
         self._check_usable()
-        return threads.uninterrupted(lambda: self._checkpoint.run(everything=True))
+        with explained():
+            return threads.uninterrupted(lambda: self._checkpoint.run(everything=True))
 
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
@@ -533,6 +534,10 @@ class Store(Tables):
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
         """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
         wanted, timeout_s = self._existing(name), seconds(timeout_s, "timeout_s", math.inf)
+        with explained():
+            return self._compact(wanted, timeout_s)
+
+    def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):
             self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]

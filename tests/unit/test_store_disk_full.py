@@ -113,6 +113,25 @@ def test_space_that_others_took_and_gave_back(small_disk: Path) -> None:
         assert dict(store.kv("kept").scan()) == {b"before": b"x", b"after": b"x"}
 
 
+def test_a_disk_that_is_still_full_takes_deletes_after_an_opening(small_disk: Path) -> None:
+    """The reserve is gone by then: what is left of the disk is for deletes, and not for whoever writes first."""
+    path, ballast = str(small_disk / "store"), small_disk / "ballast"
+    with open_store(path, settings=SMALL) as store:
+        store.kv("kept").put_many({b"a": b"1", b"b": b"2"}, durable=True)
+        with open(ballast, "wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize)
+        fill_until_refused(store, put_rows)
+    for key in (b"a", b"b"):
+        with open_store(path, settings=SMALL) as store:
+            with pytest.raises(DiskFull, match="only deletes are taken"):
+                put_rows(store, 0)
+            store.kv("kept").delete(key, durable=True)
+    ballast.unlink()
+    with open_store(path, settings=SMALL) as store:
+        put_rows(store, 0)
+        assert not list(store.kv("kept").scan())
+
+
 def test_space_that_went_all_at_once(small_disk: Path) -> None:
     """What waits is larger than the reserve: it is kept, told to be unknown, and written when there is space."""
     path, ballast = str(small_disk / "store"), small_disk / "ballast"

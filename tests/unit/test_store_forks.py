@@ -295,7 +295,7 @@ with penstock.open(PATH) as store:
 HOW_USED = {
     "connected": "client = penstock.connect(PATH + '2', create=True)",
     "closed": "penstock.connect(PATH + '2', create=True).close()",
-    "served": "subprocess.run([sys.executable, '-c', f'import penstock; penstock.connect({PATH!r}).close()'], check=True)",
+    "served": "subprocess.run([sys.executable, '-c', 'import penstock; penstock.connect(%r).close()' % PATH], check=True)",
 }
 
 

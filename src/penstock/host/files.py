@@ -15,12 +15,22 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TypeAlias
 
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
+from penstock.errors import (
+    Closed,
+    CorruptionError,
+    DiskFailed,
+    DiskFull,
+    Invalid,
+    PenstockError,
+    ProcessLimit,
+    StoreLocked,
+)
 from penstock.host import threads
 from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
@@ -279,14 +289,36 @@ def remove_folder(fs: FileSystem, path: str) -> None:
     fs.rmdir(path)
 
 
+_MISPLACED = (IsADirectoryError, NotADirectoryError, FileExistsError)
+
+
+def _misplaced(error: OSError) -> Invalid:
+    wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+    return Invalid(f"{error.filename or 'something'} is in the place of a {wanted} of the store: move it elsewhere")
+
+
 @contextmanager
 def explained() -> Iterator[None]:
-    """Say of a folder in the place of a file, and of a file in the place of a folder, what to do about it."""
+    """Let no bare `OSError` reach the caller: say which file it was, and what to do about it."""
     try:
         yield
-    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-        wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
-        raise Invalid(f"{error.filename} is in the place of a {wanted} of the store: move it elsewhere") from error
+    except PenstockError:  # some of them are an `OSError`, too
+        raise
+    except OSError as error:
+        raise _explanation(error) from error
+
+
+def _explanation(error: OSError) -> PenstockError:
+    where, reason = error.filename or "a file of the store", error.strerror or str(error)
+    if is_disk_full(error):
+        return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
+    if isinstance(error, _MISPLACED):
+        return _misplaced(error)
+    if error.errno == errno.ELOOP:
+        return Invalid(f"{where} is a link that leads to itself: put back what it stands for")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Invalid(f"{where} cannot be used ({reason}): let this user read and write the whole store")
+    return DiskFailed(f"{where} cannot be used ({reason}): look at the disk, then retry")
 
 
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -297,10 +329,11 @@ _WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno
 def typed(path: str) -> Iterator[None]:
     """Turn errors of the system on the way to a store into those of Penstock, by what to do about them."""
     try:
-        with explained():
-            yield
+        yield
     except (PenstockError, TimeoutError):
         raise
+    except _MISPLACED as error:
+        raise _misplaced(error) from error
     except OSError as error:
         reason = f"{error.strerror or error} ({error.filename or path})"
         if error.errno in _NO_RESOURCES:
@@ -487,7 +520,13 @@ class UnboundedFileSystem:
         return OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
 
     def open(self, path: str, *, write: bool = False) -> File:
-        return OsFile(path, os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
+        # Without O_NONBLOCK, opening a fifo waits for ever for somebody at its other end.
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = OsFile(path, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            file.close()
+            raise IsADirectoryError(errno.EISDIR, "this is not a regular file", path)
+        return file
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

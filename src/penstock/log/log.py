@@ -308,9 +308,14 @@ class Log:
                 return self.first
             while len(self._chain) > 1 and self._chain[1].first <= before:
                 # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
-                if not self._remove(self._chain[0]):
+                oldest = self._chain[0]
+                removed = self._remove(oldest)
+                if not removed and self._fs.exists(f"{self._folder}/{oldest}"):
                     break
                 self._chain = self._chain.without_oldest()
+                if not removed:  # a crash may bring its name back: the next one waits until it cannot
+                    self._dead.add(oldest)
+                    break
         return self.first
 
     def _remove(self, *names: SegmentName) -> bool:

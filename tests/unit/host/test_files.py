@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError, StoreLocked
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, publish, read_fully, write_fully, zero_fill
+from penstock.errors import CorruptionError, Invalid, PenstockError, ProcessLimit, StoreLocked
+from penstock.host.files import (
+    FileSystem,
+    OsFileSystem,
+    explained,
+    make_dirs,
+    publish,
+    ran_out_of_space,
+    read_fully,
+    write_fully,
+    zero_fill,
+)
 from penstock.testing import SimulatedDisk
 
 
@@ -166,3 +176,25 @@ def test_folders_one_may_pass_but_not_read_are_no_obstacle() -> None:
 def test_every_protocol_method_is_there() -> None:
     methods: list[Callable[..., object]] = [getattr(SimulatedDisk, n) for n in vars(FileSystem) if n[0] != "_"]
     assert len(methods) == 12
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None], write: bool) -> None:
+    """Opening a fifo would wait for ever for its other end; a folder would fail later, without its name."""
+    make(tmp_path / "x")
+    with pytest.raises(Invalid, match=f"{tmp_path}/x is in the place of a file"), explained():
+        OsFileSystem().open(str(tmp_path / "x"), write=write)
+
+
+@pytest.mark.parametrize("code", sorted(errno.errorcode))
+def test_no_bare_error_of_the_system_reaches_a_caller(code: int) -> None:
+    with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, explained():
+        raise OSError(code, os.strerror(code), "/store/STORE")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert ran_out_of_space(caught.value) == (code in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_an_error_that_says_what_to_do_is_left_as_it_is() -> None:
+    with pytest.raises(ProcessLimit, match="none is left"), explained():
+        raise ProcessLimit("none is left")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -424,3 +425,29 @@ def test_a_closed_log_does_not_read(filled: Log) -> None:
 def test_faults_are_counted_from_one() -> None:
     with pytest.raises(OSError, match="operation 1"):
         open_log(SimulatedDisk(faults=(Fault(1, "eio"),)))
+
+
+def test_a_segment_that_is_gone_is_not_in_the_log_although_its_folder_was_not_synced(
+    filled: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = filled._fs
+    second = filled._chain[1].first
+    with monkeypatch.context() as patch:
+        patch.setattr(filled._fs, "folder", lambda path: _UnsyncedFolder())
+        assert filled.truncate_front(filled.last) == second  # one is gone; the next must not go before it
+    assert bodies(filled) == [b"%d" % n * 20 for n in range(second, 41)]
+    assert filled.truncate_front(filled.last) > second  # and the next attempt goes on
+    filled.close()
+    with open_log(disk) as log:
+        assert bodies(log)[-1] == b"40" * 20
+
+
+class _UnsyncedFolder:
+    def fsync(self) -> None:
+        raise OSError(errno.EIO, "the folder cannot be synced")
+
+    def __enter__(self) -> _UnsyncedFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
