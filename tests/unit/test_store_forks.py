@@ -295,7 +295,7 @@ with penstock.open(PATH) as store:
 HOW_USED = {
     "connected": "client = penstock.connect(PATH + '2', create=True)",
     "closed": "penstock.connect(PATH + '2', create=True).close()",
-    "served": "subprocess.run([sys.executable, '-c', 'import penstock; penstock.connect(%r).close()' % PATH], check=True)",
+    "served": "subprocess.run([sys.executable, '-c', CONNECT], check=True)",
 }
 
 
@@ -306,6 +306,7 @@ def test_a_child_of_a_process_that_used_grpc_is_refused_at_once(tmp_path: Path, 
         OPEN
         + f"""
 import subprocess, sys
+CONNECT = "import penstock; penstock.connect(%r).close()" % PATH
 {HOW_USED[how]}
 child = os.fork()
 if child == 0:

@@ -21,8 +21,16 @@ from penstock.errors import Closed
 
 _DESCRIPTORS = "/dev/fd"
 
-_used = False  # gRPC, by this process
-_used_before_fork = False  # by the process that this one was forked from
+
+class _GrpcUse:
+    """Whether gRPC was used: by this process, and by the one that it was forked from."""
+
+    here = False
+    before_fork = False
+
+    @classmethod
+    def inherit(cls) -> None:
+        cls.before_fork = cls.before_fork or cls.here
 
 
 def use_grpc() -> None:
@@ -31,21 +39,15 @@ def use_grpc() -> None:
     The two would share gRPC's epoll set, and the child lacks the threads that gRPC believes to have: in tries, calls of
     both hung past every deadline. gRPC's own support for forks did not help.
     """
-    global _used
-    if _used_before_fork:
+    if _GrpcUse.before_fork:
         raise Closed(
             "this process was forked from one that had connected to a store or served one, and gRPC does not survive "
             "that: start it by multiprocessing's 'spawn' or 'forkserver', or connect in the children only"
         )
-    _used = True
+    _GrpcUse.here = True
 
 
-def _after_fork() -> None:
-    global _used_before_fork
-    _used_before_fork = _used_before_fork or _used
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_GrpcUse.inherit)
 
 
 def abandon(thing: Any) -> None:
