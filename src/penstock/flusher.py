@@ -29,7 +29,7 @@ from penstock.journal.record import (
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
-from penstock.partition.pending import PendingDelta, PendingGroup, parts
+from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, encode_reference
 
 T = TypeVar("T")
@@ -94,10 +94,10 @@ class StoreFlusher:
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
         """One record for the batch, synced; more if groups refer to files."""
-        attempt = self._attempt
+        attempt, committed = self._attempt, self._consensus.committed
         if not again or attempt is None or attempt.last_epoch != batch.last:
-            attempt = self._prepare(batch)
-        committed, made = self._consensus.committed, attempt.made
+            attempt = self._prepare(batch, committed)
+        made = attempt.made
         if made and committed < attempt.after + len(made):  # else an interrupt came right behind the sync
             assert committed == attempt.after
             self._propose([encode(record) for record, _, _ in made])
@@ -109,7 +109,7 @@ class StoreFlusher:
             flushed.append(FlushedRecord(lsn, record, groups, decoded))
         return Flushed(flushed, batch.size)
 
-    def _prepare(self, batch: Batch[PendingDelta]) -> _Attempt:
+    def _prepare(self, batch: Batch[PendingDelta], committed: int) -> _Attempt:
         self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
         records: list[tuple[list[Group], list[PendingGroup], list[list[Any]]]] = []
         alone = True  # the next group begins a record
@@ -127,7 +127,7 @@ class StoreFlusher:
             (JournalRecord(self._time_us, batch.last, tuple(encoded)), groups, decoded)
             for encoded, groups, decoded in records
         ]
-        self._attempt = attempt = _Attempt(batch.last, self._consensus.committed, made)
+        self._attempt = attempt = _Attempt(batch.last, committed, made)
         return attempt
 
     def _encode(self, group: PendingGroup) -> tuple[Group, list[Any], bool]:
@@ -137,7 +137,7 @@ class StoreFlusher:
         refers = False
         for number, waiting in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(number >> SHARD_BITS)
-            for part in parts(waiting):
+            for part in waiting if type(waiting) is tuple else (waiting,):
                 form, payload = INLINE, b""  # dropped since: the section is void, and stays in its place
                 if number == LEDGER:
                     payload = part

@@ -56,8 +56,10 @@ class DeltaBuffer(Generic[D, V]):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes in batches that are not in the view."""
-        batches = self.layers.batches
-        return sum(batch.size for batch in batches) if batches else 0
+        size = 0
+        for batch in self.layers.batches:  # few; a sum over a generator would cost more than all of this
+            size += batch.size
+        return size
 
     @property
     def flush_due(self) -> bool:
@@ -101,9 +103,8 @@ class DeltaBuffer(Generic[D, V]):
     def take(self, last: Epoch) -> Batch[D]:
         """Everything up to `last` that is in no batch yet, as a batch."""
         was_open = self.room >= 0
-        self.seal(last)
         self.shut_room()
-        self.layers = self.layers.take(self._pending_bytes)
+        self.layers = self.layers.take(self._make(), last, self._pending_bytes)
         self._pending_bytes = 0  # after the batch has them
         if was_open:
             self.open_room()

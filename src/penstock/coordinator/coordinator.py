@@ -230,7 +230,7 @@ class WriteCoordinator(Generic[D, F, V]):
         executor = self._executor
         begin_s, left_s = self._clock.monotonic_s(), timeout_s
         try:
-            while not self._came(waiter):
+            while True:
                 with self._lock:
                     if self._came(waiter):
                         break

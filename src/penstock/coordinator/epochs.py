@@ -24,13 +24,14 @@ INCARNATION_MAX = (1 << 24) - 1  # so that an epoch fits into 64 bits
 class EpochTracker:
     """Gives out epochs."""
 
-    __slots__ = ("last", "none")
+    __slots__ = ("end", "last", "none")
 
     def __init__(self, incarnation: int) -> None:
         if not 1 <= incarnation <= INCARNATION_MAX:
             raise Invalid(f"the incarnation is {incarnation}: give 1 to {INCARNATION_MAX}")
         self.none = Epoch(incarnation << COUNT_BITS)  # below every epoch of this incarnation: "nothing yet"
         self.last = self.none  # given out; guarded by the coordinator's lock
+        self.end = self.none + COUNT_MAX - COUNT_RESERVE  # above it the numbers of this incarnation are about to end
 
     @property
     def incarnation(self) -> int:
@@ -44,7 +45,7 @@ class EpochTracker:
     @property
     def exhausted(self) -> bool:
         """Whether the numbers of this incarnation are about to end."""
-        return self.last - self.none > COUNT_MAX - COUNT_RESERVE
+        return self.last > self.end
 
     def check(self, epoch: int) -> Epoch:
         """The epoch, if it was given out here. `Lost` if by an earlier incarnation, `Invalid` if by nobody yet."""

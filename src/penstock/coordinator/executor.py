@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from penstock.coordinator.buffer import DeltaBuffer
-from penstock.coordinator.epochs import Epoch, EpochTracker
+from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.protocols import Batch, D, F, Flusher, V
 from penstock.coordinator.states import State, Trigger
 from penstock.coordinator.waiting import Waiter, Waiters
@@ -132,7 +132,7 @@ class FlushExecutor(Generic[D, F, V]):
         layers, waiters = self._buffer.layers, self.waiters
         if self.failure is not None:
             waiters.wake_all()
-        elif len(waiters) and self.can_lead():
+        elif waiters.all and self.can_lead():
             follower = waiters.take_worker(layers.durable, applied=False)
             if follower is not None:
                 self.leading = follower
@@ -146,14 +146,8 @@ class FlushExecutor(Generic[D, F, V]):
                 self.apply_left = True
         # A write that came meanwhile may be due, one that waits may fit, all may have to be refused, the thread may
         # have to apply. With the room open and nothing pending it is none of these.
-        epochs = self._epochs
-        if (
-            self._buffer.room < 0
-            or self.failure is not None
-            or self.apply_left
-            or epochs.last > layers.taken
-            or epochs.exhausted
-        ):
+        last, end = self._epochs.last, self._epochs.end
+        if self._buffer.room < 0 or self.failure is not None or self.apply_left or last > layers.taken or last > end:
             self._changed()
 
     def _fail(self, error: Exception) -> None:
@@ -231,9 +225,9 @@ class FlushExecutor(Generic[D, F, V]):
 
     def _apply(self, waiter: Waiter) -> None:
         """Apply up to the waiter's epoch; what is left then goes to someone who waits for it, or to the thread."""
-        while True:
+        while self._applying is waiter:
             try:
-                applied = self._apply_next()
+                view = self._apply_next()
             except Exception as error:
                 with self._lock:
                     self.apply_failures += 1
@@ -242,22 +236,22 @@ class FlushExecutor(Generic[D, F, V]):
                     self._applying = None
                     self._hand_on()
                 return
-            with self._lock:
-                if not self._buffer.layers.results or (applied >= waiter.epoch and self.has_thread):
-                    self._applying = None
-                    self._hand_on()
-                    return
+            self._publish(view, waiter)
 
-    def _apply_next(self) -> Epoch:
-        view = self._flusher.apply(self._buffer.layers.results[0])
+    def _apply_next(self) -> V:
+        return self._flusher.apply(self._buffer.layers.results[0])
+
+    def _publish(self, view: V, waiter: Waiter | None) -> None:
+        """Replace the oldest durable batch by the view with it, and let the waiter go if it has done its part."""
         with self._lock:
             self._buffer.retire(view)  # with the watermark: a waiter that wakes must find its write
             layers = self._buffer.layers
             reached = self.waiters.take_reached(layers.durable, layers.applied)
-            self._hand_on()  # to one whom too many unapplied batches kept from flushing
+            if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
+                self._applying = None
+            self._hand_on()  # also to one whom too many unapplied batches kept from flushing
         for other in reached:
             other.wake()
-        return layers.applied
 
     # -- after a failure
 
@@ -295,7 +289,7 @@ class FlushExecutor(Generic[D, F, V]):
                 with self._lock:
                     self._harden(result, Trigger.RECOVERY, begin_s)
             while self._buffer.layers.results:
-                self._apply_next()
+                self._publish(self._apply_next(), None)
         except Exception as error:
             with self._lock:
                 self.failure = error

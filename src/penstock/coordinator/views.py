@@ -56,11 +56,16 @@ class Layers(NamedTuple, Generic[D, V]):
         """With one delta in the place of all that are sealed and in no batch."""
         return self._replace(deltas=(folded, *self.deltas[len(self.sealed_deltas) :]))
 
-    def take(self, size: int) -> Layers[D, V]:
-        """With everything sealed in a batch of its own."""
-        pending, deltas, view, applied, durable, taken, sealed, batches, results = self
-        batch = Batch(self.sealed_deltas[::-1], Epoch(taken + 1), sealed, size)
-        return Layers(pending, deltas, view, applied, durable, sealed, sealed, (*batches, batch), results)
+    def take(self, pending: D, last: Epoch, size: int) -> Layers[D, V]:
+        """With everything up to `last` that is in no batch in one of its own; `pending` takes the next writes."""
+        before, deltas, view, applied, durable, taken, sealed, batches, results = self
+        taking = self.sealed_deltas[::-1]
+        if last > sealed:
+            taking, deltas = (*taking, before), (before, *deltas)
+        else:
+            pending = before
+        batches = (*batches, Batch(taking, Epoch(taken + 1), last, size))
+        return Layers(pending, deltas, view, applied, durable, last, last, batches, results)
 
     def harden(self, result: Any) -> Layers[D, V]:
         """With the oldest batch that was not durable known to be so."""

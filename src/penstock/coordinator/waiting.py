@@ -52,43 +52,43 @@ class Waiters:
     """All who sleep."""
 
     def __init__(self) -> None:
-        self._all: list[Waiter] = []
+        self.all: list[Waiter] = []
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.all)
 
     def add(self, waiter: Waiter) -> None:
         waiter.prepare()
-        self._all.append(waiter)
+        self.all.append(waiter)
 
     def discard(self, waiter: Waiter) -> None:
         """Forget one that waits no more."""
         with suppress(ValueError):
-            self._all.remove(waiter)
+            self.all.remove(waiter)
 
     def take_reached(self, durable: int, applied: int) -> list[Waiter]:
         """Remove those whose epoch came; the caller wakes them."""
-        if not self._all:
+        if not self.all:
             return []
-        reached = [waiter for waiter in self._all if waiter.epoch <= (applied if waiter.applied else durable)]
+        reached = [waiter for waiter in self.all if waiter.epoch <= (applied if waiter.applied else durable)]
         if reached:
-            self._all = [waiter for waiter in self._all if waiter not in reached]
+            self.all = [waiter for waiter in self.all if waiter not in reached]
         return reached
 
     def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
         """Remove the one that waits for the lowest epoch above `above`, and may be given a turn."""
-        if not self._all:
+        if not self.all:
             return None
-        workers = [w for w in self._all if w.works and w.epoch > above and (w.applied or not applied)]
+        workers = [w for w in self.all if w.works and w.epoch > above and (w.applied or not applied)]
         if not workers:
             return None
         worker = min(workers, key=_epoch_of)
-        self._all.remove(worker)
+        self.all.remove(worker)
         return worker
 
     def wake_all(self) -> None:
         """Let everybody look for themselves."""
-        for waiter in self._all:
+        for waiter in self.all:
             waiter.wake()
 
 

@@ -138,17 +138,11 @@ class OpenFiles:
         while self._open >= self._files_max() and self._close_one():
             pass
 
-    def lend(self, account: _Account, path: str) -> File:
-        """The file with a descriptor, which stays until `take_back`."""
-        raw = self._lend(account, path, for_sync=False)
-        assert raw is not None
-        return raw
+    def lend(self, account: _Account, path: str, *, for_sync: bool) -> File | None:
+        """The file with a descriptor, which stays until `take_back`.
 
-    def lend_unsynced(self, account: _Account, path: str) -> File | None:
-        """As `lend`; None for a file that was synced when it gave its descriptor up: a sync then takes none."""
-        return self._lend(account, path, for_sync=True)
-
-    def _lend(self, account: _Account, path: str, *, for_sync: bool) -> File | None:
+        `for_sync`: None for a file that was synced when it gave its descriptor up: a sync then takes none.
+        """
         mine = False
         try:
             while not mine:
@@ -308,7 +302,9 @@ class BoundedFile:
             self._files.take_back(self._account)
 
     def _lend(self) -> File:
-        return self._files.lend(self._account, self._path)
+        raw = self._files.lend(self._account, self._path, for_sync=False)
+        assert raw is not None
+        return raw
 
     def size(self) -> int:
         raw = self._lend()
@@ -370,7 +366,7 @@ class BoundedFile:
 
     def _sync(self, act: Callable[[File], None]) -> None:
         account = self._account
-        raw = self._files.lend_unsynced(account, self._path)
+        raw = self._files.lend(account, self._path, for_sync=True)
         if raw is None:
             return
         try:

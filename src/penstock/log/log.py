@@ -289,7 +289,8 @@ class Log:
             raise
 
     def _check_writable(self) -> None:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if self._failure is not None:
             raise Poisoned(f"{self._folder} failed before ({self._failure}): recover() or reopen it") from self._failure
 

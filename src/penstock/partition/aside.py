@@ -80,7 +80,7 @@ class AsideLog:
         self._identity = identity
         self._log: Log | None = None
         self._entries: tuple[tuple[int, SetAside], ...] = ()  # each with its place in the log; replaced whole
-        self._digests: dict[tuple[int, int], set[bytes]] = {}  # by partition and LSN
+        self.digests: dict[tuple[int, int], set[bytes]] = {}  # by partition and LSN
         self.is_alive: Callable[[PartitionId], bool] = lambda partition: True  # whether its table exists
         if fs.exists(self._folder):
             for record in self._open():
@@ -98,16 +98,12 @@ class AsideLog:
         detail, partition = _details.decode(group.condition), group.sections[0].header.partition
         size = sum(len(section.payload) for section in group.sections)
         told = SetAside(detail.name, partition, record.last_epoch, record.time_us, size, detail.reason)
-        self._digests.setdefault((partition, record.last_epoch), set()).add(_digest(group.sections))
+        self.digests.setdefault((partition, record.last_epoch), set()).add(_digest(group.sections))
         self._entries = (*self._entries, (index, told))
-
-    @property
-    def holds_any(self) -> bool:
-        return bool(self._digests)
 
     def holds(self, partition: PartitionId, lsn: int, sections: Sequence[Section]) -> bool:
         """Whether these sections of a record were set aside."""
-        digests = self._digests.get((partition, lsn))
+        digests = self.digests.get((partition, lsn))
         return digests is not None and _digest(sections) in digests
 
     def add(self, name: str, lsn: int, time_us: int, sections: Sequence[Section], error: BaseException) -> None:
@@ -135,7 +131,7 @@ class AsideLog:
         log.truncate_back(log.last - 1)
         _, told = self._entries[-1]
         self._entries = self._entries[:-1]
-        self._digests.pop((told.partition, told.lsn))
+        self.digests.pop((told.partition, told.lsn))
 
     def _drop_dead(self, log: Log) -> None:
         """Give up the oldest entries as far as their tables were dropped."""

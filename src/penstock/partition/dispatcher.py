@@ -358,7 +358,7 @@ class Dispatcher:
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
         """An entry; of one that was set aside only its LSN, so that it counts as applied."""
-        if self._aside.holds_any and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
+        if self._aside.digests and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
             return Entry(entry.lsn, entry.time_us, ())
         return entry
 

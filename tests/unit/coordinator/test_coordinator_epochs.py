@@ -78,7 +78,7 @@ def test_layers_move_in_whole_steps() -> None:
     sealed = first.seal([3], Epoch(11)).seal([4], Epoch(12))
     assert sealed.sealed_deltas == ([3], [])
     folded = sealed.fold([1, 2, 3])
-    taken = folded.take(size=7).seal([5], Epoch(13))
+    taken = folded.take([9], Epoch(12), 7).seal([5], Epoch(13))
     assert taken.sealed_deltas == ([4],)
     assert (taken.taken, taken.durable, taken.batches[0].first, taken.batches[0].last) == (12, 10, 11, 12)
     durable = taken.harden("result")
@@ -91,4 +91,6 @@ def test_layers_move_in_whole_steps() -> None:
         (),
         (),
     )
-    assert applied.take(size=1).batches[0].deltas == ([4],)
+    assert applied.take([9], Epoch(13), 1).batches[0].deltas == ([4],)
+    with_pending = applied.take([9], Epoch(14), 1)
+    assert (with_pending.batches[0].deltas, with_pending.pending, with_pending.deltas) == (([4], [5]), [9], ([5], [4]))
