@@ -24,7 +24,7 @@ import rocksdict
 import penstock
 from bench.harness import Case, Goal, folder, rate, run
 from penstock.kv.table import KvTable
-from penstock.store import Store
+from penstock.store.store import Store
 
 ROWS = 1_000_000
 FEW = 250_000  # for peers that are only told beside the others

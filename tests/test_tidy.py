@@ -29,12 +29,9 @@ LAYERS = [
     {"kinds"},
     {"queue", "kv"},
     {"registry"},
-    {"flusher", "dropped", "identity", "reserve"},
-    {"local"},
-    {"space", "governor"},
-    {"batch"},
-    {"tables"},
-    {"store", "client"},
+    {"store"},
+    {"protocol"},
+    {"client"},
     {"server"},
     {"spark"},
     {"cli"},
@@ -53,7 +50,7 @@ AMBIENT = {
 # Who may touch the operating system beside host/, and why.
 EXEMPT: dict[str, set[str]] = {
     # Sockets and the private folder they are in are no files of the store, and no simulated disk has them.
-    "client/place.py": {
+    "protocol/place.py": {
         "open",
         "os.chmod",
         "os.fsencode",

@@ -4,7 +4,8 @@ The way of a write, and the packages it goes through (each may import only those
 
     spark, cli     Spark's formats and streams; the command
     server, client the owner's door for other processes; a store that another process owns
-    store          opens a folder; tables, batch: what users see; local: the owner's port
+    protocol       what the two say to each other, and where an owner is found
+    store          opens a folder; tables, batch: what users see; port, flusher: the way down from there
     kv, queue      the kinds of tables
     coordinator    pending delta, epochs, group commit, backpressure
     partition      ledger (verdicts), dispatcher, spills, checkpoints
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock import errors
     from penstock.client.connect import connect
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
-    from penstock.store import Store, StoreSettings
+    from penstock.store.store import Store, StoreSettings
 
 __version__ = "0.1.0"
 
@@ -46,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
         return connect
     if name in ("Store", "StoreSettings"):
-        from penstock import store
+        from penstock.store import store
 
         return getattr(store, name)
     raise AttributeError(f"penstock has no {name!r}")

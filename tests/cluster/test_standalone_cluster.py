@@ -29,12 +29,12 @@ from cluster_driver import LOADED
 from test_guard import make_certificate, write_tokens
 
 import penstock
-from penstock.client import wire
 from penstock.lsm.collection import CollectionSettings
+from penstock.protocol import wire
 from penstock.server.gateway import Gateway
 from penstock.server.rights import Rights
 from penstock.server.tcp import serve_tcp
-from penstock.store import Store, StoreSettings
+from penstock.store.store import Store, StoreSettings
 
 SETTINGS = StoreSettings(offer_bytes_min=1, collection=CollectionSettings(grace_s=0))
 SPARK = Path(pyspark.__file__).parent

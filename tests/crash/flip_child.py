@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from penstock.dropped import SPILL
 from penstock.errors import PenstockError
 from penstock.log import LogSettings
 from penstock.lsm.compaction import LevelLimits
@@ -24,7 +23,8 @@ from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.spill import SpillLog
 from penstock.queue.chain import QueueSettings
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.dropped import SPILL
+from penstock.store.store import Store, StoreSettings, open_store
 
 SETTINGS = StoreSettings(
     background=False,

@@ -21,7 +21,7 @@ from penstock.errors import LeaseLost, PenstockError
 from penstock.queue import section
 from penstock.queue.positions import decode_place, parse_key, rows_of
 from penstock.queue.qmft import data_files
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
 SHARDS = {"a": 2, "b": 1}

@@ -30,7 +30,7 @@ from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import PenstockError, TokenTooOld
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import sealed
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
 

@@ -14,7 +14,7 @@ import pytest
 import queue_kill_child
 from queue_kill_child import SETTINGS, SHARDS, commit, produce
 
-from penstock.store import Store, open_store
+from penstock.store.store import Store, open_store
 
 SCRIPT = Path(queue_kill_child.__file__)
 LINES_MIN = 40

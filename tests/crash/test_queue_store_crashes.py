@@ -10,7 +10,6 @@ from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
 from shared import Patch, Sampled
 
-from penstock.dropped import DroppedShards
 from penstock.host.files import remove_folder
 from penstock.partition.ledger import Verdict
 from penstock.partition.machine import Entry
@@ -19,13 +18,14 @@ from penstock.queue.chain import FileChain
 from penstock.queue.machine import QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import Manifest
+from penstock.store.dropped import DroppedShards
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_every_crash(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("penstock.store.LEAVE_BYTES", 0)  # closing stores what is cheap to store
+    monkeypatch.setattr("penstock.store.store.LEAVE_BYTES", 0)  # closing stores what is cheap to store
     report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
     assert {"commit", "rename", "fdatasync", "fsync", "fsync_dir", "unlink", "rmdir"} <= report.labels
     assert report.crashes > 250

@@ -14,7 +14,7 @@ import pytest
 import store_kill_child
 from store_kill_child import SETTINGS, TABLES, write
 
-from penstock.store import open_store
+from penstock.store.store import open_store
 
 SCRIPT = Path(store_kill_child.__file__)
 

@@ -14,7 +14,7 @@ from penstock.queue import QueueSettings
 from penstock.queue.machine import QueueMachine
 from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import QueueTable
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 SMALL_FILES = QueueSettings(file_bytes=1_600, allocate_bytes=512, index_bytes=128)

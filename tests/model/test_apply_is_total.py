@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from store_model import SETTINGS, START_US, open_simulated
 
-from penstock.client import wire
 from penstock.errors import Invalid, PenstockError
 from penstock.kv import received, section, table, values
 from penstock.kv.machine import KvMachine
@@ -27,12 +26,13 @@ from penstock.lsm import memtable, operators, tree, view
 from penstock.lsm.operators import OPERATORS, union_of
 from penstock.lsm.rows import DELETE, NEVER
 from penstock.partition.machine import Entry
+from penstock.protocol import wire
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
 from penstock.server.rights import LOCAL
 from penstock.server.work import Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 BYTES_MAX = 64

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from store_model import StoreModel, Token, Write, difference, number, open_simulated, perform, read_all
 
 from penstock.errors import TokenTooOld
-from penstock.flusher import StoreFlusher
+from penstock.store.flusher import StoreFlusher
 from penstock.testing import FakeClock, SimulatedDisk
 
 NAMES = {"a": 1, "b": 3, "c": 1}  # table: shards

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 import penstock.spark
-from penstock.store import Store
+from penstock.store.store import Store
 
 # A JVM that lives for minutes gains nothing from its second compiler, and shares two cores with the Python processes.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

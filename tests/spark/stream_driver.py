@@ -65,8 +65,8 @@ def route_to(tables: str, marks: str = "") -> Route:
 
 def main(point: str, marks: str, *streams: str) -> None:
     import penstock.spark
-    from penstock.batch import StoreBatch
     from penstock.spark.exactly_once import _Runner
+    from penstock.store.batch import StoreBatch
 
     if point == "staged":
         commit = StoreBatch.commit

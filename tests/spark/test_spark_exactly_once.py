@@ -22,15 +22,15 @@ from stream_driver import route_to
 
 import penstock
 import penstock.spark
-from penstock.batch import StoreBatch
-from penstock.client import wire
 from penstock.client.connection import Connection, GoneError
 from penstock.errors import Backpressure, PositionConflict
 from penstock.partition import ledger
+from penstock.protocol import wire
 from penstock.queue.section import shard_of
 from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.spark.streaming import start_option
-from penstock.store import Store
+from penstock.store.batch import StoreBatch
+from penstock.store.store import Store
 
 KEYS = [b"k%d" % number for number in range(17)]
 BY_SHARD = [[key for key in KEYS if shard_of(key, 2) == shard] for shard in (0, 1)]

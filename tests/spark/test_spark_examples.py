@@ -17,7 +17,7 @@ from examples import batch, bulk_load, point_in_time_join, several_tables, strea
 
 import penstock.spark
 from penstock.errors import Invalid, KindMismatch, NotFound, PositionConflict
-from penstock.store import Store
+from penstock.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import pytest
 import penstock
 import penstock.spark
 from penstock.spark.sessions import PUSHDOWN, find_java
-from penstock.store import Store
+from penstock.store.store import Store
 
 
 def load(spark: Any, folder: str, table: str, **options: str) -> Any:

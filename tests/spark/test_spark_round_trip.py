@@ -21,7 +21,7 @@ from penstock.spark import reading
 from penstock.spark.arrow import for_spark
 from penstock.spark.format import PenstockSource
 from penstock.spark.sessions import PUSHDOWN
-from penstock.store import Store
+from penstock.store.store import Store
 
 KEYS = [
     b"",

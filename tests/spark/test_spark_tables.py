@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock.spark
-from penstock.store import Store
+from penstock.store.store import Store
 
 
 def load(spark: Any, folder: str, table: str, **options: str) -> Any:

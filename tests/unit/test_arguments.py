@@ -19,7 +19,7 @@ from penstock.kv.table import KvTable
 from penstock.queue.options import Retention
 from penstock.queue.service import Found
 from penstock.queue.table import QueueTable
-from penstock.tables import Tables
+from penstock.store.tables import Tables
 
 INF, NAN, HUGE = float("inf"), float("nan"), 10**5_000
 NOT_WHOLE: list[Any] = [True, 1.0, "1", None, NAN, INF, -1, np.float64(1), np.bool_(True), [1], b"1", 1j]

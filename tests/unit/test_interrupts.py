@@ -14,7 +14,7 @@ from interrupts import Interrupt, every_point, interrupted_at, where
 
 from penstock.log import LogSettings
 from penstock.queue.chain import QueueSettings
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.store import Store, StoreSettings, open_store
 
 SETTINGS = StoreSettings(
     background=False,
@@ -188,7 +188,7 @@ def test_the_check_notices_a_turn_that_is_never_given_back(tmp_path: Path, monke
 
 
 def test_the_check_notices_a_batch_that_is_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.flusher import StoreFlusher
+    from penstock.store.flusher import StoreFlusher
 
     make_durable = StoreFlusher.make_durable
 

@@ -30,14 +30,14 @@ from penstock.errors import (
     StoreLocked,
     TokenTooOld,
 )
-from penstock.flusher import StoreFlusher
 from penstock.kv.machine import KvMachine
 from penstock.kv.table import KvTable
 from penstock.log import LogSettings
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.partition.machine import Entry
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.flusher import StoreFlusher
+from penstock.store.store import Store, StoreSettings, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 
 
@@ -409,7 +409,7 @@ def test_of_a_dropped_table_nothing_is_left(store: Store, disk: SimulatedDisk) -
 
 CHILD = """
 import sys
-from penstock.store import open_store
+from penstock.store.store import open_store
 from store_model import read_all
 store = open_store(sys.argv[1], clock=__import__("store_model").FakeClock(time_us=int(sys.argv[2])))
 print(sorted((name, sorted(rows.items())) for name, rows in read_all(store).items()), store._ledger.tree.lsn)
@@ -490,7 +490,7 @@ def test_a_forked_child_is_refused(tmp_path: Path) -> None:
     """In a process of its own: a fork beside the threads of a test run is no good."""
     code = f"""
 import os
-from penstock.store import open_store
+from penstock.store.store import open_store
 from penstock.errors import Closed
 store = open_store({str(tmp_path / "s")!r})
 table = store.kv("t")

@@ -13,7 +13,7 @@ from penstock.host.files import FileSystem
 from penstock.log import Log
 from penstock.log.chain import SegmentName
 from penstock.queue.options import Retention
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 

@@ -22,7 +22,7 @@ from penstock.errors import GateShut, PartitionPaused, ProcessLimit
 from penstock.host.open_files import BoundedFileSystem, OpenFiles
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.queue.machine import QueueMachine
-from penstock.store import Store, open_store
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 

@@ -14,7 +14,7 @@ from store_model import SETTINGS, open_simulated
 from penstock.host.clock import Clock
 from penstock.host.steady_clock import SteadyClock, TimeNote
 from penstock.queue.options import Retention
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 DAY_S = 86_400.0
@@ -34,7 +34,7 @@ class Place:
     """A store on a machine whose clock goes wrong."""
 
     def __init__(self, make_clock: Callable[[Clock], SteadyClock], patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("penstock.store.SteadyClock", make_clock)
+        patch.setattr("penstock.store.store.SteadyClock", make_clock)
         self.disk, self.clock = SimulatedDisk(), FakeClock(time_us=START_US)
         self.store: Store = open_simulated(self.disk, self.clock)
         self._numbers = 0

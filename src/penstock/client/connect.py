@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.client import place, wire
 from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
@@ -22,6 +21,7 @@ from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text, typed
 from penstock.host.forking import use_grpc
+from penstock.protocol import place, wire
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"

@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.client import wire
-from penstock.client.place import pause
 from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.forking import abandon
+from penstock.protocol import wire
+from penstock.protocol.place import pause
 
 T = TypeVar("T")
 PATIENCE_S = 30.0  # for an owner to be there (again) and to answer

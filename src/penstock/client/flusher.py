@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from penstock.client import wire
 from penstock.client.connection import Connection, GoneError
 from penstock.client.refusals import Refusal, Refusals, in_doubt
 from penstock.coordinator import Batch, Durability
@@ -45,6 +44,7 @@ from penstock.kinds import Kind
 from penstock.partition.ledger import Condition, Verdict, decode_condition, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
+from penstock.protocol import wire
 
 SEND_S = 60.0  # for a batch to be taken, with an owner that comes and goes
 ANSWER_S = 120.0  # for one message: the owner may have files to read and sync

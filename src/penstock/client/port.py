@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from penstock.client import wire
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
@@ -31,6 +30,7 @@ from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
+from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 import penstock
-from penstock.client import wire
-from penstock.client.report import Report
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.protocol import wire
+from penstock.protocol.report import Report
 
 REPORT_BYTES_MAX = 1 << 20  # of what it says before it serves: a line, or a traceback
 

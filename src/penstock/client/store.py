@@ -24,7 +24,7 @@ from penstock.kinds import Piece, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
-from penstock.tables import StoreSnapshot, Tables, check_epoch
+from penstock.store.tables import StoreSnapshot, Tables, check_epoch
 
 
 class RemoteSnapshot(StoreSnapshot):

@@ -18,14 +18,14 @@ from logging.handlers import RotatingFileHandler
 
 import msgspec
 
-from penstock.client import wire
-from penstock.client.report import Report
 from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
 from penstock.host.files import OsFileSystem, absolute, typed
+from penstock.protocol import wire
+from penstock.protocol.report import Report
 from penstock.server.healing import Healer
 from penstock.server.service import Service
-from penstock.store import Store, open_store
+from penstock.store.store import Store, open_store
 
 logger = logging.getLogger("penstock.server")
 

@@ -14,8 +14,8 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from penstock.client import place
 from penstock.host import threads
+from penstock.protocol import place
 
 logger = logging.getLogger(__name__)
 

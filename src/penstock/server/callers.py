@@ -14,7 +14,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from penstock.client.wire import MESSAGE_BYTES_MAX
+from penstock.protocol.wire import MESSAGE_BYTES_MAX
 
 STRANGERS_MAX, CLIENTS_MAX = 64, 256  # connections, where the process may open enough files
 STRANGERS_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # of requests that have come in and are not answered

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.client import wire
 from penstock.errors import PenstockError
 from penstock.host.chance import Random
+from penstock.protocol import wire
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights
 from penstock.server.work import Gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from penstock.client.wire import MESSAGE_BYTES_MAX
+from penstock.protocol.wire import MESSAGE_BYTES_MAX
 from penstock.server.callers import Caller, Callers, RefusedError
 
 STREAMS_MAX = 128  # of a client, at once

@@ -16,16 +16,15 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.client import wire
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import OsFileSystem, absolute
 from penstock.journal.record import PartitionId
 from penstock.kinds import Reading
-from penstock.local import AppliedReading, SnapshotPort
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
+from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import Held, LeaseCounts
 from penstock.server.offered import OfferDesk
@@ -34,7 +33,8 @@ from penstock.server.rights import ADMIN, READ, WRITE, Rights
 from penstock.server.scans import PagedScan, in_batches
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store import Store
+from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
 SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8

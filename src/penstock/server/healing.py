@@ -13,7 +13,7 @@ import logging
 
 from penstock.errors import PenstockError
 from penstock.host.clock import Clock
-from penstock.store import Store
+from penstock.store.store import Store
 
 logger = logging.getLogger(__name__)
 

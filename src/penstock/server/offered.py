@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.client import wire
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem
+from penstock.protocol import wire
 from penstock.scheduler.offers import Offer, OfferBoard
 from penstock.server.rights import ADMIN
 from penstock.server.work import Work

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from penstock.arguments import in_short, seconds
-from penstock.client import place
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
 from penstock.host.chance import Random, system_random
@@ -19,8 +18,9 @@ from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs, path_text
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
+from penstock.protocol import place
 from penstock.server.service import Service
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.store import Store, StoreSettings, open_store
 
 YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
 

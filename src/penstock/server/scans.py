@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.client.wire import PAGE_BYTES
 from penstock.lsm.rows import binary_column
+from penstock.protocol.wire import PAGE_BYTES
 
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = 16_384

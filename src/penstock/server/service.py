@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
-from penstock.client import place
 from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
 from penstock.host.files import absolute
 from penstock.host.forking import abandon, hang_up, use_grpc
+from penstock.protocol import place
 from penstock.server.bell import Bell
-from penstock.store import Store
+from penstock.store.store import Store
 
 if TYPE_CHECKING:
     import ssl

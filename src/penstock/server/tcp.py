@@ -12,7 +12,7 @@ from penstock.errors import Invalid
 from penstock.host.files import OsFileSystem
 from penstock.server.rights import Tokens
 from penstock.server.service import Service, service_of
-from penstock.store import Store
+from penstock.store.store import Store
 
 
 def serve_tcp(

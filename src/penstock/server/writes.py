@@ -20,12 +20,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from penstock.client import wire
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import threads
 from penstock.journal.record import PartitionId
 from penstock.kinds import Kind
-from penstock.local import LocalPort
 from penstock.partition.ledger import (
     LEDGER,
     Condition,
@@ -36,9 +34,11 @@ from penstock.partition.ledger import (
     encode_condition,
 )
 from penstock.partition.pending import PendingGroup
+from penstock.protocol import wire
 from penstock.registry import conditions, kind_named, kind_of_condition
 from penstock.server.rights import WRITE, Rights
 from penstock.server.work import Work
+from penstock.store.port import LocalPort
 
 ROW_BYTES = 64
 CONDITION_WEIGHT = 24  # bytes of memory for one that is sent, at the most

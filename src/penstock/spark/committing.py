@@ -15,13 +15,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock.batch import StoreBatch
 from penstock.errors import Invalid
 from penstock.kinds import Kind
 from penstock.partition.ledger import TableInfo
 from penstock.spark.loading import add_loads, check_schema, make_loads
 from penstock.spark.place import Place
 from penstock.spark.streaming import table_with_offsets
+from penstock.store.batch import StoreBatch
 
 _TOLD = "table string, loads binary"
 

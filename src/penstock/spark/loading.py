@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.batch import StoreBatch
 from penstock.errors import Invalid
 from penstock.kinds import Load
 from penstock.spark.arrow import arrow_schema, from_spark
 from penstock.spark.place import Place, check_range, working
+from penstock.store.batch import StoreBatch
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[Load])

@@ -28,11 +28,11 @@ from pyspark.errors import PySparkException
 
 from penstock.client.port import FlightPort
 from penstock.client.store import RemoteSnapshot
-from penstock.client.wire import PIECE_BYTES
 from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
 from penstock.host import threads
 from penstock.host.files import OsFileSystem, make_dirs, parent
 from penstock.kinds import Piece
+from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer, Part
 from penstock.scheduler.work import pack, perform, unpack

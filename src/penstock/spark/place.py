@@ -26,11 +26,11 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.files import OsFileSystem, make_dirs, parent
-from penstock.identity import IDENTITY_BYTES
 from penstock.kinds import Kind, Load, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
 from penstock.registry import kind_named
+from penstock.store.identity import IDENTITY_BYTES
 
 OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
 LEASE_S = 3_600.0  # of places for staged files

@@ -37,7 +37,7 @@ from penstock.lsm.rows import Columns
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import sealed
 from penstock.queue.consumer import Consumer
-from penstock.tables import StoreSnapshot, Tables
+from penstock.store.tables import StoreSnapshot, Tables
 
 TABLES = {"a": 1, "b": 3}
 QUEUES = {"q": 2, "r": 1}

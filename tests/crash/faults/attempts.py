@@ -26,7 +26,7 @@ from penstock.errors import (
     Restore,
     WaitExpired,
 )
-from penstock.tables import Tables
+from penstock.store.tables import Tables
 
 HEALING_S = 15.0  # for a store to take writes again when nothing fails any more
 LIMIT_S = {  # what is documented, or the default of the call

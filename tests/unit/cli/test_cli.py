@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.cli.shown import given, shown
 from penstock.journal.record import Section, SegmentedRecordHeader
-from penstock.store import Store
+from penstock.store.store import Store
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.client import place
 from penstock.client.store import RemoteStore
 from penstock.errors import WaitExpired
+from penstock.protocol import place
 
 HANGS_S = 60.0  # a call with a deadline of a second or two that is not back by then never comes back
 

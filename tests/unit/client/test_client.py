@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.client import connection, flusher, place, wire
+from penstock.client import connection, flusher
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import (
@@ -37,9 +37,10 @@ from penstock.kv.machine import KvMachine
 from penstock.lsm.rows import KEY_BYTES_MAX
 from penstock.partition.ledger import Condition, encode_condition
 from penstock.partition.reference import sealed
+from penstock.protocol import place, wire
 from penstock.registry import kind_named
-from penstock.store import Store
-from penstock.tables import Tables
+from penstock.store.store import Store
+from penstock.store.tables import Tables
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from owner_processes import hurry, outcome
 
 import penstock
 from penstock import errors
-from penstock.client import flusher, wire
+from penstock.client import flusher
 from penstock.client.connect import connect
 from penstock.client.flusher import RemoteFlusher
 from penstock.client.refusals import REFUSALS_MAX, Refusal, Refusals
@@ -34,12 +34,13 @@ from penstock.errors import (
 from penstock.host.files import OsFile
 from penstock.kv.kind import KvKind
 from penstock.kv.section import Rows
-from penstock.local import LocalPort
 from penstock.partition.ledger import Condition, Verdict, encode_condition
+from penstock.protocol import wire
 from penstock.server.rights import LOCAL
 from penstock.server.service import service_of
 from penstock.server.writes import GroupTaker
-from penstock.store import Store
+from penstock.store.port import LocalPort
+from penstock.store.store import Store
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pytest
 from owner_processes import HANGS_S, hurry, outcome, owners, state_of, stopped, until
 
 import penstock
-from penstock.client import place
 from penstock.client.connect import connect
 from penstock.client.connection import Connection
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.protocol import place
 
 
 @pytest.fixture

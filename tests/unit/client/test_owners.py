@@ -17,10 +17,10 @@ import pytest
 from owner_processes import owners, said, script, succeeds, until
 
 import penstock
-from penstock.client import place
 from penstock.client.connect import connect
 from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
 from penstock.host.files import OsFileSystem
+from penstock.protocol import place
 from penstock.queue.table import QueueTable
 
 

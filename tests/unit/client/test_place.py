@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.client import place
 from penstock.client.connect import connect
 from penstock.errors import Invalid, StoreLocked, WaitExpired
+from penstock.protocol import place
 
 NAMES = {
     "plain": "store",

@@ -21,7 +21,7 @@ from penstock.lsm.operators import ADD_I64, APPEND, CHAIN, MAX_F64, UNION, union
 from penstock.lsm.rows import DELETE, NEVER, PUT, VALUE_BYTES_MAX, Columns, binary_column
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile, sealed
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 

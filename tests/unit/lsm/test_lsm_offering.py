@@ -26,7 +26,7 @@ from penstock.lsm.sstable import Sstable
 from penstock.manifest.records import JobKind
 from penstock.scheduler.offers import Offer
 from penstock.scheduler.work import pack, unpack
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.store import Store, StoreSettings, open_store
 from penstock.testing import SimulatedDisk
 
 NOW_US = 1_000

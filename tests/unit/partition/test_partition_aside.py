@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from store_model import SETTINGS, open_simulated
 
-from penstock import local
 from penstock.errors import Invalid, NotFound, PartitionPaused, PenstockError
 from penstock.kv.machine import KvMachine
 from penstock.kv.values import Options, encode_options
@@ -17,7 +16,8 @@ from penstock.partition import aside as aside_module
 from penstock.partition.machine import Entry
 from penstock.queue.machine import QueueMachine
 from penstock.registry import kind_named
-from penstock.store import Store
+from penstock.store import port as local
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 POISON = b"poison"
@@ -279,7 +279,7 @@ def test_a_table_of_another_penstock_keeps_no_other_out_of_reach(
             raise KeyError("a mistake of ours")
         return kind_named(name, table)
 
-    monkeypatch.setattr("penstock.store.kind_named", forget)
+    monkeypatch.setattr("penstock.store.store.kind_named", forget)
     with open_simulated(disk, clock, settings) as store:
         assert store.kv("t").get(b"k") == b"1"
         assert [(trouble.table, trouble.reason) for trouble in store.check()] == [("strange", "it cannot be opened")]

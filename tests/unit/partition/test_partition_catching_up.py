@@ -12,7 +12,7 @@ from penstock.kv.machine import KvMachine
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.machine import Entry
 from penstock.queue.files import DataWriter
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 Fail = Callable[[KvMachine, Entry], None]

@@ -13,7 +13,7 @@ from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.extent import JournalExtent
 from penstock.partition.spill import SpillLog
-from penstock.store import Store, StoreSettings, open_store
+from penstock.store.store import Store, StoreSettings, open_store
 
 SETTINGS = StoreSettings(
     background=False,

@@ -17,7 +17,7 @@ from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.tree import Tree
 from penstock.partition.dispatcher import DispatcherSettings, Partition
 from penstock.partition.machine import Entry
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 WAITING = replace(SETTINGS, dispatcher=DispatcherSettings(attempts_max=1_000, backoff_s=1e9))

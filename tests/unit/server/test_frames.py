@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.client import wire
+from penstock.protocol import wire
 from penstock.server import callers as callers_module
 from penstock.server import frames
 from penstock.server.callers import Caller, Callers, RefusedError

@@ -20,12 +20,12 @@ import pyarrow.flight as flight
 import pytest
 
 import penstock
-from penstock.client import place, wire
 from penstock.client.connect import connect
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
+from penstock.protocol import place, wire
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
@@ -37,7 +37,7 @@ from penstock.server.held import Held
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
 from penstock.server.work import READING, WAITING, WRITING, Gone
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock
 
 

@@ -25,15 +25,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import penstock
-from penstock.client import place, wire
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, PenstockError, WaitExpired
 from penstock.partition.ledger import TableInfo
+from penstock.protocol import place, wire
 from penstock.server import callers
 from penstock.server.frames import PREFACE
 from penstock.server.tcp import serve_tcp
-from penstock.store import Store
+from penstock.store.store import Store
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

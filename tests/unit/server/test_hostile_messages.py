@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.client import wire
 from penstock.client.connect import connect
 from penstock.errors import Invalid, PenstockError
 from penstock.kv import section as kv_section
 from penstock.partition.ledger import Condition
+from penstock.protocol import wire
 from penstock.queue import section as queue_section
 from penstock.queue.positions import ACK
 from penstock.scheduler import wire as worker_wire
@@ -27,7 +27,7 @@ from penstock.server import work as work_module
 from penstock.server.gateway import LOOKUP_BYTES_MAX, Gateway
 from penstock.server.rights import LOCAL, Rights
 from penstock.server.service import service_of
-from penstock.store import Store
+from penstock.store.store import Store
 
 SIZE = 3 << 20  # of a hostile message
 TIMES_MAX = 6

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.client import wire
 from penstock.errors import Invalid
+from penstock.protocol import wire
 from penstock.scheduler.offers import OfferBoard, Part
 from penstock.scheduler.work import pack
 from penstock.server.offered import OfferDesk

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.client import place
 from penstock.errors import StoreLocked, WaitExpired
 from penstock.host.files import OsFileSystem
+from penstock.protocol import place
 from penstock.server import opening
 
 

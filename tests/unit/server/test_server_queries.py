@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.client import wire
 from penstock.errors import Backpressure, Closed, Invalid
 from penstock.host.chance import system_random
 from penstock.host.files import OsFileSystem
 from penstock.host.steady_clock import SteadyClock
+from penstock.protocol import wire
 from penstock.server.gateway import QUERY_KEEPS_S, Gateway
 from penstock.server.queries import KEPT_US, QueryNames
 from penstock.server.rights import LOCAL
 from penstock.server.service import service_of
-from penstock.store import Store
+from penstock.store.store import Store
 from penstock.testing import FakeClock
 
 

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.client import wire
 from penstock.errors import Backpressure, Closed, Invalid, PenstockError
 from penstock.kv import section as kv_section
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import Condition, Verdict, encode_condition
+from penstock.protocol import wire
 from penstock.queue.positions import FORGET, SEEK, Forget, Seek, argument
 from penstock.queue.service import Call, encode_call
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
-from penstock.store import Store
+from penstock.store.store import Store
 
 NOBODY = Rights(client="nobody")
 READER = Rights(client="reader", tables={"users": "read", "events": "read"})

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.host import threads
-from penstock.local import Coordinator
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Stall, Tree
+from penstock.store.port import Coordinator
 
 GROWING_PART = 8  # of the memory may be in memtables that grow
 LOOK_BYTES = 4 << 20  # applied between two looks

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 from penstock.arguments import seconds, whole
-from penstock.batch import StoreBatch
 from penstock.coordinator import Acknowledgement
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import Port, SnapshotReading, partitions_of
@@ -22,6 +21,7 @@ from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention, decode_queue_options, encode_queue_options, queue_options
 from penstock.queue.table import QueueTable, QueueView
 from penstock.registry import check_name, check_shards, kind_named
+from penstock.store.batch import StoreBatch
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
 

@@ -20,10 +20,7 @@ from types import TracebackType
 
 from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import CoordinatorSettings, Durability, WriteCoordinator
-from penstock.dropped import SPILL, DroppedShards
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, PenstockError, Poisoned
-from penstock.flusher import StoreFlusher
-from penstock.governor import MemoryGovernor
 from penstock.host import memory, threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
@@ -31,12 +28,10 @@ from penstock.host.files import FileSystem, OsFileSystem, explained, is_disk_ful
 from penstock.host.metrics import Metrics
 from penstock.host.owned_files import owned
 from penstock.host.steady_clock import SteadyClock, read_note
-from penstock.identity import load_identity
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Machine, Site, partitions_of
-from penstock.local import LocalPort
 from penstock.log import Log, LogSettings
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import CollectionSettings, Collector
@@ -63,13 +58,18 @@ from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
 from penstock.queue.chain import QueueSettings
 from penstock.registry import KINDS, conditions, kind_named
-from penstock.reserve import Reserve
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Load, Outcome
-from penstock.space import DiskSpace
-from penstock.tables import Tables
+from penstock.store.dropped import SPILL, DroppedShards
+from penstock.store.flusher import StoreFlusher
+from penstock.store.governor import MemoryGovernor
+from penstock.store.identity import load_identity
+from penstock.store.port import LocalPort
+from penstock.store.reserve import Reserve
+from penstock.store.space import DiskSpace
+from penstock.store.tables import Tables
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.client.wire import Fault
+from penstock.protocol.wire import Fault
 
 
 class Report(msgspec.Struct, frozen=True):

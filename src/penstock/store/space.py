@@ -17,11 +17,11 @@ from penstock.errors import DiskFull, PenstockError
 from penstock.host.clock import Clock
 from penstock.host.files import ran_out_of_space
 from penstock.journal.consensus import Consensus
-from penstock.local import Coordinator, LocalPort
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
-from penstock.reserve import Reserve
+from penstock.store.port import Coordinator, LocalPort
+from penstock.store.reserve import Reserve
 
 logger = logging.getLogger(__name__)
 

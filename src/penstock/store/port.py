@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
-from penstock.flusher import Flushed
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import explained
@@ -37,6 +36,7 @@ from penstock.partition.ledger import (
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import check_create, kind_named
+from penstock.store.flusher import Flushed
 
 logger = logging.getLogger(__name__)
 
