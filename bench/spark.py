@@ -35,7 +35,8 @@ import penstock.spark
 from bench.harness import Case, Goal, folder, rate, run
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.tree import TreeSettings
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 
 ROWS = int(os.environ.get("BENCH_SPARK_ROWS", "5000000"))
 LOADED = ROWS // 5  # rows of a bulk write

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from penstock import errors
     from penstock.client.connect import connect
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
-    from penstock.store.store import Store, StoreSettings
+    from penstock.store.settings import StoreSettings
+    from penstock.store.store import Store
 
 __version__ = "0.1.0"
 
@@ -46,8 +47,12 @@ def __getattr__(name: str) -> Any:
         from penstock.client.connect import connect
 
         return connect
-    if name in ("Store", "StoreSettings"):
-        from penstock.store import store
+    if name == "Store":
+        from penstock.store.store import Store
 
-        return getattr(store, name)
+        return Store
+    if name == "StoreSettings":
+        from penstock.store.settings import StoreSettings
+
+        return StoreSettings
     raise AttributeError(f"penstock has no {name!r}")

@@ -34,7 +34,8 @@ from penstock.protocol import wire
 from penstock.server.gateway import Gateway
 from penstock.server.rights import Rights
 from penstock.server.tcp import serve_tcp
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 
 SETTINGS = StoreSettings(offer_bytes_min=1, collection=CollectionSettings(grace_s=0))
 SPARK = Path(pyspark.__file__).parent

@@ -24,7 +24,8 @@ from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.spill import SpillLog
 from penstock.queue.chain import QueueSettings
 from penstock.store.dropped import SPILL
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(
     background=False,

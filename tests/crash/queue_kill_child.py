@@ -15,7 +15,8 @@ from penstock.errors import LeaseLost
 from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.queue import QueueSettings
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(
     journal=LogSettings(segment_bytes=100_000, allocate_bytes=50_000, index_bytes=10_000),

@@ -11,7 +11,8 @@ import threading
 
 from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(
     journal=LogSettings(segment_bytes=200_000, allocate_bytes=50_000, index_bytes=10_000),

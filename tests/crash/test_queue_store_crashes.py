@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_every_crash(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("penstock.store.store.LEAVE_BYTES", 0)  # closing stores what is cheap to store
+    monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)  # closing stores what is cheap to store
     report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
     assert {"commit", "rename", "fdatasync", "fsync", "fsync_dir", "unlink", "rmdir"} <= report.labels
     assert report.crashes > 250

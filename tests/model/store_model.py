@@ -14,7 +14,8 @@ from penstock.lsm.rows import NEVER
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.partition.ledger import TOKEN_WINDOW
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 

@@ -27,7 +27,8 @@ from penstock.manifest.records import JobKind
 from penstock.scheduler.offers import OfferSettings
 from penstock.spark import maintenance as spark_maintenance
 from penstock.spark.place import Place
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 
 SETTINGS = StoreSettings(offer_bytes_min=1, collection=CollectionSettings(grace_s=0))
 

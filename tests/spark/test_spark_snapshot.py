@@ -14,7 +14,8 @@ import penstock
 import penstock.spark
 from penstock.errors import StoreLocked
 from penstock.lsm.collection import CollectionSettings
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 
 ACCOUNTS = 20_000
 RESTLESS = StoreSettings(collection=CollectionSettings(grace_s=0.0))  # files go as soon as nobody needs them

@@ -21,7 +21,8 @@ from penstock.lsm.sstable import Sstable
 from penstock.lsm.tasks import merge_on
 from penstock.lsm.writer import SstableWriter
 from penstock.scheduler.engines import Engines
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SHARDS = 40
 SETTINGS = StoreSettings(serve=False)

@@ -14,7 +14,8 @@ from interrupts import Interrupt, every_point, interrupted_at, where
 
 from penstock.log import LogSettings
 from penstock.queue.chain import QueueSettings
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(
     background=False,

@@ -37,7 +37,8 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.store.flusher import StoreFlusher
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 
 

@@ -17,7 +17,8 @@ import penstock
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned, StoreLocked
 from penstock.host.files import OsFile, OsFileSystem
 from penstock.manifest.environment import LmdbEngine
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import SimulatedDisk
 
 OPERATIONS: list[tuple[type, str]] = [

@@ -13,7 +13,8 @@ import pytest
 
 from penstock.errors import DiskFailed, GateShut, Invalid, PenstockError
 from penstock.host.files import File, OsFileSystem
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(background=False)
 

@@ -17,7 +17,8 @@ import penstock
 from penstock.errors import StoreLocked
 from penstock.host import threads
 from penstock.server import service
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 PATIENCE_S = 20.0  # for threads that end by themselves after a close
 

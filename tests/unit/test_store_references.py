@@ -11,7 +11,8 @@ from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid, NotFound
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile, sealed
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 

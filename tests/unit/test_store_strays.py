@@ -16,7 +16,8 @@ from penstock.lsm import collection
 from penstock.lsm.collection import CollectionSettings
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.store import dropped
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 JOURNAL = LogSettings(segment_bytes=4096, allocate_bytes=512, index_bytes=512)  # so that a checkpoint spills
 SETTINGS = StoreSettings(background=False, journal=JOURNAL, collection=CollectionSettings(grace_s=0.0))

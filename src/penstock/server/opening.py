@@ -20,7 +20,8 @@ from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.protocol import place
 from penstock.server.service import Service
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
 

@@ -34,7 +34,8 @@ from penstock.errors import PenstockError, Restore
 from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.queue.chain import QueueSettings
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 
 SETTINGS = StoreSettings(  # small files: all of them end and are followed by others within a round
     memory_bytes_max=256 << 20,

@@ -26,7 +26,8 @@ from penstock.manifest import jobs
 from penstock.manifest.jobs import Lease
 from penstock.manifest.records import JobKind
 from penstock.partition.reference import StagedFile, sealed
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(background=False)
 PATIENCE_S = 60.0

@@ -26,7 +26,8 @@ from penstock.lsm.sstable import Sstable
 from penstock.manifest.records import JobKind
 from penstock.scheduler.offers import Offer
 from penstock.scheduler.work import pack, unpack
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import SimulatedDisk
 
 NOW_US = 1_000

@@ -18,7 +18,8 @@ from penstock.lsm.memtable import Edit, Memtable, fold_rows
 from penstock.lsm.operators import check_operand
 from penstock.lsm.ranges import RangeDelete, RangeDeletes, Unions
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 

@@ -12,7 +12,8 @@ import penstock
 from penstock.lsm.collection import CollectionSettings
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
-from penstock.store.store import Store, StoreSettings
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 SMALL = replace(SETTINGS, queue=QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64))

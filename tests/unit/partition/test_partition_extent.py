@@ -13,7 +13,8 @@ from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.extent import JournalExtent
 from penstock.partition.spill import SpillLog
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 
 SETTINGS = StoreSettings(
     background=False,

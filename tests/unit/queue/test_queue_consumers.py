@@ -34,7 +34,8 @@ from penstock.queue.positions import (
     runs,
 )
 from penstock.queue.table import QueueTable
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 
 

@@ -34,7 +34,8 @@ from penstock.queue.options import Retention
 from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import Message, Position
-from penstock.store.store import Store, StoreSettings, open_store
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.locks import LockOrderChecker
 
@@ -747,7 +748,7 @@ def test_a_journal_is_not_read_again_after_a_clean_end(
     disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, with_keys: bool
 ) -> None:
     """Unless somebody has not stored what is in it, as a kv table has not."""
-    monkeypatch.setattr("penstock.store.store.LEAVE_BYTES", 0)
+    monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)
     store = open_queues(disk, clock)
     queue = store.queue("events")
     store.kv("idle")

@@ -1,0 +1,441 @@
+"""Opens a folder, wires every part of a store, recovers, and does the background work until it is closed.
+
+Opening: lock, identity, manifest, ledger, journal; then the journal is replayed forward: the ledger first, then every
+partition that has not stored what a record holds for it. Replaying twice changes nothing.
+
+Thread: opening and closing by one; tasks by the scheduler's.
+Invariants: (1) one owner for a folder. (2) nothing is served before recovery has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+from penstock.coordinator import WriteCoordinator
+from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
+from penstock.host import memory, threads
+from penstock.host.chance import Random
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.metrics import Metrics
+from penstock.host.owned_files import owned
+from penstock.host.steady_clock import SteadyClock, read_note
+from penstock.journal.consensus import Alone
+from penstock.journal.record import JournalRecord, decode
+from penstock.journal.tracker import SegmentedAckTracker
+from penstock.kinds import Machine, Site
+from penstock.log import Log
+from penstock.log.chain import is_segment
+from penstock.lsm.collection import Collector
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.offering import MergeOffers
+from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
+from penstock.lsm.tasks import export as export_trees
+from penstock.lsm.tree import Tree
+from penstock.manifest.engine import EngineOpener
+from penstock.manifest.jobs import JobQueue
+from penstock.manifest.keys import WalStateKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import WalStateRecord
+from penstock.partition.aside import AsideLog
+from penstock.partition.checkpoint import Checkpoint
+from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.extent import JournalExtent
+from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
+from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
+from penstock.partition.pending import PendingDelta, PendingGroup
+from penstock.partition.reference import Staging
+from penstock.partition.spill import SpillLog
+from penstock.registry import KINDS, conditions, kind_named
+from penstock.scheduler.engines import Engines
+from penstock.scheduler.offers import OfferBoard
+from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.task import Load, Outcome
+from penstock.store.dropped import SPILL, DroppedShards
+from penstock.store.flusher import StoreFlusher
+from penstock.store.governor import MemoryGovernor
+from penstock.store.identity import load_identity
+from penstock.store.port import LocalPort
+from penstock.store.reserve import Reserve
+from penstock.store.settings import StoreSettings
+from penstock.store.space import DiskSpace
+from penstock.store.tables import Tables
+
+logger = logging.getLogger(__name__)
+
+FINISHED_JOBS_KEPT = 1_000
+LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
+
+
+class OpenedParts(Tables):
+    """The parts of an open store, and what happens between them. `Store` adds what users call."""
+
+    _port: LocalPort
+
+    def __init__(
+        self, path: str, *, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random, engine: EngineOpener
+    ) -> None:
+        self.path = path.rstrip("/") or "/"
+        self.settings = settings
+        self._durable = settings.durable
+        self._clock, self._random = SteadyClock(clock), random
+        self._process = threads.process_id()
+        self._closed = False
+        self._started = False  # background work is done by threads
+        self.metrics = Metrics()
+        memory.expect_large_blocks()
+        self._parts = ExitStack()  # closes what is open, the newest first
+        try:
+            make_dirs(fs, self.path)
+            self._lock = fs.lock(f"{self.path}/LOCK")
+            self._parts.callback(self._lock.release)
+            self._fs = owned(fs, self._lock)
+            self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
+            self.identity = load_identity(self._fs, self.path, random)
+            self._open_parts(engine)
+            self._recover()
+            self._start()
+        except BaseException as error:
+            self._closed = True
+            self._parts.close()
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise DiskFull(f"{self.path} cannot be opened, the disk is full: free some space") from error
+            raise
+        threads.after_fork(self, OpenedParts._cut_off)
+
+    # -- opening
+
+    def _open_parts(self, engine: EngineOpener) -> None:
+        settings = self.settings
+        self._manifest = Manifest.open(f"{self.path}/manifest", fs=self._fs, clock=self._clock, engine=engine)
+        self._parts.callback(self._manifest.close)
+        self._extent = JournalExtent(self._manifest)
+        self._parts.callback(self._extent.closed)  # the journal is closed by then
+        self._jobs = JobQueue(self._manifest, random=self._random)
+        self._engines = Engines()
+        self.offers = OfferBoard(clock=self._clock, random=self._random)
+        self._engines.add("spark", lambda: self.offers)
+        self._scheduler = Scheduler(clock=self._clock)
+        self._maintenance = Maintenance(
+            self._manifest,
+            self._jobs,
+            fs=self._fs,
+            root=self.path,
+            store=self.identity,
+            clock=self._clock,
+            merge_files=merge_on(self._engines) if settings.background else None,
+            offers=self._merge_offers() if settings.background else None,
+            tree_settings=settings.tree,
+            wake=self._wake,
+            relieved=self._relieved,
+        )
+        self._parts.callback(self._maintenance.close)
+        self._collector = Collector(
+            self._maintenance,
+            self._manifest,
+            fs=self._fs,
+            root=self.path,
+            clock=self._clock,
+            settings=settings.collection,
+        )
+        self.readers = self._collector.readers
+        self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
+        self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
+        self._site = Site(
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+            clock=self._clock,
+            random=self._random,
+            manifest=self._manifest,
+            maintenance=self._maintenance,
+            settings={"queue": settings.queue},
+            published=lambda: self._dispatcher.published,
+            may_remove=self.readers.may_remove,
+        )
+        ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
+        self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
+        self._parts.callback(self._aside.close)
+        self._ledger = Ledger(ledger, conditions(), self._aside)
+        self._aside.is_alive = self._ledger.is_alive
+        self._tracker = SegmentedAckTracker()
+        self._dispatcher = Dispatcher(
+            self._ledger,
+            self,
+            self._tracker,
+            clock=self._clock,
+            make_spill=self._make_spill,
+            aside=self._aside,
+            journal=self._records,
+            settings=settings.dispatcher,
+        )
+        self._consensus = Alone(self._open_journal())
+        self._parts.callback(self._consensus.close)
+        self._parts.callback(self._dispatcher.close)
+        self._parts.callback(self._dropped.close)
+        self._parts.callback(self._engines.shutdown, 10.0)
+        self._parts.callback(self.offers.shutdown, 0.0)
+        self._parts.callback(self._scheduler.shutdown)
+        self._parts.callback(self._maintenance.stop)
+        self._flusher = StoreFlusher(
+            self._consensus,
+            self._dispatcher,
+            KINDS,
+            clock=self._clock,
+            make_room=self._make_room,
+            check_folder=self._lock.check,
+            applied=self._after_apply,
+        )
+        self._coordinator = WriteCoordinator(
+            self._flusher,
+            PendingDelta,
+            view=0,
+            incarnation=self._consensus.incarnation,
+            clock=self._clock,
+            settings=settings.coordinator,
+        )
+        self._governor = MemoryGovernor(
+            self._maintenance,
+            self._coordinator,
+            memory_bytes_max=settings.memory_bytes_max,
+            rows_bytes_max=settings.rows_bytes_max,
+            flush_soon=self._flush_soon,
+        )
+        self._port = LocalPort(
+            self._coordinator,
+            self._dispatcher,
+            self._staging,
+            clock=self._clock,
+            incarnation=self._consensus.incarnation,
+            check_usable=self._check_usable,
+        )
+        self._checkpoint = Checkpoint(
+            self._dispatcher,
+            self._consensus,
+            self._manifest,
+            self._extent,
+            forget_verdicts=self._forget_verdicts,
+            store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
+            settings=settings.checkpoint,
+        )
+        self._space = DiskSpace(
+            self.path,
+            self._reserve,
+            coordinator=self._coordinator,
+            port=self._port,
+            dispatcher=self._dispatcher,
+            maintenance=self._maintenance,
+            consensus=self._consensus,
+            checkpoint=self._checkpoint,
+            clock=self._clock,
+            waiting_bytes_max=settings.coordinator.bytes_max,
+        )
+
+    def _make_room(self) -> bool:
+        return self._space.give_up_reserve()
+
+    def _merge_offers(self) -> MergeOffers:
+        return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
+
+    def _open_journal(self) -> Log:
+        folder, settings = f"{self.path}/journal", self.settings.journal
+        try:
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
+        except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
+            if not self._reserve.release():
+                raise
+            return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
+
+    def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
+        """For the dispatcher: the state machine of a shard."""
+        try:
+            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
+            raise
+
+    def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
+        """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
+        self._dropped.add(descriptor, machine)
+
+    def _records(self, start: int) -> Iterator[tuple[int, JournalRecord]]:
+        """For the dispatcher: durable records from an LSN on."""
+        for lsn, body in self._consensus.records(max(start, self._consensus.first)):
+            yield lsn, decode(body, where=f"{self.path}/journal", lsn=lsn)
+
+    def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
+        folder = f"{self.path}/{descriptor.folder}{SPILL}"
+        kept = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        return SpillLog(
+            self._fs,
+            folder,
+            random=self._random,
+            identity=self.identity,
+            partition=descriptor.partition,
+            reach=(kept.stored_lsn, kept.durable_lsn),
+        )
+
+    def _recover(self) -> None:
+        """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""
+        self._jobs.compensate_orphans()
+        stored = self._ledger.tree.stored
+        if stored + 1 < self._consensus.first:
+            raise CorruptionError(
+                f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
+            )
+        for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
+            record = decode(body, where=f"{self.path}/journal", lsn=lsn)
+            self._staging.name_all(record)
+            self._dispatcher.dispatch(record, lsn)
+            self._after_apply(len(body))
+        self._begin_time()
+        self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
+        self._space.begin()
+
+    def _begin_time(self) -> None:
+        """Go on from the time of the newest record, which the ledger has by now."""
+        note = read_note(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
+        ahead = self.metrics.gauge(
+            "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
+        )
+        ahead.set_function(self._clock.ahead_s)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
+
+    # -- background
+
+    def _start(self) -> None:
+        export_trees(self._maintenance, self.metrics)
+        if not self.settings.background:
+            return
+        self._coordinator.start()
+        for task in tree_tasks(self._maintenance, self._collector):
+            self._scheduler.register(task)
+        for runner in job_runners(self._maintenance, self._jobs, self._engines):
+            self._scheduler.register(runner)
+        self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
+        self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
+        self._scheduler.register(TreeTask("services", 10.0, self._services_task))
+        self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
+        self._scheduler.start()
+        self._started = True
+        self._parts.callback(threads.at_exit(self, OpenedParts.close))
+
+    def _wake(self, task: str) -> None:
+        if self._started:
+            self._scheduler.wake(task)
+            self._scheduler.wake(FLUSH_JOBS)
+            self._scheduler.wake(COMPACTION_JOBS)
+
+    def _checkpoint_task(self) -> Outcome:
+        report = self._checkpoint.run()
+        return Load.BUSY if report.segments_dropped else Load.IDLE
+
+    def _retry_task(self) -> Outcome:
+        behind = self._dispatcher.retry()
+        self._port.applied()
+        self._keep_time()
+        self._governor.look()
+        self._space.mend()
+        self._dropped.remove()
+        return Load.BUSY if behind else Load.IDLE
+
+    def _services_task(self) -> Outcome:
+        self._port.tend()
+        return None
+
+    def _housekeeping_task(self) -> Outcome:
+        """A copy of the manifest, and an end to the rows of jobs that ended long ago."""
+        self._manifest.backup()
+        self._jobs.prune(FINISHED_JOBS_KEPT)
+        self._staging.purge(info.table for info in self._ledger.tables())
+        return None
+
+    def _forget_verdicts(self, before: int) -> None:
+        group = PendingGroup()
+        group.sections[LEDGER] = encode_ops(Forget(before))
+        with suppress(Closed):  # the next one will say it for this one too
+            self._port.submit(group, 64)
+
+    def _after_apply(self, size: int) -> None:
+        """Tell whoever waits for records, and see every now and then to memory and space."""
+        self._port.applied()
+        if self._governor.applied(size):
+            self._space.look()
+
+    def _relieved(self) -> None:
+        self._governor.look()
+
+    def _flush_soon(self, tree: Tree) -> None:
+        if self._started:
+            if self._maintenance.request_flush(tree):
+                self._wake("flush")
+        else:
+            threads.uninterrupted(lambda: self._maintenance.flush(tree))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
+        if self._closed or threads.process_id() != self._process:
+            return
+        threads.uninterrupted(self._close)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._finish()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go(None)
+
+    def _finish(self) -> None:
+        try:
+            self._port.close()
+        finally:
+            self._coordinator.shutdown()
+        self._leave()
+
+    def _let_go(self, failure: BaseException | None) -> None:
+        """Close every part; raises the first error, unless `failure` came before it."""
+        try:
+            self._parts.close()
+        except Exception as error:
+            if failure is None:
+                raise Poisoned(
+                    f"{self.path} is closed, but not without an error ({error}): all that was durable is; open it again"
+                ) from error
+            failure.add_note(f"closing the parts of the store failed, too: {error}")
+        finally:
+            self._port.end()
+
+    def _leave(self) -> None:
+        """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
+        folder, size = f"{self.path}/journal", 0
+        try:
+            for name in filter(is_segment, self._fs.listdir(folder)):
+                file = self._fs.open(f"{folder}/{name}")
+                size += file.size()
+                file.close()
+            if size > LEAVE_BYTES:
+                self._checkpoint.leave()
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
+
+    def _cut_off(self) -> None:
+        self._port.cut_off()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed(f"the store {self.path} was closed: open it again")
+        if threads.process_id() != self._process:
+            raise Closed("this store was opened before a fork: open or connect to it in this process")

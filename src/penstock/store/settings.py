@@ -1,0 +1,79 @@
+"""Everything about a store that can be chosen.
+
+Thread: values; nothing here changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.arguments import in_short, seconds, whole
+from penstock.coordinator import CoordinatorSettings
+from penstock.errors import Invalid
+from penstock.log import LogSettings
+from penstock.lsm.collection import CollectionSettings
+from penstock.lsm.tree import TreeSettings
+from penstock.partition.checkpoint import CheckpointSettings
+from penstock.partition.dispatcher import DispatcherSettings
+from penstock.queue.chain import QueueSettings
+
+RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+FLUSH_INTERVAL_S_MAX = 24 * 3600.0
+SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """Everything about a store that can be chosen."""
+
+    memory_bytes_max: int = 1 << 30  # by which writing makes the process grow; writers wait rather than pass it
+    durable: bool = False  # whether every write waits by default
+    journal: LogSettings = field(default_factory=LogSettings)
+    dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    collection: CollectionSettings = field(default_factory=CollectionSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    flush_interval_s: float = 0.1
+    background: bool = True  # False: no threads; maintenance runs when it is called
+    serve: bool = True  # whether `penstock.open` lets other processes of this user connect
+    reserve_bytes: int = RESERVE_BYTES
+    trust_clock: bool = False  # take the machine's wall clock as it is, however far it is from the newest record
+    offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
+
+    def __post_init__(self) -> None:
+        for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
+            whole(getattr(self, name), name, least, SETTING_BYTES_MAX)
+        seconds(self.flush_interval_s, "flush_interval_s", FLUSH_INTERVAL_S_MAX, above_zero=True)
+        for name, kind in _SETTING_TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
+
+    # What memory goes to: rows in memtables; writes on their way, which are there up to three times (as they came,
+    # encoded, and as a record of the journal); a flush, with a copy of its memtable and one batch of a file.
+
+    @property
+    def coordinator(self) -> CoordinatorSettings:
+        return CoordinatorSettings(
+            flush_interval_s=self.flush_interval_s,
+            flush_bytes=8 << 20,
+            bytes_max=min(self.memory_bytes_max // 12, 128 << 20),  # from 1 GiB on, the largest write fits
+        )
+
+    @property
+    def rows_bytes_max(self) -> int:
+        """For rows in memtables."""
+        return self.memory_bytes_max // 2 - (32 << 20)
+
+    @property
+    def tree(self) -> TreeSettings:
+        return TreeSettings(memtable_bytes=min(self.memory_bytes_max // 8, 128 << 20))
+
+
+_SETTING_TYPES: dict[str, type] = {
+    **dict.fromkeys(("durable", "background", "serve", "trust_clock"), bool),
+    "journal": LogSettings,
+    "dispatcher": DispatcherSettings,
+    "checkpoint": CheckpointSettings,
+    "collection": CollectionSettings,
+    "queue": QueueSettings,
+}
