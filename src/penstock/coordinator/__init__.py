@@ -7,10 +7,9 @@ until the published view holds it. The coordinator knows neither files nor table
 
 from penstock.coordinator.coordinator import WriteCoordinator
 from penstock.coordinator.epochs import Epoch, EpochTracker
+from penstock.coordinator.layers import Layers, Subscription
 from penstock.coordinator.protocols import Acknowledgement, Batch, Delta, Durability, Flusher
-from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics
-from penstock.coordinator.states import State, Trigger
-from penstock.coordinator.views import Layers, Subscription
+from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics, State, Trigger
 
 __all__ = [
     "Acknowledgement",

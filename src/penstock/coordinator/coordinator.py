@@ -17,16 +17,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.coordinator.admission import Admission, WaitingWrite
 from penstock.coordinator.background import Background
-from penstock.coordinator.buffer import DeltaBuffer
 from penstock.coordinator.epochs import Epoch, EpochTracker
 from penstock.coordinator.executor import FlushExecutor
+from penstock.coordinator.layers import DeltaBuffer, Layers, Subscription
 from penstock.coordinator.protocols import Acknowledgement, D, F, Flusher, V
-from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics
-from penstock.coordinator.states import State, Trigger
-from penstock.coordinator.views import Layers, Subscription
-from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
+from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics, State, Trigger
+from penstock.coordinator.waiting import LOOK_AGAIN_S, Admission, Waiter, WaitingWrite
 from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock

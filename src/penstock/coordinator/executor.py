@@ -27,10 +27,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic
 
-from penstock.coordinator.buffer import DeltaBuffer
 from penstock.coordinator.epochs import EpochTracker
+from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import Batch, D, F, Flusher, V
-from penstock.coordinator.states import State, Trigger
+from penstock.coordinator.settings import State, Trigger
 from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock

@@ -12,8 +12,7 @@ from typing import Any
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.coordinator.coordinator import WriteCoordinator
-from penstock.coordinator.settings import CoordinatorStatistics
-from penstock.coordinator.states import State
+from penstock.coordinator.settings import CoordinatorStatistics, State
 from penstock.host.metrics import Metrics
 
 _PREFIX = "penstock_coordinator_"

@@ -1,4 +1,4 @@
-"""Threads that wait for an epoch, and may be given a turn instead.
+"""Threads that wait for an epoch, and may be given a turn instead; writes that wait for room, first come, first served.
 
 A waiter sleeps on a lock of its own rather than on a condition: waking takes no other lock, so sixteen waiters that
 wake together do not queue up again, and an interrupt never leaves a shared lock in doubt.
@@ -6,15 +6,22 @@ wake together do not queue up again, and an interrupt never leaves a shared lock
 Being woken is a hint, not a message. Whoever sleeps looks at the facts again after LOOK_AGAIN_S at the latest, so that
 a wake-up that an interrupt swallowed delays somebody and stops nobody.
 
-Thread: the coordinator's lock guards a `Waiters`; anybody may wake a `Waiter`.
+Thread: the coordinator's lock guards `Waiters` and `Admission`; anybody may wake a `Waiter`.
+Invariants: (1) a write never passes one that waits. (2) at most `waiting_writes_max` writes wait.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from contextlib import suppress
+from typing import Generic
 
 from penstock.coordinator.epochs import Epoch
+from penstock.coordinator.layers import DeltaBuffer
+from penstock.coordinator.protocols import D, V
+from penstock.coordinator.settings import CoordinatorSettings
+from penstock.errors import Backpressure, DiskFull
 
 LOOK_AGAIN_S = 0.5
 
@@ -94,3 +101,63 @@ class Waiters:
 
 def _epoch_of(waiter: Waiter) -> Epoch:
     return waiter.epoch
+
+
+class WaitingWrite(Waiter):
+    """A write that has no room yet."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Epoch(0), applied=False)
+        self.size = size
+        self.prepare()
+
+
+class Admission(Generic[D, V]):
+    """Lets writes in while there is room for their bytes."""
+
+    def __init__(self, buffer: DeltaBuffer[D, V], *, settings: CoordinatorSettings) -> None:
+        self._buffer = buffer
+        self._settings = settings
+        self._waiting: deque[WaitingWrite] = deque()
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def may_pass(self, size: int, waiting: WaitingWrite | None) -> bool:
+        """Whether a write may go on; one that waited, only when it is the first."""
+        first = self._waiting[0] if self._waiting else None
+        return first is waiting and self._buffer.fits(size)
+
+    def join(self, waiting: WaitingWrite) -> None:
+        """Begin to wait; `Backpressure` if too many do."""
+        if len(self._waiting) >= self._settings.waiting_writes_max:
+            raise self.backpressure(f"{len(self._waiting)} writes wait for room")
+        self._waiting.append(waiting)
+
+    def leave(self, waiting: WaitingWrite) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(waiting)
+
+    def wake(self, *, everyone: bool) -> None:
+        """Wake the first if it fits now, or everyone, to be refused."""
+        if everyone:
+            for waiting in self._waiting:
+                waiting.wake()
+        elif self._waiting and self._buffer.fits(self._waiting[0].size):
+            self._waiting[0].wake()
+
+    def check_size(self, size: int) -> None:
+        """Refuse a write that can never fit: while the disk has little space, less may wait than the settings say."""
+        if size > self._buffer.bytes_max:
+            raise DiskFull(f"a write of {size:,} bytes, but the disk has little space left: free some, then retry")
+
+    def backpressure(self, reason: str) -> Backpressure:
+        self.refused += 1
+        if self._buffer.held is not None:
+            return Backpressure(f"{self._buffer.held}, and {reason}: retry later")
+        unapplied = self._buffer.pending_bytes + self._buffer.in_flight_bytes
+        limit = self._buffer.bytes_max
+        return Backpressure(f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later")

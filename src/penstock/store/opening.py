@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from penstock.coordinator import WriteCoordinator
+from penstock.coordinator.metrics import export as export_coordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
 from penstock.host import memory, threads
 from penstock.host.chance import Random
@@ -311,6 +312,7 @@ class OpenedParts(Tables):
     # -- background
 
     def _start(self) -> None:
+        export_coordinator(self._coordinator, self.metrics)
         export_trees(self._maintenance, self.metrics)
         if not self.settings.background:
             return

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.coordinator.epochs import COUNT_BITS, INCARNATION_MAX, Epoch, EpochTracker
-from penstock.coordinator.states import Trigger, choose_trigger
-from penstock.coordinator.views import Layers
+from penstock.coordinator.layers import Layers
+from penstock.coordinator.settings import Trigger, choose_trigger
 from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Invalid, Lost
 
