@@ -250,7 +250,8 @@ class FlightPort(_FlightReading):
         self._coordinator.recover()
 
     def send_all(self) -> None:
-        """Send what was written, for as long as the owner takes some of it; raises if not all of it happened."""
+        """Refuse new writes and send the others, for as long as the owner takes some; raises if not all happened."""
+        self._coordinator.refuse_writes()
         while True:
             answers = self._flusher.answers
             try:

@@ -140,7 +140,7 @@ class RemoteStore(Tables):
         if self._closed or threads.process_id() != self._process:
             return
         try:
-            self._port.send_all()
+            self._port.send_all()  # which refuses what other threads still write: what they were told before is sent
         except Exception:
             self._hang_up()
             raise

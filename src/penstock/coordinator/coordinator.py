@@ -402,17 +402,20 @@ class WriteCoordinator(Generic[D, F, V]):
                 raise Closed("the coordinator was shut down: open the store again")
         self._executor.recover(timeout_s)
 
+    def refuse_writes(self) -> None:
+        """The first half of `shutdown`: from now on `last` stays what it is."""
+        with self._lock:
+            self._closing = True
+            self._look()
+
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Refuse new writes, flush and apply the others, answer whoever waits. Raises if something is not durable."""
         timeout_s = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
-        with self._lock:
-            if self._closed:
-                return
-            self._closing = True
-            self._look()
-            last = self._epochs.last
+        if self._closed:
+            return
+        self.refuse_writes()
         try:
-            self.wait_applied(last, timeout_s)
+            self.wait_applied(self._epochs.last, timeout_s)
         except WaitExpired as error:
             raise self._outcome_unknown(f"shutdown gave up after {timeout_s} s") from error
         finally:

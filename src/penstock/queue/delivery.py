@@ -269,7 +269,7 @@ class Deliveries:
         """Give leases back: their messages are delivered again, after `delay_s`."""
         with self._changed:
             now_s = self._host.clock.monotonic_s()
-            given = self._leases.release(call.consumer, call.leases, now_s, now_s + call.delay_s)
+            given = self._leases.release(call.consumer, call.leases, self._place, now_s, now_s + call.delay_s)
             self._changed.notify_all()
             return given
 

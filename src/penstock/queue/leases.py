@@ -129,15 +129,30 @@ class Leases:
                     return False
         return len(asked.leases) == len(asked.messages)
 
-    def release(self, consumer: str, leases: Sequence[tuple[int, int, int]], now_s: float, until_s: float) -> int:
-        """Give messages back that are still held; they are free from `until_s` on. How many."""
+    def release(
+        self,
+        consumer: str,
+        leases: Sequence[tuple[int, int, int]],
+        place_of: Callable[[str, int], Place],
+        now_s: float,
+        until_s: float,
+    ) -> int:
+        """Give messages back that are still held; they are free from `until_s` on. How many. See `some_out`."""
         given = 0
+        acknowledged: dict[int, NDArray[np.bool_]] = {}
         for shard, sequence, lease in leases:
             window = self._windows.get((consumer, shard))
-            if window is None or not 0 <= (place := sequence - window.floor) < WINDOW:
+            if window is None:
                 continue
-            if window.lease[place] == lease and window.until_s[place] > now_s:
-                window.until_s[place], window.lease[place] = until_s, 0
+            if shard not in acknowledged:
+                place = place_of(consumer, shard)
+                window.move(place)
+                acknowledged[shard] = place.flags()
+            number = sequence - window.floor
+            if not 0 <= number < WINDOW or acknowledged[shard][number]:
+                continue
+            if window.lease[number] == lease and window.until_s[number] > now_s:
+                window.until_s[number], window.lease[number] = until_s, 0
                 given += 1
         return given
 

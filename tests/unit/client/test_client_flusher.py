@@ -443,3 +443,39 @@ def test_a_group_that_cannot_be_encoded(owner: Store, store: RemoteStore, monkey
         users.put(b"more", b"1")
     store.recover()
     assert owner.kv("users")[b"bad"] == b"2"
+
+
+class BusyWriter:
+    """A thread that puts rows until it is refused."""
+
+    def __init__(self, table: Any, prefix: bytes) -> None:
+        self.taken: list[bytes] = []
+        self.refusal: PenstockError | None = None
+        self._table, self._prefix, self._begun = table, prefix, threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+        assert self._begun.wait(20)
+
+    def _write(self) -> None:
+        try:
+            for row in itertools.count():
+                key = b"%s%d" % (self._prefix, row)
+                self._table.put(key, b"")
+                self.taken.append(key)
+                self._begun.set()
+        except PenstockError as error:
+            self.refusal = error
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def test_what_another_thread_was_told_before_the_end_is_sent(owner: Store) -> None:
+    for number in range(10):
+        client = connect(owner.path)
+        writer = BusyWriter(client.kv("rows"), b"%d/" % number)
+        client.close()
+        writer.join()
+        assert isinstance(writer.refusal, Closed)
+        assert {key for key, _ in owner.kv("rows").scan(prefix=b"%d/" % number)} >= set(writer.taken)

@@ -231,6 +231,19 @@ def test_a_batch_that_is_repeated_by_its_token_is_a_duplicate_though_its_lease_i
 # -- giving back, counting, dead letters
 
 
+def test_nack_does_not_count_what_is_acknowledged(queue: QueueTable) -> None:
+    queue.put_many([b"%d" % number for number in range(6)], durable=True)
+    consumer = queue.consumer("c")
+    messages = consumer.get(max=6)
+    consumer.ack(messages[:2])
+    consumer.ack(messages[4])
+    assert consumer.nack(messages) == 3
+    assert consumer.nack(messages) == 0
+    assert sorted(message.payload for message in consumer.get(max=6)) == sorted(
+        message.payload for message in (*messages[2:4], messages[5])
+    )
+
+
 def test_nack(queue: QueueTable, clock: FakeClock) -> None:
     fill(queue, 3)
     consumer = queue.consumer("c", visibility_timeout_s=100)
@@ -613,7 +626,7 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     wait_for_waiters(real, "events", 1)
     deliveries = real._port._service(real._ledger.table("events"))._deliveries  # type: ignore[attr-defined]
     with deliveries._changed:  # it must not be the waiter who takes it
-        deliveries._leases.release("c", [(0, 1, held[0].lease)], real._clock.monotonic_s(), 0.0)
+        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._place, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())
     assert [message.deliveries for message in waiter.result()] == [3]
 
