@@ -28,6 +28,7 @@ from penstock.client.connection import Connection, GoneError
 from penstock.client.refusals import Refusal, Refusals, in_doubt
 from penstock.coordinator import Batch, Durability
 from penstock.errors import (
+    DiskFull,
     FixTheCall,
     Invalid,
     NotFound,
@@ -48,6 +49,7 @@ from penstock.protocol import wire
 
 SEND_S = 60.0  # for a batch to be taken, with an owner that comes and goes
 ANSWER_S = 120.0  # for one message: the owner may have files to read and sync
+FULL_S = 5.0  # for an owner's full disk to have space again, before writes are refused
 MESSAGE_BYTES = 8 << 20  # about: more go into another message
 SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message has not too many
 GROUP_BYTES_MAX = wire.MESSAGE_BYTES_MAX - (1 << 20)  # of a group's sections: it must fit into a message
@@ -109,6 +111,7 @@ class RemoteFlusher:
         self._message: tuple[_Outgoing, ...] = ()  # the first of them: sent, and not answered
         self._taken: set[int] = set()  # tables that had writes which happened
         self._refused: dict[int, PenstockError] = {}  # tables that had writes which did not
+        self._full_since_s: float | None = None  # when the owner's disk was first found full
         self._ending = threading.Event()
         self.refusals = Refusals()
         self.answers = 0  # how many messages were answered
@@ -238,11 +241,20 @@ class RemoteFlusher:
             error = None if outcome.fault is None else wire.error_of(outcome.fault)
             if error is None:
                 self._done(outgoing, outcome, again=again)
-            elif isinstance(error, RetryLater) and outgoing.plain:
+            elif isinstance(error, RetryLater) and outgoing.plain and not self._stays_full(error, again=again):
                 return error
             else:
                 self._not_done(outgoing, error)
         return None
+
+    def _stays_full(self, error: PenstockError, *, again: bool) -> bool:
+        """Whether the owner's disk has been full for so long that a write is refused: deletes may wait behind it."""
+        if again or not isinstance(error, DiskFull):  # again: an earlier sending may still happen
+            return False
+        now_s = self._clock.monotonic_s()
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        return now_s - self._full_since_s >= FULL_S
 
     def _not_done(self, outgoing: _Outgoing, error: PenstockError) -> None:
         """The first of the queue is certain never to happen."""
@@ -275,6 +287,7 @@ class RemoteFlusher:
             self._refuse(outgoing.group, outgoing.tables(), error)
         else:
             self._taken |= outgoing.tables()
+            self._full_since_s = None
             if outgoing.group is not None:
                 outgoing.group.verdict = verdict
         self._queue.popleft()

@@ -22,6 +22,7 @@ from penstock.client.store import RemoteStore
 from penstock.errors import (
     Backpressure,
     Closed,
+    DiskFull,
     Invalid,
     LeaseLost,
     NotFound,
@@ -111,6 +112,25 @@ def test_what_may_pass_is_sent_again(
     counts.merge(b"n", 1, operator="add_i64", durable=True)
     assert len(failed) == 3
     assert count(owner) == count(store) == 1
+
+
+def test_a_disk_that_stays_full_refuses_a_write_and_takes_the_delete_behind_it(
+    owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "FULL_S", 0.2)
+    rows = store.kv("rows")
+    rows.put(b"old", b"", durable=True)
+    owner.port.read_only = DiskFull("only deletes are taken")
+    with pytest.raises(DiskFull, match="only deletes"):
+        rows.put(b"new", b"", durable=True)
+    rows.delete(b"old", durable=True)
+    rows.put(b"later", b"")
+    with pytest.raises(DiskFull, match="only deletes"):
+        store.flush()
+    assert list(rows) == list(owner.kv("rows")) == []
+    owner.port.read_only = None
+    rows.put(b"new", b"", durable=True)
+    assert list(rows) == [b"new"]
 
 
 @pytest.mark.parametrize("error", PASSING)
