@@ -240,6 +240,8 @@ class WriteCoordinator(Generic[D, F, V]):
                     has_turn = executor.join(waiter)
                 if not has_turn:
                     left_s = self._sleep(waiter, begin_s + timeout_s, left_s)
+                    if waiter.reached:
+                        break  # without a look: sixteen that wake together would queue up for the lock
                     with self._lock:
                         executor.waiters.discard(waiter)
                 executor.work(waiter, Trigger.EXPLICIT)

@@ -29,12 +29,13 @@ LOOK_AGAIN_S = 0.5
 class Waiter:
     """A thread that waits for an epoch. It is also what a turn is given to: see `executor`."""
 
-    __slots__ = ("_signal", "applied", "epoch", "works")
+    __slots__ = ("_signal", "applied", "epoch", "reached", "works")
 
     def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
         self.applied = applied  # waits until the view holds the epoch, not only until it is durable
         self.works = works  # takes a turn when there is one
+        self.reached = False  # its epoch came while it slept, and nobody remembers it any more
         self._signal: threading.Lock | None = None  # made when it is needed: who finds a turn free never sleeps
 
     def prepare(self) -> None:
@@ -79,7 +80,9 @@ class Waiters:
             return []
         reached = [waiter for waiter in self.all if waiter.epoch <= (applied if waiter.applied else durable)]
         if reached:
-            self.all = [waiter for waiter in self.all if waiter not in reached]
+            self.all = [waiter for waiter in self.all if waiter.epoch > (applied if waiter.applied else durable)]
+        for waiter in reached:
+            waiter.reached = True  # after it is out of the list: it need not look
         return reached
 
     def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
