@@ -28,7 +28,7 @@ import penstock
 from bench.harness import RESULTS, Case, Goal, folder, rate, run
 from penstock.host.clock import SystemClock
 from penstock.host.files import OsFileSystem
-from penstock.queue import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, Messages, PersistentQueue
+from penstock.queue import ActiveFileState, FileEntry, FileTable, Messages, PersistentQueue, QmftManifest, QmftWriter
 from penstock.queue.files import DataWriter, Opening
 
 MANY = 1_000
@@ -409,7 +409,7 @@ def build_files(path: str) -> None:
             entries.append(FileEntry(opening.path, number, number, writer.place.offset))
         writer.file.close()
     active = ActiveFileState(FILES + 1, writer.place.offset, 0, opening.path)
-    ManifestWriter(fs, path).write(Manifest(FILES + 1, active, FileTable.of(entries)))
+    QmftWriter(fs, path).write(QmftManifest(FILES + 1, active, FileTable.of(entries)))
 
 
 def files_ms(path: str) -> float:

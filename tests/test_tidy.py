@@ -171,6 +171,15 @@ def test_the_rules_can_fail(where: str, source: str, rule: object) -> None:
     assert rule(SOURCE / where, ast.parse(source))  # type: ignore[operator]
 
 
+def test_a_class_name_is_defined_once() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_every_module_says_its_job() -> None:
     silent = [str(path.relative_to(ROOT)) for path, tree in modules() if not ast.get_docstring(tree)]
     assert silent == []

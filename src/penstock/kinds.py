@@ -50,7 +50,7 @@ class Site:
     may_remove: Callable[[], bool] = lambda: True  # files: no reader elsewhere has them from before the opening
 
 
-class State(Protocol):
+class ShardSnapshot(Protocol):
     """A shard at one moment."""
 
     def get(self, key: bytes) -> bytes | None: ...
@@ -90,7 +90,7 @@ class Workplace:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PreparedRows:
     """Rows for one shard, ready to be committed: as a section's bytes, or as a file that was built."""
 
     partition: PartitionId
@@ -106,7 +106,7 @@ class Machine(PartitionStateMachine, Protocol):
     def get(self) -> Callable[[bytes], bytes | None]:
         """The value of a key in what is applied."""
 
-    def snapshot(self) -> State: ...
+    def snapshot(self) -> ShardSnapshot: ...
 
     def touches(self, section: Any, key: bytes) -> bool:
         """Whether a section that is not applied yet says something about a key that readers may see already."""
@@ -124,7 +124,7 @@ class Machine(PartitionStateMachine, Protocol):
         """`Invalid` if files that were built elsewhere cannot be taken in."""
 
 
-class Service(Protocol):
+class TableService(Protocol):
     """What the owner does for one table beyond reading and writing. Made on first use."""
 
     def call(self, name: str, argument: bytes) -> bytes:
@@ -213,7 +213,7 @@ class Kind(Protocol):
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> Machine:
         """The state machine of a shard."""
 
-    def service(self, info: TableInfo, host: Host) -> Service:
+    def service(self, info: TableInfo, host: Host) -> TableService:
         """The service of a table."""
 
     def refusal(self, condition: str, argument: bytes) -> PenstockError:
@@ -243,12 +243,16 @@ class Kind(Protocol):
     def load_schema(self, given: Any, options: bytes) -> Any:
         """What columns rows to be written may have, as an Arrow schema; `Invalid` if `given` does not fit."""
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         """Prepare rows to be written, in another process than the owner: little as sections, much as files."""
 
     def bundle(
-        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
-    ) -> list[Load]:
+        self,
+        loads: Sequence[PreparedRows],
+        info: TableInfo,
+        place: Workplace,
+        replace: tuple[bytes, bytes | None] | None,
+    ) -> list[PreparedRows]:
         """Loads of several processes as one group takes them; `replace`: in place of all rows in a range of keys."""
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 import penstock.spark
-from penstock.spark.place import Place
+from penstock.spark.place import StoreLocation
 
 LOADED = 100_000  # rows: more than goes through the journal, in each of two tasks
 PATIENCE_S = 200.0
@@ -57,7 +57,7 @@ def main(master: str, folder: str, *stores: str) -> None:
 
 def look(spark: Any, path: str) -> list[Any]:
     """Whether a task on each executor sees the store's folder."""
-    place = Place.of({"path": path}, table=False)
+    place = StoreLocation.of({"path": path}, table=False)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import os

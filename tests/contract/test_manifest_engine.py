@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import Closed, PenstockError, StoreLocked
 from penstock.host.clock import SystemClock
 from penstock.host.files import FileSystem, OsFileSystem
-from penstock.manifest.engine import Engine
+from penstock.manifest.engine import ManifestEngine
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.settings import ManifestSettings
 from penstock.testing import SimulatedDisk
@@ -24,10 +24,10 @@ class Bench:
     def __init__(self, kind: str, folder: Path) -> None:
         self.fs: FileSystem = OsFileSystem() if kind == "lmdb" else SimulatedDisk()
         self.path = str(folder / "manifest") if kind == "lmdb" else "manifest"
-        self._opener: Callable[..., Engine] = LmdbEngine if kind == "lmdb" else MemoryEngine
-        self._opened: list[Engine] = []
+        self._opener: Callable[..., ManifestEngine] = LmdbEngine if kind == "lmdb" else MemoryEngine
+        self._opened: list[ManifestEngine] = []
 
-    def open(self, path: str | None = None) -> Engine:
+    def open(self, path: str | None = None) -> ManifestEngine:
         engine = self._opener(path or self.path, ManifestSettings(), self.fs, SystemClock())
         self._opened.append(engine)
         return engine
@@ -44,7 +44,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def _fill(engine: Engine, *keys: bytes, table: str = "db") -> None:
+def _fill(engine: ManifestEngine, *keys: bytes, table: str = "db") -> None:
     with engine.write() as view:
         for key in keys:
             view.put(table, key, b"value of " + key)

@@ -23,7 +23,7 @@ import penstock.log.record as record_module
 import penstock.testing.disk as disk_module
 from penstock.host.files import Buffer
 from penstock.log import Index, Log, Record
-from penstock.log.segment import HEADER_BYTES, SegmentReader, SegmentWriter, Tail, scan_tail
+from penstock.log.segment import HEADER_BYTES, SegmentReader, SegmentTail, SegmentWriter, scan_tail
 from penstock.testing import Faults, History, SimulatedDisk, explore
 
 
@@ -83,10 +83,10 @@ def tail_not_truncated(patch: Patch) -> None:
 def failed_bytes_trusted(patch: Patch) -> None:
     """Opening syncs the old file and takes all of it for durable."""
 
-    def trusting(reader: SegmentReader) -> Tail:
+    def trusting(reader: SegmentReader) -> SegmentTail:
         tail = scan_tail(reader)
         reader.file.fsync()
-        return Tail(unsynced=[], synced=tail.last, end=tail.end, seal=tail.seal, torn=tail.torn)
+        return SegmentTail(unsynced=[], synced=tail.last, end=tail.end, seal=tail.seal, torn=tail.torn)
 
     patch.setattr(log_module, "scan_tail", trusting)
 

@@ -12,11 +12,11 @@ from shared import Patch, fsync_retried, no_directory_fsync
 import penstock.queue.chain as chain_module
 import penstock.testing.disk as disk_module
 from penstock.errors import CorruptionError
-from penstock.queue import ActiveFileState, FileTable, Manifest, ManifestWriter, Messages, PersistentQueue
+from penstock.queue import ActiveFileState, FileTable, Messages, PersistentQueue, QmftManifest, QmftWriter
 from penstock.queue.chain import FileChain, QueueRepair
-from penstock.queue.files import OPENING_BYTES, DataReader, DataWriter, Place
+from penstock.queue.files import OPENING_BYTES, DataReader, DataWriter, FilePosition
 from penstock.queue.qmft import data_files
-from penstock.queue.tail import Tail, scan_tail
+from penstock.queue.tail import QueueTail, scan_tail
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 
 
@@ -189,39 +189,39 @@ def manifest_before_data_fsync(patch: Patch) -> None:
 
 
 def pointer_truncated(patch: Patch) -> None:
-    def overwrite(self: ManifestWriter, slot: int) -> None:
+    def overwrite(self: QmftWriter, slot: int) -> None:
         file = self._fs.open(self._path("manifest.current"), write=True)
         file.truncate(0)
         file.pwrite(bytes([slot]), 0)
         file.fsync()
 
-    patch.setattr(ManifestWriter, "_overwrite_pointer", overwrite)
+    patch.setattr(QmftWriter, "_overwrite_pointer", overwrite)
 
 
 def no_manifest_at_creation(patch: Patch) -> None:
-    write = ManifestWriter.write
+    write = QmftWriter.write
 
-    def skip_first(self: ManifestWriter, manifest: Manifest) -> None:
+    def skip_first(self: QmftWriter, manifest: QmftManifest) -> None:
         if manifest.active_file.path:
             write(self, manifest)
 
-    patch.setattr(ManifestWriter, "write", skip_first)
+    patch.setattr(QmftWriter, "write", skip_first)
 
 
 def active_file_by_listing(patch: Patch) -> None:
     """Takes the newest file in the folders for the active one."""
-    read = ManifestWriter.read_latest
+    read = QmftWriter.read_latest
 
-    def listed(self: ManifestWriter) -> Manifest | None:
+    def listed(self: QmftWriter) -> QmftManifest | None:
         manifest = read(self)
         newest = max(data_files(self._fs, self._folder), key=lambda path: path[-15:], default="")
         if manifest is None or newest == manifest.active_file.path or not newest:
             return manifest
         active = ActiveFileState(int(newest[-15:-5]), OPENING_BYTES, 0, newest)
         (first,) = struct.unpack("<Q", self._fs.open(f"{self._folder}/{newest}").pread(8, 16).ljust(8, b"\0"))
-        return Manifest(first, active, manifest.files)
+        return QmftManifest(first, active, manifest.files)
 
-    patch.setattr(ManifestWriter, "read_latest", listed)
+    patch.setattr(QmftWriter, "read_latest", listed)
 
 
 def unlink_before_manifest(patch: Patch) -> None:
@@ -241,24 +241,24 @@ def slot_not_synced(patch: Patch) -> None:
 
 
 def one_slot_only(patch: Patch) -> None:
-    write = ManifestWriter._write_slot
+    write = QmftWriter._write_slot
     patch.setattr(
-        ManifestWriter,
+        QmftWriter,
         "_write_slot",
         lambda self, path, data, *, fresh: write(self, path[:-1] + "1", data, fresh=False),
     )
-    patch.setattr(ManifestWriter, "_overwrite_pointer", lambda self, slot: None)
+    patch.setattr(QmftWriter, "_overwrite_pointer", lambda self, slot: None)
 
 
 def tail_trusted(patch: Patch) -> None:
     """Takes every sound record of the old file for durable."""
 
-    def trusting(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Tail:
+    def trusting(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
         tail = scan_tail(reader, place, cut_after_lsn)
         trusted = tail.trusted
         for record in tail.unsynced:
             trusted = trusted.after(record)
-        return Tail(trusted, [], tail.end, tail.torn)
+        return QueueTail(trusted, [], tail.end, tail.torn)
 
     patch.setattr(chain_module, "scan_tail", trusting)
 
@@ -266,8 +266,8 @@ def tail_trusted(patch: Patch) -> None:
 def tail_dropped(patch: Patch) -> None:
     """Believes the manifest's write position alone."""
 
-    def nothing(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Tail:
-        return Tail(place, [], place.offset, None)
+    def nothing(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
+        return QueueTail(place, [], place.offset, None)
 
     patch.setattr(chain_module, "scan_tail", nothing)
 
@@ -275,10 +275,10 @@ def tail_dropped(patch: Patch) -> None:
 def pointer_not_settled(patch: Patch) -> None:
     """Builds on a pointer that may be in the page cache only."""
 
-    def nothing(self: ManifestWriter) -> None:
+    def nothing(self: QmftWriter) -> None:
         self._pointer_sound = True
 
-    patch.setattr(ManifestWriter, "settle", nothing)
+    patch.setattr(QmftWriter, "settle", nothing)
 
 
 def files_forgotten_at_roll(patch: Patch) -> None:
@@ -293,7 +293,7 @@ def appended_again(patch: Patch) -> None:
     def keep(self: FileChain, cut_after_lsn: int | None) -> QueueRepair | None:
         found = open_chain(self, None)
         if cut_after_lsn is not None:
-            self.synced = Place(self.synced.offset, self.synced.next_sequence, 0, self.synced.last_time_us)
+            self.synced = FilePosition(self.synced.offset, self.synced.next_sequence, 0, self.synced.last_time_us)
             if self.active is not None:
                 self.active.place = self.synced
         return found

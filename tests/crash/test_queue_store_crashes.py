@@ -17,7 +17,7 @@ from penstock.partition.reference import Staging
 from penstock.queue.chain import FileChain
 from penstock.queue.machine import QueueMachine
 from penstock.queue.positions import ACK, CONDITIONS
-from penstock.queue.qmft import Manifest
+from penstock.queue.qmft import QmftManifest
 from penstock.store.dropped import DroppedShards
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
 
@@ -140,7 +140,7 @@ def unlinked_before_the_manifest(patch: Patch) -> None:
             self._fs.unlink(path)
             self._fs.fsync_dir(path.rpartition("/")[0])
         files = manifest.files.without_oldest(count)
-        self._write(Manifest(manifest.next_sequence, manifest.active_file, files))
+        self._write(QmftManifest(manifest.next_sequence, manifest.active_file, files))
 
     patch.setattr(FileChain, "drop_oldest", hasty)
 

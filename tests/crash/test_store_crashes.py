@@ -14,7 +14,7 @@ from penstock.journal.record import JournalRecord, Lsn, PartitionId
 from penstock.log import Log
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import Judgement, Ledger, Verdict, _Work
+from penstock.partition.ledger import Judgement, Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
@@ -90,7 +90,7 @@ def acknowledged_before_the_fsync(patch: Patch) -> None:
 
 def verdicts_decided_anew(patch: Patch) -> None:
     def anew(self: Ledger, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
-        work = _Work(self, record.time_us, lsn)
+        work = _LedgerChanges(self, record.time_us, lsn)
         return tuple(work.judge(group.condition) for group in record.groups)
 
     patch.setattr(Ledger, "verdicts", anew)
@@ -140,8 +140,10 @@ def replayed_twice(patch: Patch) -> None:
 
 def tokens_forgotten_at_reopening(patch: Patch) -> None:
     """A record that the ledger judged, but had not stored, is replayed without its tokens."""
-    judge = _Work.judge
-    patch.setattr(_Work, "judge", lambda self, condition: Verdict.ACCEPTED if self._lsn % 2 else judge(self, condition))
+    judge = _LedgerChanges.judge
+    patch.setattr(
+        _LedgerChanges, "judge", lambda self, condition: Verdict.ACCEPTED if self._lsn % 2 else judge(self, condition)
+    )
 
 
 @pytest.mark.parametrize(

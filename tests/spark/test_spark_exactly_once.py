@@ -297,7 +297,7 @@ def test_without_tokens_the_sink_writes_a_batch_twice(
     spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr(ledger._Work, "_use_token", lambda *_: ledger.Verdict.ACCEPTED)
+    monkeypatch.setattr(ledger._LedgerChanges, "_use_token", lambda *_: ledger.Verdict.ACCEPTED)
     assert copied_again(spark, folder, given, tmp_path / "c") > Counter(payload for _, payload in given.put)
 
 

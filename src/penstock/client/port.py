@@ -95,7 +95,7 @@ class _FlightReading:
 class FlightSnapshot(_FlightReading):
     """A store as of one LSN, held by its owner for whoever knows its id, while it is used and for its lease after."""
 
-    def __init__(self, connection: Connection, random: Random, held: wire.Held, *, ours: bool) -> None:
+    def __init__(self, connection: Connection, random: Random, held: wire.SnapshotHandle, *, ours: bool) -> None:
         super().__init__(connection, random)
         self._held = held
         self._ours = ours
@@ -379,20 +379,20 @@ class FlightPort(_FlightReading):
 
     def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
         self._settle_writes()
-        held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.Held)
+        held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.SnapshotHandle)
         return self._held(held, ours=True)
 
     def query_snapshot(self, query: str, lease_s: float) -> FlightSnapshot:
         """The snapshot of a query, made for the first of its tasks; `Closed` if it is gone."""
-        held = self._connection.ask(wire.TakeSnapshot(lease_s, query), wire.Held)
+        held = self._connection.ask(wire.TakeSnapshot(lease_s, query), wire.SnapshotHandle)
         return self._held(held, ours=False)
 
     def join_snapshot(self, snapshot_id: str) -> FlightSnapshot:
         """A snapshot that another client took."""
-        held = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.Held)
+        held = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.SnapshotHandle)
         return self._held(held, ours=False)
 
-    def _held(self, held: wire.Held, *, ours: bool) -> FlightSnapshot:
+    def _held(self, held: wire.SnapshotHandle, *, ours: bool) -> FlightSnapshot:
         self._learn(held.tables)
         return FlightSnapshot(self._connection, self._random, held, ours=ours)
 

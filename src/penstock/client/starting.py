@@ -21,7 +21,7 @@ import penstock
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.protocol import wire
-from penstock.protocol.report import Report
+from penstock.protocol.report import OwnerReport
 
 REPORT_BYTES_MAX = 1 << 20  # of what it says before it serves: a line, or a traceback
 
@@ -62,7 +62,7 @@ class StartingOwner:
     def __del__(self) -> None:
         self.close()
 
-    def wait_report(self, deadline_s: float) -> Report | None:
+    def wait_report(self, deadline_s: float) -> OwnerReport | None:
         """What it says; None if it said nothing before the deadline."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
@@ -84,10 +84,12 @@ class StartingOwner:
     def _last_line(self) -> bytes:
         return self._output.rstrip().rpartition(b"\n")[2]
 
-    def _report(self) -> Report:
+    def _report(self) -> OwnerReport:
         try:
-            return msgspec.json.decode(self._last_line(), type=Report)
+            return msgspec.json.decode(self._last_line(), type=OwnerReport)
         except msgspec.DecodeError:  # it could not even begin: the last line of a traceback says why
             reason = self._last_line().decode(errors="replace")
         name = "PenstockError" if reason else "WaitExpired"  # nothing: it was killed, and another one may come up
-        return Report(wire.Fault(name, f"an owner of {self._path} could not be started: {reason or 'it was ended'}"))
+        return OwnerReport(
+            wire.ErrorMessage(name, f"an owner of {self._path} could not be started: {reason or 'it was ended'}")
+        )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from penstock.errors import Invalid, KindMismatch, PenstockError
-from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
+from penstock.kinds import Filters, Host, Piece, Port, PreparedRows, Reading, Site, Workplace
 from penstock.kv import section
 from penstock.kv.loading import Loader, bundle, load_schema
 from penstock.kv.machine import KvMachine
@@ -114,12 +114,16 @@ class KvKind:
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given, decode_options(options))
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         return Loader(info, decode_options(info.options), place).run(batches)
 
     def bundle(
-        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
-    ) -> list[Load]:
+        self,
+        loads: Sequence[PreparedRows],
+        info: TableInfo,
+        place: Workplace,
+        replace: tuple[bytes, bytes | None] | None,
+    ) -> list[PreparedRows]:
         return bundle(loads, info, place, replace)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:

@@ -21,7 +21,7 @@ from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid
 from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
 from penstock.journal.record import PartitionId
-from penstock.kinds import Load, Workplace, partitions_of
+from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import MERGES, Options, arrow_type, stored_values
@@ -90,7 +90,7 @@ class Loader:
         self._merges = PendingDelta()  # operands, which no file can hold
         self._spare = ""  # a folder for sorted files that are merged at the end
 
-    def run(self, batches: Iterator[Any]) -> list[Load]:
+    def run(self, batches: Iterator[Any]) -> list[PreparedRows]:
         """Take in all batches and say what is to be committed."""
         try:
             for batch in batches:
@@ -171,12 +171,12 @@ class Loader:
             writer.append(columns.slice(start, min(len(columns), start + 65_536)))
         writer.finish()
 
-    def _finish(self, number: int) -> Iterator[Load]:
+    def _finish(self, number: int) -> Iterator[PreparedRows]:
         shard, partition = self._shards[number], self._partitions[number]
         operands = [group.sections[partition] for group in self._merges.groups if partition in group.sections]
         if not shard.sorted and shard.bytes <= INLINE_BYTES_MAX:
             if shard.parts:
-                yield Load(partition, section.encode(_rows(_sorted(shard.parts))), rows=shard.rows)
+                yield PreparedRows(partition, section.encode(_rows(_sorted(shard.parts))), rows=shard.rows)
         elif operands:
             raise Invalid("a load of this size cannot hold merges: put the rows, or aggregate and merge fewer")
         elif not shard.sorted:
@@ -186,9 +186,9 @@ class Loader:
             yield self._sealed(partition, staged, shard.rows)
         else:
             yield from self._merged(number)
-        yield from (Load(partition, section.encode(rows), rows=len(rows)) for rows in operands)
+        yield from (PreparedRows(partition, section.encode(rows), rows=len(rows)) for rows in operands)
 
-    def _merged(self, number: int) -> Iterator[Load]:
+    def _merged(self, number: int) -> Iterator[PreparedRows]:
         """Merge sorted files, the newest first, into as few as hold them."""
         self._sort_away(number)
         shard, partition = self._shards[number], self._partitions[number]
@@ -212,8 +212,8 @@ class Loader:
         finally:
             file.close()
 
-    def _sealed(self, partition: Any, staged: StagedFile, rows: int) -> Load:
-        return Load(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+    def _sealed(self, partition: Any, staged: StagedFile, rows: int) -> PreparedRows:
+        return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
 
 
 def _equal(ops: Any, name: str) -> Any:
@@ -257,10 +257,10 @@ def _rows(columns: Columns) -> section.Rows:
 
 
 def bundle(
-    loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
-) -> list[Load]:
+    loads: Sequence[PreparedRows], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+) -> list[PreparedRows]:
     """In each shard either sections or files: a group that names files has them applied by themselves."""
-    bundled: list[Load] = []
+    bundled: list[PreparedRows] = []
     for partition in partitions_of(info):
         mine = [load for load in loads if load.partition == partition]
         files = [load for load in mine if load.file is not None]
@@ -270,14 +270,14 @@ def bundle(
             bundled += files + _as_files(partition, few, gone, place)
         else:
             if gone is not None:
-                bundled.append(Load(partition, section.encode(section.Ranges([gone]))))
+                bundled.append(PreparedRows(partition, section.encode(section.Ranges([gone]))))
             bundled += mine
     return bundled
 
 
 def _as_files(
     partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: Workplace
-) -> list[Load]:
+) -> list[PreparedRows]:
     """Rows that came as sections, and the delete of a range, as files beside the others."""
     fs = OsFileSystem()
     columns = None
@@ -288,7 +288,7 @@ def _as_files(
             raise Invalid("a load of this size cannot hold merges: put the rows, or aggregate and merge fewer")
         keys = sorted(rows)
         columns = Columns.of(keys, [rows[key][1] for key in keys], 1, [rows[key][0] for key in keys])
-    loads: list[Load] = []
+    loads: list[PreparedRows] = []
     for rows_of, ranges in ((columns, NO_RANGES), (None, RangeDeletes.of([(*gone, 1)]) if gone else NO_RANGES)):
         if rows_of is None and not ranges:
             continue
@@ -301,5 +301,7 @@ def _as_files(
         if rows_of is not None:
             writer.append(rows_of)
         writer.finish()
-        loads.append(Load(partition, file=sealed(fs, place.root, staged), rows=0 if rows_of is None else len(rows_of)))
+        loads.append(
+            PreparedRows(partition, file=sealed(fs, place.root, staged), rows=0 if rows_of is None else len(rows_of))
+        )
     return loads

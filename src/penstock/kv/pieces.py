@@ -51,7 +51,7 @@ class _Carried(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class _Detail(msgspec.Struct, frozen=True, array_like=True):
+class _KvPiece(msgspec.Struct, frozen=True, array_like=True):
     """What a piece's `detail` holds."""
 
     lsn: int
@@ -61,7 +61,7 @@ class _Detail(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(_Detail)
+_decoder = msgspec.msgpack.Decoder(_KvPiece)
 
 
 class KvState:
@@ -96,7 +96,7 @@ class KvState:
         memory = None
         if sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX:
             memory = [_Carried.of(memtable, start, end) for memtable in version.frozen if len(memtable)]
-        return _encode(_Detail(version.lsn, self.snapshot.now_us, files, memory))
+        return _encode(_KvPiece(version.lsn, self.snapshot.now_us, files, memory))
 
     def close(self) -> None:
         self.snapshot.close()

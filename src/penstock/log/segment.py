@@ -279,7 +279,7 @@ def _read_seal(file: File, header: SegmentHeader) -> SparseIndex | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SegmentTail:
     """What a scan of the last segment found."""
 
     unsynced: list[Record]  # sound, in order, not known to be synced
@@ -293,7 +293,7 @@ class Tail:
         return self.unsynced[-1].index if self.unsynced else self.synced
 
 
-def scan_tail(reader: SegmentReader) -> Tail:
+def scan_tail(reader: SegmentReader) -> SegmentTail:
     """Read the last segment to its end and tell a torn tail from damage.
 
     What is sound up to the first bad record counts. A sound record behind that one which knew the bad one to be synced
@@ -323,10 +323,10 @@ def scan_tail(reader: SegmentReader) -> Tail:
         if np.frombuffer(rest, dtype=np.uint8).any():
             torn = error.reason
     kept = [record for record in unsynced if record.index > synced]
-    return Tail(unsynced=kept, synced=synced, end=end, seal=seal, torn=torn)
+    return SegmentTail(unsynced=kept, synced=synced, end=end, seal=seal, torn=torn)
 
 
-def reseal(fs: FileSystem, reader: SegmentReader, tail: Tail) -> None:
+def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:
     """Write a closing record again and sync it: the process that wrote it may have been told that its fsync failed."""
     seal = tail.seal
     assert seal is not None

@@ -37,7 +37,7 @@ class TableDetail(msgspec.Struct, frozen=True, array_like=True):
     lsn: int | None = None
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class TreeProgress(msgspec.Struct, frozen=True, array_like=True):
     """What a partition's row holds for a tree."""
 
     # The highest record time in files: what had expired by then stays expired, whatever the clock says.
@@ -61,7 +61,7 @@ class Catalog:
     def file_name(self, chunk_id: int) -> str:
         return f"{self.folder}/{chunk_id:020d}.sst"
 
-    def load(self) -> tuple[list[FileMeta], int, Progress]:
+    def load(self) -> tuple[list[FileMeta], int, TreeProgress]:
         """The listed files, the LSN up to which all is in them, and what else is known of them."""
         files: list[FileMeta] = []
         for key, row in self._manifest.scan_chunks(self.db_id):
@@ -120,7 +120,7 @@ class Catalog:
                 last_applied_lsn=lsn,
                 durable_lsn=lsn,
                 highest_lsn=lsn,
-                detail=_encode(Progress(time_us, None if operators is None else tuple(sorted(operators)))),
+                detail=_encode(TreeProgress(time_us, None if operators is None else tuple(sorted(operators)))),
             )
             operations.append(PutWalState(WalStateKey(self.db_id, self.shard), progress))
         operations.append(BumpGeneration(ComponentId.MANIFEST, 1))
@@ -142,8 +142,8 @@ class Catalog:
         )
 
 
-def _progress(watermarks: WalStateRecord) -> Progress:
-    return msgspec.msgpack.decode(watermarks.detail, type=Progress) if watermarks.detail else Progress()
+def _progress(watermarks: WalStateRecord) -> TreeProgress:
+    return msgspec.msgpack.decode(watermarks.detail, type=TreeProgress) if watermarks.detail else TreeProgress()
 
 
 def _meta(chunk_id: int, row: ChunkEntryRecord, detail: TableDetail) -> FileMeta:

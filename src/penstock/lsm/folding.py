@@ -28,7 +28,7 @@ class Folded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _FoldWork:
     """The rows in order, and for each group where its chain starts and ends there and what its base is."""
 
     order: I64
@@ -65,7 +65,7 @@ def fold_groups(
     chain_end = np.minimum(stop[start], end)
     has_base = chain_end < end
     base_is_put = has_base & put[np.minimum(chain_end, n - 1)]
-    work = _Work(order, kinds, expires, values, start, chain_end, has_base, base_is_put, bottom)
+    work = _FoldWork(order, kinds, expires, values, start, chain_end, has_base, base_is_put, bottom)
     result = Folded(np.zeros(len(groups), np.uint8), np.full(len(groups), NEVER, np.int64), [b""] * len(groups))
     easy = _numeric(work)
     _fold_numeric(np.flatnonzero(easy), work, result)
@@ -74,7 +74,7 @@ def fold_groups(
     return result
 
 
-def _numeric(work: _Work) -> Flags:
+def _numeric(work: _FoldWork) -> Flags:
     """Which groups are one numeric operator over values of 8 bytes that never expire."""
     last = work.chain_end + work.base_is_put
     odd = np.concatenate([[0], np.cumsum((work.values.lengths(work.order) != 8) | (work.expires != NEVER))])
@@ -84,7 +84,7 @@ def _numeric(work: _Work) -> Flags:
     return numeric
 
 
-def _fold_numeric(which: I64, work: _Work, result: Folded) -> None:
+def _fold_numeric(which: I64, work: _FoldWork, result: Folded) -> None:
     last = work.chain_end + work.base_is_put
     operators = work.kinds[work.start[which]]
     for kind in np.unique(operators).tolist():
@@ -98,7 +98,7 @@ def _fold_numeric(which: I64, work: _Work, result: Folded) -> None:
             result.values[i] = data[8 * j : 8 * j + 8]
 
 
-def _fold_one(i: int, work: _Work, result: Folded) -> None:
+def _fold_one(i: int, work: _FoldWork, result: Folded) -> None:
     places = range(int(work.start[i]), int(work.chain_end[i]) + int(work.base_is_put[i]))
     certain = bool(work.has_base[i]) or work.bottom  # what is below the chain is known: a put, or nothing
     row: Operand | None = None

@@ -167,7 +167,7 @@ class _Outputs:
                 remove_file(self._fs, name)
 
 
-class Tables(Protocol):
+class InputTables(Protocol):
     """Tables that are looked at one after the other."""
 
     def __len__(self) -> int: ...
@@ -176,7 +176,7 @@ class Tables(Protocol):
 
 
 def slices(
-    tables: Tables, start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
+    tables: InputTables, start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
     samples: list[tuple[bytes, int, int]] = []

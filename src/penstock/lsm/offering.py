@@ -25,7 +25,7 @@ from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstabl
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.version import TableFile
 from penstock.lsm.writer import BATCH_BYTES, BATCH_ROWS, index_path
-from penstock.scheduler.offers import OfferBoard, Part
+from penstock.scheduler.offers import JobPart, OfferBoard
 from penstock.scheduler.task import StopSignal
 from penstock.scheduler.work import WorkCancelled, pack
 
@@ -69,7 +69,7 @@ class MergeOffers:
             logger.warning("a merge of %d bytes is done here, because a driver did not do it: %s", size, error)
             return None
 
-    def _wait(self, parts: Sequence[Part], stop: Callable[[], bool]) -> list[int]:
+    def _wait(self, parts: Sequence[JobPart], stop: Callable[[], bool]) -> list[int]:
         handle = self._board.submit_parts(f"{__name__}:merge_part", parts)
         while True:
             try:
@@ -146,10 +146,10 @@ def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes,
     return cuts
 
 
-def _part(plan: MergePlan) -> Part:
+def _part(plan: MergePlan) -> JobPart:
     """A merge as a part of an offer."""
     outputs = [sstable_path(plan.folder, chunk_id) for chunk_id in plan.chunk_ids]
-    return Part(
+    return JobPart(
         arguments=pack(asdict(plan)),
         reads=tuple(name for source in plan.inputs for name in (source.path, index_path(source.path))),
         writes=tuple(name for output in outputs for name in (output, index_path(output))),

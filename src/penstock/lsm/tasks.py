@@ -27,7 +27,7 @@ from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.runner import JobContext, JobResult, JobRunner, JobRunnerSettings
-from penstock.scheduler.task import Load, Outcome, StopSignal, TaskContext
+from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
 from penstock.scheduler.work import WorkCancelled
 
 FLUSH, COMPACTION, CLEAN_UP, METRICS = "flush", "compaction", "clean-up", "metrics"
@@ -61,14 +61,14 @@ def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]
 
     def flush() -> Outcome:
         asked = [maintenance.request_flush(tree) for tree in trees() if tree.wants_flush()]
-        return Load.BUSY if any(asked) else Load.IDLE
+        return TaskLoad.BUSY if any(asked) else TaskLoad.IDLE
 
     def compact() -> Outcome:
         asked = [maintenance.request_compaction(tree) for tree in trees()]
-        return Load.BUSY if any(asked) else Load.IDLE
+        return TaskLoad.BUSY if any(asked) else TaskLoad.IDLE
 
     def clean_up() -> Outcome:
-        return Load.BUSY if collector.collect() else Load.IDLE
+        return TaskLoad.BUSY if collector.collect() else TaskLoad.IDLE
 
     def measure() -> Outcome:
         maintenance.measure()

@@ -30,7 +30,7 @@ PART_ROWS_FIRST = 128
 EVERY_LSN = 1 << 63
 
 
-class Part(NamedTuple):
+class KeyRangePart(NamedTuple):
     """Some rows of one source, in scan order."""
 
     keys: list[bytes]
@@ -41,12 +41,12 @@ class Part(NamedTuple):
     def rows(self) -> list[Row]:
         return self.whole()[self.start : self.start + len(self.keys)]
 
-    def cut(self, start: int, end: int) -> Part:
+    def cut(self, start: int, end: int) -> KeyRangePart:
         """Its rows [start, end). A part of a part knows the whole, however often it was cut."""
         if start == 0 and end == len(self.keys):
             return self
         values = None if self.values is None else self.values[start:end]
-        return Part(self.keys[start:end], values, self.whole, self.start + start)
+        return KeyRangePart(self.keys[start:end], values, self.whole, self.start + start)
 
 
 class View:
@@ -230,7 +230,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 def _memtable_parts(
     memtable: Memtable, keys: list[bytes], start: bytes, end: bytes | None, reverse: bool
-) -> Iterator[Part]:
+) -> Iterator[KeyRangePart]:
     low = bisect_left(keys, start)
     high = len(keys) if end is None else bisect_left(keys, end)
     size = PART_ROWS_FIRST
@@ -244,15 +244,15 @@ def _memtable_parts(
         rows = memtable.rows_of(some)
         # Asked after the rows were read: they were all plain then, whatever the writer does now.
         values = [row[1] for row in rows] if memtable.plain else None
-        yield Part(some, values, lambda rows=rows: rows)  # type: ignore[misc]
+        yield KeyRangePart(some, values, lambda rows=rows: rows)  # type: ignore[misc]
         size = min(2 * size, PART_ROWS)
 
 
-def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Part]:
+def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[KeyRangePart]:
     files = run.overlapping(start, end)
     for file in reversed(files) if reverse else files:
         for piece in file.table().scan(start, end, reverse=reverse):
-            yield Part(piece.keys, piece.values if piece.plain else None, cache(partial(_rows, piece)))
+            yield KeyRangePart(piece.keys, piece.values if piece.plain else None, cache(partial(_rows, piece)))
 
 
 def _rows(piece: Slice) -> list[Row]:
@@ -265,9 +265,9 @@ def _rows(piece: Slice) -> list[Row]:
 # -- windows
 
 
-def merge_parts(sources: list[Iterator[Part]], reverse: bool) -> Iterator[list[Part]]:
+def merge_parts(sources: list[Iterator[KeyRangePart]], reverse: bool) -> Iterator[list[KeyRangePart]]:
     """Windows that follow each other: each the parts, newest source first, of all rows between two keys."""
-    heads: list[tuple[Iterator[Part], Part]] = []
+    heads: list[tuple[Iterator[KeyRangePart], KeyRangePart]] = []
     for source in sources:
         part = next(source, None)
         if part is not None:
@@ -280,8 +280,8 @@ def merge_parts(sources: list[Iterator[Part]], reverse: bool) -> Iterator[list[P
             return
         lasts = [part.keys[-1] for _, part in heads]
         bound = max(lasts) if reverse else min(lasts)
-        window: list[Part] = []
-        kept: list[tuple[Iterator[Part], Part]] = []
+        window: list[KeyRangePart] = []
+        kept: list[tuple[Iterator[KeyRangePart], KeyRangePart]] = []
         for source, part in heads:
             cut = _count_up_to(part.keys, bound, reverse)
             if cut:
@@ -307,7 +307,7 @@ def _count_up_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
     return low
 
 
-def _overlay(window: list[Part], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
+def _overlay(window: list[KeyRangePart], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
     if len(window) == 1:
         assert window[0].values is not None
         return zip(window[0].keys, window[0].values, strict=True)
@@ -319,7 +319,7 @@ def _overlay(window: list[Part], reverse: bool) -> Iterable[tuple[bytes, bytes]]
 
 
 def _resolve_window(
-    window: list[Part], ranges: RangeDeletes, now_us: int, reverse: bool
+    window: list[KeyRangePart], ranges: RangeDeletes, now_us: int, reverse: bool
 ) -> Iterable[tuple[bytes, bytes]]:
     stacks: dict[bytes, list[Row]] = {}
     for part in window:

@@ -17,13 +17,13 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.manifest.records import Record
+from penstock.manifest.records import ManifestRecord
 
 VERSION = 2  # of all records
 _VERSION = struct.Struct(">H")
 _HEAD = struct.Struct(">HI")  # version, checksum: from version 2 on
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=ManifestRecord)
 
 
 def seal(table: str, key: bytes, version: int, payload: bytes) -> bytes:

@@ -61,14 +61,14 @@ _MANIFEST = int(ComponentId.MANIFEST)
 _NO_PROGRESS = WalStateRecord()
 
 
-class Batch:
+class ManifestBatch:
     """Operations in the order in which they are applied, prepared by their caller: the writer's time is everyone's."""
 
     __slots__ = ("bumps", "hint", "operations", "steps")
 
     def __init__(self, operations: Sequence[ManifestOp], generation_hint: int | None = None) -> None:
-        steps: list[tuple[Callable[[Edit, Any], None], Any]] = []
-        merges: list[tuple[Callable[[Edit, Any], None], Any]] = []
+        steps: list[tuple[Callable[[ManifestEdit, Any], None], Any]] = []
+        merges: list[tuple[Callable[[ManifestEdit, Any], None], Any]] = []
         bumps: list[BumpGeneration] = []
         for operation in operations:
             kind = type(operation)
@@ -89,7 +89,7 @@ class Batch:
         return all(operation.frees for operation in self.operations)
 
 
-class Edit:
+class ManifestEdit:
     """The application of one or more batches in one transaction."""
 
     def __init__(self, view: WriteView, generations: Mapping[int, int], now_ms: int) -> None:
@@ -99,7 +99,7 @@ class Edit:
         self._now_ms = now_ms
         self._touched_jobs: set[int] = set()
 
-    def apply(self, batch: Batch) -> CommitReceipt:
+    def apply(self, batch: ManifestBatch) -> CommitReceipt:
         """Apply one batch; an exception means the whole transaction must be undone."""
         for apply, prepared in batch.steps:
             apply(self, prepared)
@@ -318,17 +318,17 @@ class Edit:
         WAL_STATE.put(self._view, key, state.with_gate(job.gate_kind, gate))
 
 
-_APPLY: dict[type[Any], Callable[[Edit, Any], None]] = {
-    PutDb: Edit._put_db,
-    PutWalState: Edit._put_wal_state,
-    DeleteWalState: Edit._delete_wal_state,
-    UpsertChunk: Edit._upsert_chunk,
-    DeleteChunk: Edit._delete_chunk,
-    DeleteMetrics: Edit._delete_metrics,
-    PutJob: Edit._put_job,
-    UpdateJobState: Edit._update_job_state,
-    RemoveJob: Edit._remove_job,
-    UpsertPendingIndex: Edit._upsert_pending_index,
-    DeletePendingIndex: Edit._delete_pending_index,
-    MergeMetric: Edit._merge_metric,
+_APPLY: dict[type[Any], Callable[[ManifestEdit, Any], None]] = {
+    PutDb: ManifestEdit._put_db,
+    PutWalState: ManifestEdit._put_wal_state,
+    DeleteWalState: ManifestEdit._delete_wal_state,
+    UpsertChunk: ManifestEdit._upsert_chunk,
+    DeleteChunk: ManifestEdit._delete_chunk,
+    DeleteMetrics: ManifestEdit._delete_metrics,
+    PutJob: ManifestEdit._put_job,
+    UpdateJobState: ManifestEdit._update_job_state,
+    RemoveJob: ManifestEdit._remove_job,
+    UpsertPendingIndex: ManifestEdit._upsert_pending_index,
+    DeletePendingIndex: ManifestEdit._delete_pending_index,
+    MergeMetric: ManifestEdit._merge_metric,
 }

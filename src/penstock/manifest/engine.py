@@ -57,7 +57,7 @@ class Transaction(WriteView, Protocol):
         """Put rows that are in the order of their keys."""
 
 
-class Engine(Protocol):
+class ManifestEngine(Protocol):
     """Transactions over the tables."""
 
     def read(self) -> AbstractContextManager[ReadView]: ...
@@ -80,4 +80,4 @@ class Engine(Protocol):
 class EngineOpener(Protocol):
     """How `Manifest.open` gets its engine."""
 
-    def __call__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> Engine: ...
+    def __call__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> ManifestEngine: ...

@@ -19,7 +19,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, parent, publish, remove_file
 from penstock.manifest import tables
-from penstock.manifest.engine import Engine, EngineOpener, ReadView
+from penstock.manifest.engine import EngineOpener, ManifestEngine, ReadView
 from penstock.manifest.environment import LmdbEngine, backup_path, forget_closing
 from penstock.manifest.examine import examine
 from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, DbId, JobId, MetricKey, PendingJobKey, WalStateKey
@@ -153,7 +153,9 @@ class ManifestTxn:
 class Manifest:
     """An open manifest."""
 
-    def __init__(self, path: str, engine: Engine, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
+    def __init__(
+        self, path: str, engine: ManifestEngine, settings: ManifestSettings, fs: FileSystem, clock: Clock
+    ) -> None:
         self.path = path
         self.clock = clock
         self._engine = engine

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from penstock.errors import CorruptionError, UnsupportedVersion
 from penstock.manifest.codec import VERSION, record_version, seal, unseal
-from penstock.manifest.engine import Engine, ReadView
+from penstock.manifest.engine import ManifestEngine, ReadView
 from penstock.manifest.tables import ALL, Table
 
 # From the MessagePack of one version to that of the next.
@@ -37,7 +37,7 @@ _META = "meta"
 
 
 def migrate(
-    engine: Engine,
+    engine: ManifestEngine,
     tables: Sequence[Table[Any, Any]] = ALL,
     upgrades: Mapping[tuple[str, int], Upgrade] = UPGRADES,
 ) -> int:
@@ -85,7 +85,7 @@ def _schema_row(table: Table[Any, Any]) -> tuple[bytes, bytes]:
     return key, seal(_META, key, VERSION, _VERSION.pack(table.codec.version))
 
 
-def _upgrade_table(engine: Engine, table: Table[Any, Any], upgrades: Mapping[tuple[str, int], Upgrade]) -> int:
+def _upgrade_table(engine: ManifestEngine, table: Table[Any, Any], upgrades: Mapping[tuple[str, int], Upgrade]) -> int:
     rewritten, start = 0, b""
     while True:
         with engine.write() as view:

@@ -25,7 +25,7 @@ BUCKETS_MAX = 64
 REPAIR_OF = 0x8000  # a repair waits in the pending index under this bit and the kind that it repairs
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ManifestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of every struct that is stored."""
 
 
@@ -40,28 +40,28 @@ class Codec(IntEnum):
     ZSTD = 2
 
 
-class CompressionConfig(Record, frozen=True):
+class CompressionConfig(ManifestRecord, frozen=True):
     """How new files of a table are compressed."""
 
     codec: Codec = Codec.NONE
     level: int = 0
 
 
-class EncryptionConfig(Record, frozen=True):
+class EncryptionConfig(ManifestRecord, frozen=True):
     """Which master key wraps the data keys of a table's files."""
 
     key_id: str
     key_version: int = 1
 
 
-class RetentionPolicy(Record, frozen=True):
+class RetentionPolicy(ManifestRecord, frozen=True):
     """What may be dropped; None keeps everything."""
 
     age_ms_max: int | None = None
     bytes_max: int | None = None
 
 
-class ManifestDbOptions(Record, frozen=True):
+class ManifestDbOptions(ManifestRecord, frozen=True):
     """Where a table keeps its files, and how."""
 
     wal_dir: str
@@ -76,15 +76,15 @@ class ManifestDbOptions(Record, frozen=True):
         check_relative(self.chunk_dir)
 
 
-class Active(Record, frozen=True, tag=1):
+class Active(ManifestRecord, frozen=True, tag=1):
     """In service."""
 
 
-class Draining(Record, frozen=True, tag=2):
+class Draining(ManifestRecord, frozen=True, tag=2):
     """No new writes; what is there is being finished."""
 
 
-class Tombstoned(Record, frozen=True, tag=3):
+class Tombstoned(ManifestRecord, frozen=True, tag=3):
     """Dropped; its files are being collected."""
 
     tombstoned_at_epoch_ms: int
@@ -93,7 +93,7 @@ class Tombstoned(Record, frozen=True, tag=3):
 DbLifecycle: TypeAlias = Active | Draining | Tombstoned
 
 
-class DbDescriptorRecord(Record, frozen=True):
+class DbDescriptorRecord(ManifestRecord, frozen=True):
     """A table."""
 
     created_at_epoch_ms: int
@@ -115,7 +115,7 @@ class DbDescriptorRecord(Record, frozen=True):
 # -- wal_state
 
 
-class FlushGateState(Record, frozen=True):
+class FlushGateState(ManifestRecord, frozen=True):
     """A gate: which job holds it, and how its jobs ended lately. Changed by job operations only."""
 
     active_job_id: int | None = None
@@ -123,7 +123,7 @@ class FlushGateState(Record, frozen=True):
     errored_since_epoch_ms: int | None = None
 
 
-class WalStateRecord(Record, frozen=True):
+class WalStateRecord(ManifestRecord, frozen=True):
     """The progress of one partition, and (in shard 0) the gates of its table."""
 
     stored_lsn: int = 0
@@ -177,18 +177,18 @@ _progress = operator.attrgetter(*_PROGRESS)
 # -- chunk_catalog
 
 
-class Local(Record, frozen=True, tag=1):
+class Local(ManifestRecord, frozen=True, tag=1):
     """The file is in the store's folder and nowhere else."""
 
 
-class RemoteArchived(Record, frozen=True, tag=2):
+class RemoteArchived(ManifestRecord, frozen=True, tag=2):
     """The file is here and in the object store; `verified` once its bytes were read back."""
 
     object: str
     verified: bool = False
 
 
-class Evicted(Record, frozen=True, tag=3):
+class Evicted(ManifestRecord, frozen=True, tag=3):
     """The file is in the object store only."""
 
     object: str
@@ -201,7 +201,7 @@ class Evicted(Record, frozen=True, tag=3):
 ChunkResidency: TypeAlias = Local | RemoteArchived | Evicted
 
 
-class ChunkEntryRecord(Record, frozen=True):
+class ChunkEntryRecord(ManifestRecord, frozen=True):
     """An immutable file. A `staged` one belongs to no version yet and may be purged when it lapses."""
 
     file_name: str  # relative to the store
@@ -248,11 +248,11 @@ USER_KINDS = range(64, REPAIR_OF)
 _OWN_KINDS = frozenset(int(kind) for kind in JobKind)
 
 
-class Pending(Record, frozen=True, tag=1):
+class Pending(ManifestRecord, frozen=True, tag=1):
     """Waiting for a worker; it has a row in the pending index."""
 
 
-class InFlight(Record, frozen=True, tag=2):
+class InFlight(ManifestRecord, frozen=True, tag=2):
     """Leased to a worker; only the holder of the token may end it."""
 
     worker_id: str
@@ -260,13 +260,13 @@ class InFlight(Record, frozen=True, tag=2):
     token: int
 
 
-class Completed(Record, frozen=True, tag=3):
+class Completed(ManifestRecord, frozen=True, tag=3):
     """Done."""
 
     finished_at_ms: int
 
 
-class FailedPermanent(Record, frozen=True, tag=4):
+class FailedPermanent(ManifestRecord, frozen=True, tag=4):
     """Given up; `last_error` says why."""
 
     finished_at_ms: int
@@ -275,7 +275,7 @@ class FailedPermanent(Record, frozen=True, tag=4):
 JobDurableState: TypeAlias = Pending | InFlight | Completed | FailedPermanent
 
 
-class JobErrorSnapshot(Record, frozen=True):
+class JobErrorSnapshot(ManifestRecord, frozen=True):
     """How an attempt ended."""
 
     at_epoch_ms: int
@@ -283,7 +283,7 @@ class JobErrorSnapshot(Record, frozen=True):
     message: str
 
 
-class JobRecord(Record, frozen=True):
+class JobRecord(ManifestRecord, frozen=True):
     """A piece of durable work. `attempts` counts its acquisitions, and so is the token of the latest one."""
 
     job_id: int
@@ -324,7 +324,7 @@ class JobRecord(Record, frozen=True):
         return PendingJobKey(self.table, kind)
 
 
-class PendingJobRecord(Record, frozen=True):
+class PendingJobRecord(ManifestRecord, frozen=True):
     """The job that waits for a table and kind."""
 
     job_id: int
@@ -333,7 +333,7 @@ class PendingJobRecord(Record, frozen=True):
 # -- metrics
 
 
-class MetricDelta(Record, frozen=True):
+class MetricDelta(ManifestRecord, frozen=True):
     """New observations of a metric."""
 
     sum: float
@@ -346,7 +346,7 @@ class MetricDelta(Record, frozen=True):
         _check_moments(self)
 
 
-class MetricRecord(Record, frozen=True):
+class MetricRecord(ManifestRecord, frozen=True):
     """All observations of a metric so far."""
 
     sum: float
@@ -381,7 +381,7 @@ class MetricRecord(Record, frozen=True):
 # -- generation_watermarks
 
 
-class GenerationWaiterSnapshot(Record, frozen=True):
+class GenerationWaiterSnapshot(ManifestRecord, frozen=True):
     """Someone who waited for a generation when the row was written."""
 
     waiter_id: int
@@ -389,7 +389,7 @@ class GenerationWaiterSnapshot(Record, frozen=True):
     deadline_epoch_ms: int
 
 
-class GenerationRecord(Record, frozen=True):
+class GenerationRecord(ManifestRecord, frozen=True):
     """A counter that never goes back."""
 
     current_generation: int
@@ -397,7 +397,7 @@ class GenerationRecord(Record, frozen=True):
     blocked_waiters: tuple[GenerationWaiterSnapshot, ...] = ()
 
 
-class ChunkFileRecord(Record, frozen=True):
+class ChunkFileRecord(ManifestRecord, frozen=True):
     """The row of `chunk_catalog` that owns a file."""
 
     db_id: int

@@ -27,14 +27,14 @@ from penstock.manifest.records import (
     DbDescriptorRecord,
     GenerationRecord,
     JobRecord,
+    ManifestRecord,
     MetricRecord,
     PendingJobRecord,
-    Record,
     WalStateRecord,
 )
 
 K = TypeVar("K")
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=ManifestRecord)
 
 
 class Table(Generic[K, R]):

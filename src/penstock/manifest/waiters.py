@@ -48,7 +48,7 @@ class WaitHandle:
         self._resolved.set()
 
 
-class Waiters:
+class GenerationWaiters:
     """All waits in progress."""
 
     def __init__(self, limit: int) -> None:

@@ -29,15 +29,15 @@ from penstock.errors import Backpressure, Closed, Invalid, ManifestFull, Outcome
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.manifest.draft import Draft
-from penstock.manifest.edit import Batch, Edit
-from penstock.manifest.engine import Engine, ReadView
+from penstock.manifest.edit import ManifestBatch, ManifestEdit
+from penstock.manifest.engine import ManifestEngine, ReadView
 from penstock.manifest.fork import ForkGuard
 from penstock.manifest.keys import ComponentId
 from penstock.manifest.operations import CommitReceipt, ManifestOp
 from penstock.manifest.records import GenerationWaiterSnapshot
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
-from penstock.manifest.waiters import Waiters, WaitHandle
+from penstock.manifest.waiters import GenerationWaiters, WaitHandle
 
 IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
 CLOSE_S = 30.0
@@ -49,7 +49,7 @@ class _Request:
 
     __slots__ = ("answered", "batch", "error", "receipt")
 
-    def __init__(self, batch: Batch | None) -> None:
+    def __init__(self, batch: ManifestBatch | None) -> None:
         self.batch = batch  # None: a sync
         self.receipt: CommitReceipt | None = None
         self.error: Exception | None = None
@@ -60,7 +60,7 @@ class ManifestWriter:
     """Commits batches for everyone."""
 
     def __init__(
-        self, engine: Engine, *, generations: Mapping[int, int], clock: Clock, settings: ManifestSettings
+        self, engine: ManifestEngine, *, generations: Mapping[int, int], clock: Clock, settings: ManifestSettings
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -79,7 +79,7 @@ class ManifestWriter:
         self._answered: deque[_Request] = deque()  # whose threads are to be woken, by whoever takes one off
         self._closing = False  # guarded by _lock
         self._ended = False  # guarded by _lock
-        self._waiters = Waiters(settings.waiters_max)  # guarded by _lock
+        self._waiters = GenerationWaiters(settings.waiters_max)  # guarded by _lock
         self._waiter_ids = count(1)
         self._generations = dict(generations)  # written with the turn and under _lock
         self._doubtful = False  # with the turn: a commit did not end well, so the rows know better than _generations
@@ -91,7 +91,7 @@ class ManifestWriter:
 
     def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
         """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
-        return self._submit(_Request(Batch(operations, hint)), timeout_s)
+        return self._submit(_Request(ManifestBatch(operations, hint)), timeout_s)
 
     def sync(self, *, timeout_s: float) -> int:
         """Wait until all that was submitted before is committed; the generation of the manifest by then."""
@@ -325,7 +325,7 @@ class ManifestWriter:
                         self._move_generations(load_generations(transaction))
                     self._doubtful = True
                     draft = Draft(transaction)
-                    edit = Edit(draft, self._generations, self._clock.time_us() // 1_000)
+                    edit = ManifestEdit(draft, self._generations, self._clock.time_us() // 1_000)
                     receipts = [None if request.batch is None else edit.apply(request.batch) for request in window]
                     edit.finish(self._snapshot_waiters)
                     draft.write_to(transaction)

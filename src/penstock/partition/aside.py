@@ -52,13 +52,13 @@ class Trouble(msgspec.Struct, frozen=True, array_like=True):
     lsn: int  # of the record; 0 if it is not one
 
 
-class _Detail(msgspec.Struct, frozen=True, array_like=True):
+class _AsideDetail(msgspec.Struct, frozen=True, array_like=True):
     name: str
     reason: str
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_details = msgspec.msgpack.Decoder(_Detail)
+_details = msgspec.msgpack.Decoder(_AsideDetail)
 
 
 def is_our_mistake(error: BaseException, sections: Sequence[Section]) -> bool:
@@ -119,7 +119,7 @@ class AsideLog:
         self._drop_dead(log)
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
         reason = reason.encode(errors="replace").decode()
-        group = Group(tuple(sections), _encode(_Detail(name, reason)))
+        group = Group(tuple(sections), _encode(_AsideDetail(name, reason)))
         record = JournalRecord(time_us, lsn, (group,))  # the LSN stands where a journal record has its epoch
         index = log.append([encode(record)])
         log.sync()

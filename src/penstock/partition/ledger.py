@@ -90,13 +90,13 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
     name: str
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Verdicts of records below this LSN are needed no more."""
 
     before: int
 
 
-LedgerOp = Create | Drop | Forget
+LedgerOp = Create | Drop | ForgetVerdicts
 
 
 class _Tokens(msgspec.Struct, frozen=True, array_like=True):
@@ -185,7 +185,7 @@ class Ledger:
 
     def was_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used: then its batch need not be looked at again."""
-        return _Work(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
+        return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
 
     # -- judging
 
@@ -209,7 +209,7 @@ class Ledger:
         return judgement
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
-        work = _Work(self, record.time_us, lsn)
+        work = _LedgerChanges(self, record.time_us, lsn)
         verdicts = tuple(self._verdict(work, group.condition, lsn) for group in record.groups)
         for group, verdict in zip(record.groups, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
@@ -222,7 +222,7 @@ class Ledger:
         judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped))
         return _Judged(lsn, judgement, work.edit(), work.tables)
 
-    def _verdict(self, work: _Work, condition: bytes, lsn: int) -> Verdict:
+    def _verdict(self, work: _LedgerChanges, condition: bytes, lsn: int) -> Verdict:
         """What becomes of a group. A condition that cannot be judged, by a mistake of ours, is not fulfilled."""
         before = dict(work._rows)
         try:
@@ -234,7 +234,7 @@ class Ledger:
             work._rows = before
             return Verdict.REFUSED
 
-    def _execute(self, work: _Work, section: Section, lsn: int, time_us: int) -> None:
+    def _execute(self, work: _LedgerChanges, section: Section, lsn: int, time_us: int) -> None:
         """Do what a section asks of the ledger; if that fails, by a mistake of ours, it is set aside."""
         if self._aside is not None and self._aside.holds(LEDGER, lsn, (section,)):
             return
@@ -258,7 +258,7 @@ class Ledger:
         return tuple(Verdict(value) for value in kept)
 
 
-class _Work:
+class _LedgerChanges:
     """The changes of one record, on top of the ledger as it stands."""
 
     def __init__(self, ledger: Ledger, time_us: int, lsn: int) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.wire import Fault
+from penstock.protocol.wire import ErrorMessage
 
 
-class Report(msgspec.Struct, frozen=True):
+class OwnerReport(msgspec.Struct, frozen=True):
     """Nothing is wrong, or what is."""
 
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None

@@ -221,7 +221,7 @@ class WriteOffered(_Message, frozen=True):
     data: bytes
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotHandle(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot, as a client knows it."""
 
     snapshot: str
@@ -272,7 +272,7 @@ GONE = "Gone"  # a fault: the owner lets go of the store, and did nothing
 ENDING = "Ending"  # a fault: the store was closed over it
 
 
-class Fault(msgspec.Struct, frozen=True, array_like=True):
+class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
     """An error on its way."""
 
     name: str
@@ -284,7 +284,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """What became of a group: judged, or refused before anything was written."""
 
     verdict: int
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None
     happened: bool = False  # a duplicate, because an earlier sending of this group was accepted
 
 
@@ -350,7 +350,7 @@ _listed = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_
 _groups = msgspec.msgpack.Decoder(_UncheckedGroup)
 _sections = msgspec.msgpack.Decoder(SentSection)
 _readings = msgspec.msgpack.Decoder(Reading)
-_faults = msgspec.msgpack.Decoder(Fault)
+_faults = msgspec.msgpack.Decoder(ErrorMessage)
 
 
 def pack(message: Any) -> bytes:
@@ -455,17 +455,17 @@ def received_pieces(data: bytes) -> list[Piece]:
 # -- errors
 
 
-def fault_of(error: PenstockError, hidden: str = "") -> Fault:
+def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:
     """An error as it travels; paths in a `hidden` folder are told as they are within it."""
     detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
     message = str(error)
     if hidden:
         message = message.replace(f"{hidden}/", "").replace(hidden, "the store")
         detail = [part.replace(f"{hidden}/", "") if isinstance(part, str) else part for part in detail]
-    return Fault(type(error).__name__, message, detail)
+    return ErrorMessage(type(error).__name__, message, detail)
 
 
-def error_of(fault: Fault) -> PenstockError:
+def error_of(fault: ErrorMessage) -> PenstockError:
     """The error that a fault stands for; a class that this Penstock lacks becomes the base of all."""
     kind = getattr(errors, fault.name, PenstockError)
     if not isinstance(kind, type) or not issubclass(kind, PenstockError):
@@ -476,12 +476,12 @@ def error_of(fault: Fault) -> PenstockError:
         return PenstockError(fault.message)
 
 
-def encode_fault(fault: Fault) -> bytes:
+def encode_fault(fault: ErrorMessage) -> bytes:
     """A fault beside a status of the transport."""
     return _encode(fault)
 
 
-def decode_fault(data: bytes) -> Fault | None:
+def decode_fault(data: bytes) -> ErrorMessage | None:
     """The fault beside a status; None if the transport itself failed."""
     try:
         return _faults.decode(data) if data else None

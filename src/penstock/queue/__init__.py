@@ -25,19 +25,19 @@ docs/format/qmft.md gives the bytes of files, docs/format/journal.md those of se
 """
 
 from penstock.queue.chain import QueueRepair, QueueSettings
-from penstock.queue.messages import Batch, Messages
+from penstock.queue.messages import MessageBatch, Messages
 from penstock.queue.persistent import PersistentQueue, QueueStatistics
-from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter
+from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, QmftManifest, QmftWriter
 
 __all__ = [
     "ActiveFileState",
-    "Batch",
     "FileEntry",
     "FileTable",
-    "Manifest",
-    "ManifestWriter",
+    "MessageBatch",
     "Messages",
     "PersistentQueue",
+    "QmftManifest",
+    "QmftWriter",
     "QueueRepair",
     "QueueSettings",
     "QueueStatistics",

@@ -23,12 +23,12 @@ from penstock.queue.files import (
     DataReader,
     DataWriter,
     FileIndex,
+    FilePosition,
     Opening,
-    Place,
     shard_identity,
 )
 from penstock.queue.messages import PREFIX
-from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter, data_files
+from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, QmftManifest, QmftWriter, data_files
 from penstock.queue.tail import scan_tail
 
 logger = logging.getLogger(__name__)
@@ -79,22 +79,22 @@ class FileChain:
         self._settings = settings
         self._identity = identity
         self._of_shard = of_shard  # of a store; alone, a queue's folder may have any name, and may change it
-        self._manifests = ManifestWriter(fs, folder)
-        self._manifest = Manifest.fresh()  # the last one that was written
+        self._manifests = QmftWriter(fs, folder)
+        self._manifest = QmftManifest.fresh()  # the last one that was written
         self._file_sequence = 0  # the highest that was ever tried
         self._day = ""  # the folder of the day, once it is durable
         self._doomed: list[str] = []  # listed no more
         self._stuck: list[str] = []  # the same, but they could not be removed
         self.active: DataWriter | None = None  # None: there is no data file yet
         self._following: DataWriter | None = None  # is being made the active one
-        self.synced = Place(0, 1, 0, 0)  # up to here the active file is durable
+        self.synced = FilePosition(0, 1, 0, 0)  # up to here the active file is durable
 
     @property
     def sealed(self) -> FileTable:
         return self._manifest.files
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FilePosition:
         """Where the next record goes."""
         return self.synced if self.active is None else self.active.place
 
@@ -129,7 +129,7 @@ class FileChain:
         self._adopt(reader, place, index)
         return None
 
-    def _adopt(self, reader: DataReader, place: Place, index: FileIndex | None) -> None:
+    def _adopt(self, reader: DataReader, place: FilePosition, index: FileIndex | None) -> None:
         sizes = self._settings
         index = index or FileIndex(sizes.index_bytes)
         index.every_bytes = sizes.index_bytes
@@ -138,7 +138,7 @@ class FileChain:
         self.active = DataWriter(file, reader.opening, place, index, allocate_bytes=sizes.allocate_bytes, path=path)
         self.synced = place
 
-    def _repair(self, reader: DataReader, place: Place, cut_after_lsn: int | None) -> QueueRepair:
+    def _repair(self, reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueRepair:
         """Go on after an unclean end. Nobody knows which bytes of the old file are durable, so in a new one."""
         tail = scan_tail(reader, place, cut_after_lsn)
         if tail.torn is not None:
@@ -182,11 +182,11 @@ class FileChain:
         self.synced = file.place
         return self._install(following, file.place)
 
-    def go_on(self, trusted: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+    def go_on(self, trusted: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
         """Continue in a new file, which begins with `tail`, after the last trusted place of the active one."""
         return self._install(self._create(trusted, tail, time_us), trusted)
 
-    def _create(self, place: Place, tail: Sequence[Record], time_us: int) -> DataWriter:
+    def _create(self, place: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
         opening = self._next_opening(place, time_us)
         while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
             opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
@@ -201,7 +201,7 @@ class FileChain:
             self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
         )
 
-    def _next_opening(self, place: Place, time_us: int) -> Opening:
+    def _next_opening(self, place: FilePosition, time_us: int) -> Opening:
         self._file_sequence += 1
         return Opening(
             file_sequence=self._file_sequence,
@@ -224,7 +224,7 @@ class FileChain:
             above = f"{above}/{part}"
         self._day = day
 
-    def _install(self, file: DataWriter, end: Place) -> DataWriter:
+    def _install(self, file: DataWriter, end: FilePosition) -> DataWriter:
         """Make a new file the active one. The one before it ends at `end`, and all before that is durable."""
         old, files = self._manifest.active_file, self._manifest.files
         first = self._manifest.next_sequence - old.message_count
@@ -252,9 +252,9 @@ class FileChain:
         """Requires: the file is synced up to its place."""
         place = file.place
         active = ActiveFileState(file.opening.file_sequence, place.offset, file.messages, file.path)
-        self._write(Manifest(place.next_sequence, active, files))
+        self._write(QmftManifest(place.next_sequence, active, files))
 
-    def _write(self, manifest: Manifest) -> None:
+    def _write(self, manifest: QmftManifest) -> None:
         self._manifests.write(manifest)
         self._manifest = manifest
 
@@ -276,7 +276,7 @@ class FileChain:
         """List the oldest sealed files no more. `bury` unlinks them."""
         manifest = self._manifest
         paths = [*self._stuck, *(manifest.files[place].path for place in range(count))]
-        self._write(Manifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
+        self._write(QmftManifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
         self._stuck = []
         self._doomed += paths
 

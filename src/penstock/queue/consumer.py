@@ -19,8 +19,8 @@ from penstock.kinds import Conditional, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue.delivery import Delivery
-from penstock.queue.positions import ACK, FORGET, SEEK, Ack, Forget, Range, Seek, argument
-from penstock.queue.service import LEASES_MAX, Bounds, Call, ConsumerPlace, Found, encode_call
+from penstock.queue.positions import ACK, FORGET, SEEK, Ack, ForgetConsumer, Range, Seek, argument
+from penstock.queue.service import LEASES_MAX, Bounds, ConsumerPlace, Found, QueueCall, encode_call
 
 Delivered: TypeAlias = Found
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
@@ -66,7 +66,7 @@ class Consumer:
         while True:
             wait_s = min(timeout_s, CALL_S_MAX)
             timeout_s -= wait_s
-            asked = Call(
+            asked = QueueCall(
                 consumer=self.name,
                 count=min(max, GET_MAX),
                 timeout_s=wait_s,
@@ -107,7 +107,7 @@ class Consumer:
         released = 0
         while leases := list(islice(rest, LEASES_MAX)):
             try:  # the numbers of a message may be forged
-                asked = encode_call(Call(consumer=self.name, leases=leases, delay_s=delay_s))
+                asked = encode_call(QueueCall(consumer=self.name, leases=leases, delay_s=delay_s))
             except (TypeError, ValueError, OverflowError):
                 raise Invalid(NOT_GOT) from None
             released += msgspec.msgpack.decode(self._port.call(self._info, "nack", asked), type=int)
@@ -117,7 +117,9 @@ class Consumer:
 
     def places(self) -> list[ConsumerPlace]:
         """Where it is in each shard."""
-        known = {place.shard: place for place in self._ask("places", Call(consumer=self.name), list[ConsumerPlace])}
+        known = {
+            place.shard: place for place in self._ask("places", QueueCall(consumer=self.name), list[ConsumerPlace])
+        }
         return [
             known.get(shard, ConsumerPlace(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
             for shard, bounds in enumerate(self._bounds())
@@ -152,13 +154,13 @@ class Consumer:
 
     def forget(self) -> None:
         """Remove the consumer: its acknowledgements hold nothing back and are not remembered any more."""
-        self._command(FORGET, argument(self._info.table, Forget(self.name, self._info.shards)))
+        self._command(FORGET, argument(self._info.table, ForgetConsumer(self.name, self._info.shards)))
 
     def _bounds(self) -> list[Bounds]:
-        found: list[Bounds] = self._ask("bounds", Call(), list[Bounds])
+        found: list[Bounds] = self._ask("bounds", QueueCall(), list[Bounds])
         return found
 
-    def _ask(self, name: str, call: Call, kind: Any, *, wait_s: float = 0.0) -> Any:
+    def _ask(self, name: str, call: QueueCall, kind: Any, *, wait_s: float = 0.0) -> Any:
         return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call), wait_s=wait_s), type=kind)
 
     def _command(self, condition: str, data: bytes) -> None:

@@ -29,7 +29,7 @@ from penstock.partition.pending import PendingGroup
 from penstock.queue import section
 from penstock.queue.leases import Claim, Leases
 from penstock.queue.machine import QueueMachine
-from penstock.queue.messages import Batch, Messages
+from penstock.queue.messages import MessageBatch, Messages
 from penstock.queue.positions import (
     ACK,
     DELIVER,
@@ -38,11 +38,11 @@ from penstock.queue.positions import (
     SEEK,
     WINDOW,
     Ack,
+    ConsumerRow,
     Deliver,
-    Forget,
+    ForgetConsumer,
     Mode,
     Move,
-    Place,
     Seek,
     argument,
     read_argument,
@@ -51,7 +51,7 @@ from penstock.queue.positions import (
 )
 
 if TYPE_CHECKING:
-    from penstock.queue.service import Call
+    from penstock.queue.service import QueueCall
 
 WAIT_S_MAX = 30.0  # of one call: who wants to wait longer calls again
 GET_BYTES_MAX = 16 << 20  # of one call: fewer messages are given than were asked for
@@ -111,7 +111,7 @@ class Deliveries:
 
     # -- taking
 
-    def get(self, call: Call) -> list[Delivery]:
+    def get(self, call: QueueCall) -> list[Delivery]:
         """Messages under leases; waits for some if there are none."""
         graves = self._graves(call)  # before anything is leased
         deadline_s = self._host.clock.monotonic_s() + min(call.timeout_s, WAIT_S_MAX)
@@ -128,7 +128,7 @@ class Deliveries:
                 raise
         return []
 
-    def _claim_or_wait(self, call: Call, deadline_s: float) -> list[Claim]:
+    def _claim_or_wait(self, call: QueueCall, deadline_s: float) -> list[Claim]:
         clock, blocked = self._host.clock, False
         with self._changed:
             self._waiting += 1  # before the look: who applies after it will see it
@@ -152,7 +152,7 @@ class Deliveries:
                 self._waiting -= 1
                 self._blocked -= blocked
 
-    def _claim(self, call: Call, now_s: float) -> tuple[list[Claim], bool]:
+    def _claim(self, call: QueueCall, now_s: float) -> tuple[list[Claim], bool]:
         """Lease up to `count` messages of all shards; whether there are some past a window. Requires: _changed."""
         claims: list[Claim] = []
         count, until_s, full = call.count, now_s + call.visibility_timeout_s, False
@@ -176,9 +176,9 @@ class Deliveries:
             self._changed.notify_all()  # these may lapse before those who sleep wake up
         return claims, full
 
-    def _place(self, consumer: str, shard: int) -> Place:
+    def _place(self, consumer: str, shard: int) -> ConsumerRow:
         """Where a consumer is; what was trimmed is behind it."""
-        place = read_place(self._host.remembered, self._info.table, shard, consumer) or Place("leased")
+        place = read_place(self._host.remembered, self._info.table, shard, consumer) or ConsumerRow("leased")
         return place.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -193,9 +193,9 @@ class Deliveries:
                 found.append(_delivery(claim, batches))
         return found
 
-    def _batches(self, claim: Claim, room: int) -> tuple[list[Batch], int]:
+    def _batches(self, claim: Claim, room: int) -> tuple[list[MessageBatch], int]:
         """The messages of a claim within so many bytes, and where they end; those that were trimmed are left out."""
-        machine, found, at = self._machines[claim.shard], list[Batch](), 0
+        machine, found, at = self._machines[claim.shard], list[MessageBatch](), 0
         for low, high in runs(claim.sequences):
             at = max(low, at)
             while (at := max(at, machine.first)) < high:
@@ -218,7 +218,7 @@ class Deliveries:
 
     # -- dead letters
 
-    def _graves(self, call: Call) -> TableInfo | None:
+    def _graves(self, call: QueueCall) -> TableInfo | None:
         """Where messages go that were delivered too often."""
         if call.dead_letter is None:
             return None
@@ -229,7 +229,7 @@ class Deliveries:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
         return info
 
-    def _without_spent(self, call: Call, found: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
+    def _without_spent(self, call: QueueCall, found: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
         """Acknowledge messages that were delivered too often, and put them into their queue, in one group."""
         spent, others = list[Delivery](), list[Delivery]()
         for delivery in found:
@@ -265,7 +265,7 @@ class Deliveries:
 
     # -- giving back
 
-    def nack(self, call: Call) -> int:
+    def nack(self, call: QueueCall) -> int:
         """Give leases back: their messages are delivered again, after `delay_s`."""
         with self._changed:
             now_s = self._host.clock.monotonic_s()
@@ -295,8 +295,8 @@ class Deliveries:
             self._check_use(seek.consumer, seek.mode)
             self._end_leases(seek.consumer)
         elif name == FORGET:
-            _, forget = read_argument(data, Forget)
-            assert isinstance(forget, Forget)
+            _, forget = read_argument(data, ForgetConsumer)
+            assert isinstance(forget, ForgetConsumer)
             self._end_leases(forget.consumer)
 
     def _end_leases(self, consumer: str) -> None:
@@ -342,7 +342,7 @@ class Deliveries:
             self._changed.notify_all()
 
 
-def _delivery(claim: Claim, batches: list[Batch]) -> Delivery:
+def _delivery(claim: Claim, batches: list[MessageBatch]) -> Delivery:
     sequences = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
     keys: list[bytes | None] = []
     for batch in batches:

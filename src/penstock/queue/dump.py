@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from penstock.errors import CorruptionError, PenstockError
 from penstock.host.files import FileSystem, OsFileSystem
 from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader
-from penstock.queue.messages import Batch, decode_batch
-from penstock.queue.qmft import Manifest, ManifestWriter
+from penstock.queue.messages import MessageBatch, decode_batch
+from penstock.queue.qmft import QmftManifest, QmftWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DumpedFile:
     active: bool
 
 
-def listed_files(manifest: Manifest) -> Iterator[DumpedFile]:
+def listed_files(manifest: QmftManifest) -> Iterator[DumpedFile]:
     """The files of a manifest, oldest first."""
     for entry in manifest.files:
         yield DumpedFile(entry.path, entry.start_sequence, entry.end_sequence + 1, entry.size, False)
@@ -43,7 +43,7 @@ def listed_files(manifest: Manifest) -> Iterator[DumpedFile]:
 
 def dump_file(
     fs: FileSystem, folder: str, file: DumpedFile, *, past_damage: bool = False
-) -> Iterator[tuple[int, Batch | CorruptionError]]:
+) -> Iterator[tuple[int, MessageBatch | CorruptionError]]:
     """Offset and batch of each record, and each place that does not read; what follows such a place only on request.
 
     The active file is read to its end: behind the write position stands what was written since the manifest.
@@ -85,7 +85,7 @@ def _written(path: str, fs: FileSystem, offset: int) -> bool:
 
 def dump(fs: FileSystem, folder: str, *, past_damage: bool = False) -> Iterator[str]:
     """The lines of a dump. Those about damage begin with `DAMAGED`."""
-    manifest = ManifestWriter(fs, folder).read_latest()
+    manifest = QmftWriter(fs, folder).read_latest()
     if manifest is None:
         yield f"{folder}: no queue"
         return

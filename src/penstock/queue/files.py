@@ -63,8 +63,8 @@ class Opening:
         return f"{day:%Y/%m/%d}/{self.file_sequence:010d}{DATA_SUFFIX}"
 
     @property
-    def place(self) -> Place:
-        return Place(OPENING_BYTES, self.first, self.last_lsn, self.last_time_us)
+    def place(self) -> FilePosition:
+        return FilePosition(OPENING_BYTES, self.first, self.last_lsn, self.last_time_us)
 
     def encode(self) -> bytes:
         body = _OPENING.pack(
@@ -107,7 +107,7 @@ def shard_identity(store: bytes, folder: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """A place between two records of a data file, and what has been said up to there."""
 
     offset: int
@@ -115,13 +115,13 @@ class Place:
     last_lsn: int
     last_time_us: int
 
-    def after(self, record: Record) -> Place:
+    def after(self, record: Record) -> FilePosition:
         """The place behind a record that stands here."""
         offset = self.offset + encoded_size(len(record.body))
         if record.kind == KIND_INDEX:
             return replace(self, offset=offset)
         lsn, time, count, _, _ = PREFIX.unpack_from(record.body)
-        return Place(offset, self.next_sequence + count, lsn, time)
+        return FilePosition(offset, self.next_sequence + count, lsn, time)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class FileIndex:
     def _offset(self, found: int) -> int:
         return self.offsets[found - 1] if found else OPENING_BYTES
 
-    def encode(self, place: Place, messages: int) -> bytes:
+    def encode(self, place: FilePosition, messages: int) -> bytes:
         entries = np.array([self.sequences, self.offsets, self.times], _ENTRY).T.tobytes()
         return entries + _INDEX_TAIL.pack(place.last_lsn, place.last_time_us, messages, place.offset)
 
@@ -170,7 +170,7 @@ class DataWriter:
     """The data file that grows."""
 
     def __init__(
-        self, file: File, opening: Opening, place: Place, index: FileIndex, *, allocate_bytes: int, path: str
+        self, file: File, opening: Opening, place: FilePosition, index: FileIndex, *, allocate_bytes: int, path: str
     ) -> None:
         self.file = file
         self.path = path  # in the queue's folder
@@ -241,7 +241,7 @@ class DataWriter:
         if kind == KIND_MESSAGES:
             lsn, time, count, _, _ = PREFIX.unpack_from(body)
             self.index.add(first, place.offset, time)
-            self.place = Place(place.offset + len(data), first + count, lsn, time)
+            self.place = FilePosition(place.offset + len(data), first + count, lsn, time)
         else:
             self.place = replace(place, offset=place.offset + len(data))
 
@@ -286,7 +286,7 @@ class DataReader:
             raise CorruptionError(file.path, 0, "the file belongs to another store, or to another shard")
         return cls(file, opening)
 
-    def place_at(self, offset: int) -> tuple[Place, FileIndex | None]:
+    def place_at(self, offset: int) -> tuple[FilePosition, FileIndex | None]:
         """The place right behind the opening record or an index record, and that index."""
         if offset == OPENING_BYTES:
             return self.opening.place, None
@@ -300,7 +300,7 @@ class DataReader:
         if record.kind != KIND_INDEX or encoded_size(len(record.body)) != offset - start:
             raise CorruptionError(self.file.path, start, "this is no index record")
         lsn, time, _, _ = _INDEX_TAIL.unpack(record.body[-_INDEX_TAIL.size :])
-        return Place(offset, record.index, lsn, time), FileIndex.decode(record.body, 0)
+        return FilePosition(offset, record.index, lsn, time), FileIndex.decode(record.body, 0)
 
     def index(self, size: int) -> FileIndex:
         """The index of a file that grows no more: its last record, or one made by reading it once."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
-from penstock.kinds import Filters, Host, Load, Piece, Port, Reading, Site, Workplace
+from penstock.kinds import Filters, Host, Piece, Port, PreparedRows, Reading, Site, Workplace
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.queue import section
@@ -115,12 +115,16 @@ class QueueKind:
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given)
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[Load]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         return MessageLoader(info, place, place.time_us).run(batches)
 
     def bundle(
-        self, loads: Sequence[Load], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
-    ) -> list[Load]:
+        self,
+        loads: Sequence[PreparedRows],
+        info: TableInfo,
+        place: Workplace,
+        replace: tuple[bytes, bytes | None] | None,
+    ) -> list[PreparedRows]:
         if replace is not None:
             raise Invalid(f"{info.name} is a queue, and is only appended to: use mode('append')")
         return list(loads)

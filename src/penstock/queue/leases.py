@@ -17,7 +17,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, Place
+from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, ConsumerRow
 
 # One count for all queues of a process: a message of another queue, or of one that was dropped and made again under the
 # same name, is never taken for one of this queue that happens to have its number.
@@ -38,13 +38,13 @@ class Claim:
 class _Window:
     """The messages [floor, floor + WINDOW) of a shard, as one consumer sees them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ConsumerRow) -> None:
         self.floor = place.floor
         self.until_s = np.zeros(WINDOW)
         self.lease = np.zeros(WINDOW, np.int64)
         self.counts = place.counts()
 
-    def move(self, place: Place) -> None:
+    def move(self, place: ConsumerRow) -> None:
         """Follow the floor; a step back (a seek) begins anew."""
         step = place.floor - self.floor
         if step < 0 or step >= WINDOW:
@@ -78,7 +78,7 @@ class Leases:
         self,
         consumer: str,
         shard: int,
-        place: Place,
+        place: ConsumerRow,
         *,
         within: tuple[int, int],
         limit: int,
@@ -99,7 +99,7 @@ class Leases:
         window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, DELIVERIES_MAX)
         return Claim(shard, first, found + window.floor, window.counts[found], lease)
 
-    def _window(self, consumer: str, shard: int, place: Place) -> _Window:
+    def _window(self, consumer: str, shard: int, place: ConsumerRow) -> _Window:
         window = self._windows.get((consumer, shard))
         if window is None:
             window = self._windows[consumer, shard] = _Window(place)
@@ -133,7 +133,7 @@ class Leases:
         self,
         consumer: str,
         leases: Sequence[tuple[int, int, int]],
-        place_of: Callable[[str, int], Place],
+        place_of: Callable[[str, int], ConsumerRow],
         now_s: float,
         until_s: float,
     ) -> int:
@@ -156,7 +156,7 @@ class Leases:
                 given += 1
         return given
 
-    def some_out(self, place_of: Callable[[str, int], Place], now_s: float) -> bool:
+    def some_out(self, place_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
         """Whether a message is under a lease and not acknowledged. Requires: places as `claim` gets them."""
         for (consumer, shard), window in self._windows.items():
             place = place_of(consumer, shard)

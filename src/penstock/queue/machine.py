@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.record import REFERENCE, PartitionId
-from penstock.kinds import Piece, Site, State, Waiting
+from penstock.kinds import Piece, ShardSnapshot, Site, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
@@ -201,7 +201,7 @@ class QueueMachine:
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
         return self.get(key)
 
-    def overlay(self, state: State, sections: Sequence[section.Section], time_us: int) -> State:
+    def overlay(self, state: ShardSnapshot, sections: Sequence[section.Section], time_us: int) -> ShardSnapshot:
         return state
 
     # -- files

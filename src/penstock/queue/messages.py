@@ -234,7 +234,7 @@ def _add_column(parts: list[bytes], column: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MessageBatch:
     """Messages as they are in the queue: all from one record."""
 
     first: int  # the sequence of the first of them
@@ -263,11 +263,11 @@ class Batch:
     def times(self) -> NDArray[np.int64]:
         return np.full(len(self), self.time_us, np.int64) if self.messages.times is None else self.messages.times
 
-    def slice(self, start: int, stop: int) -> Batch:
+    def slice(self, start: int, stop: int) -> MessageBatch:
         """The messages numbered [start, stop), as far as they are in it; without a copy."""
         start, stop = max(start, self.first), min(stop, self.next)
         messages = self.messages.slice(start - self.first, stop - self.first)
-        return Batch(start, self.lsn, self.time_us, messages)
+        return MessageBatch(start, self.lsn, self.time_us, messages)
 
     def record_batch(self) -> Any:
         """The messages as an Arrow record batch of `SCHEMA`."""
@@ -276,7 +276,7 @@ class Batch:
         return pa.record_batch([fixed_array(pa.uint64(), sequences), times, self.keys, self.payloads], schema=SCHEMA)
 
 
-def decode_batch(record: Record, *, path: str, offset: int) -> Batch:
+def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
     """The messages of a record; `path` and `offset` are for the message only."""
     body = record.body
     lsn, time_us, count, flags, _ = PREFIX.unpack_from(body)
@@ -301,4 +301,4 @@ def decode_batch(record: Record, *, path: str, offset: int) -> Batch:
         keys = take_column()
         if bitmap is not None:
             keys = pa.Array.from_buffers(pa.binary(), count, [bitmap, *keys.buffers()[1:]])
-    return Batch(record.index, lsn, time_us, Messages(take_column(), keys, times))
+    return MessageBatch(record.index, lsn, time_us, Messages(take_column(), keys, times))

@@ -32,8 +32,8 @@ from penstock.host.clock import Clock
 from penstock.host.files import FileSystem, is_disk_full
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
-from penstock.queue.messages import SCHEMA, Batch, Messages, stamped
-from penstock.queue.reading import QueueReader, Span, View
+from penstock.queue.messages import SCHEMA, MessageBatch, Messages, stamped
+from penstock.queue.reading import FilesView, QueueReader, Span
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class PersistentQueue:
         self._files = FileChain(
             fs, folder, random=random, settings=settings, identity=identity, of_shard=cut_after_lsn is not None
         )
-        self._view = View()  # replaced whole, never changed: readers take it without a lock
+        self._view = FilesView()  # replaced whole, never changed: readers take it without a lock
         self._reader = QueueReader(fs, folder, identity)
         self._failure: Exception | None = None
         self._closed = False
@@ -113,7 +113,7 @@ class PersistentQueue:
     # -- what is in it
 
     @property
-    def view(self) -> View:
+    def view(self) -> FilesView:
         """What readers may see now."""
         return self._readable()
 
@@ -156,14 +156,14 @@ class PersistentQueue:
         limit_messages: int = 10_000,
         limit_bytes: int = 8 << 20,
         past_damage: bool = False,
-    ) -> list[Batch]:
+    ) -> list[MessageBatch]:
         """Batches from a message on: none at the end, else at least one message and then within both limits.
 
         A record that does not read is a `CorruptionError`; with `past_damage` it is passed over, and the sequences of
         the batches show the hole.
         """
 
-        def look(view: View) -> list[Batch]:
+        def look(view: FilesView) -> list[MessageBatch]:
             if from_sequence < view.first:
                 raise NotFound(f"message {from_sequence} was trimmed: {self._folder} begins at {view.first}")
             return self._reader.read(
@@ -200,7 +200,7 @@ class PersistentQueue:
         count = len(view.files) - int(kept.sum())
         return view.span(count).first if count else view.first
 
-    def _look(self, look: Callable[[View], T]) -> T:
+    def _look(self, look: Callable[[FilesView], T]) -> T:
         """Look at the view, and again if what it lists was trimmed meanwhile."""
         while True:
             view = self._readable()
@@ -210,7 +210,7 @@ class PersistentQueue:
                 if self._view is view:
                     raise CorruptionError(str(error.filename), 0, "the data file is missing") from None
 
-    def _readable(self) -> View:
+    def _readable(self) -> FilesView:
         self._check_open()
         if self._failure is not None and self._cut_after_lsn is not None:
             raise self._poisoned()  # the view goes past what is synced, and that may be gone
@@ -284,7 +284,7 @@ class PersistentQueue:
         file, place = files.active, files.synced if self._cut_after_lsn is None else files.place
         if file is not None:
             span = Span(file.path, file.opening.first, place.next_sequence, place.offset, file.index)
-            self._view = View(files.sealed, span)
+            self._view = FilesView(files.sealed, span)
         files.bury()
 
     @contextmanager

@@ -18,7 +18,7 @@ from penstock.errors import CorruptionError
 from penstock.host.files import OsFileSystem
 from penstock.queue.files import KIND_MESSAGES, DataReader
 from penstock.queue.messages import decode_batch
-from penstock.queue.reading import View
+from penstock.queue.reading import FilesView
 
 BATCH_ROWS = 16_384  # small records are put together, because each batch costs its readers
 
@@ -31,7 +31,7 @@ class _Span(msgspec.Struct, frozen=True, array_like=True):
     offset: int  # of a record at or before the first wanted message; 0: the file's own index says
 
 
-class _Detail(msgspec.Struct, frozen=True, array_like=True):
+class _QueuePiece(msgspec.Struct, frozen=True, array_like=True):
     """What a piece's `detail` holds."""
 
     folder: str
@@ -39,10 +39,10 @@ class _Detail(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(_Detail)
+_decoder = msgspec.msgpack.Decoder(_QueuePiece)
 
 
-def describe_piece(view: View, folder: str, low: int, high: int) -> tuple[bytes, int]:
+def describe_piece(view: FilesView, folder: str, low: int, high: int) -> tuple[bytes, int]:
     """The files that hold the messages [low, high), and how many bytes of them are read, about."""
     spans: list[_Span] = []
     place = view.files.place_of(low)
@@ -53,7 +53,7 @@ def describe_piece(view: View, folder: str, low: int, high: int) -> tuple[bytes,
         offset = 0 if span.index is None else span.index.before(max(low, span.first))
         spans.append(_Span(span.path, span.size, offset))
         place += 1
-    return _encode(_Detail(folder, spans)), sum(span.size - span.offset for span in spans)
+    return _encode(_QueuePiece(folder, spans)), sum(span.size - span.offset for span in spans)
 
 
 def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -> Iterator[Any] | None:

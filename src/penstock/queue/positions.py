@@ -40,7 +40,7 @@ _TABLE = struct.Struct(">Q")
 _SHARD = struct.Struct(">H")
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ConsumerRow(msgspec.Struct, frozen=True, array_like=True):
     """A consumer's row for one shard."""
 
     mode: Mode
@@ -56,7 +56,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         """For each message of the window, how often it was delivered."""
         return _spread(np.frombuffer(self.deliveries, np.uint8))
 
-    def raised(self, first: int) -> Place:
+    def raised(self, first: int) -> ConsumerRow:
         """The place where everything below `first` is gone: nobody will acknowledge it."""
         step = first - self.floor
         if step <= 0:
@@ -74,12 +74,12 @@ def _spread(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return spread
 
 
-def _packed(mode: Mode, floor: int, flags: NDArray[np.bool_], counts: NDArray[np.uint8]) -> Place:
+def _packed(mode: Mode, floor: int, flags: NDArray[np.bool_], counts: NDArray[np.uint8]) -> ConsumerRow:
     """A row whose floor is moved over all that is acknowledged in one piece."""
     done = WINDOW if flags.all() else int(np.argmin(flags))
     floor += done
     bits = np.packbits(flags[done:], bitorder="little").tobytes().rstrip(b"\0")
-    return Place(mode, floor, bits, counts[done:].tobytes().rstrip(b"\0"))
+    return ConsumerRow(mode, floor, bits, counts[done:].tobytes().rstrip(b"\0"))
 
 
 # -- what conditions are given
@@ -115,7 +115,7 @@ class Seek(msgspec.Struct, frozen=True, array_like=True):
     mode: Mode
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True):
+class ForgetConsumer(msgspec.Struct, frozen=True, array_like=True):
     """A consumer that is needed no more."""
 
     consumer: str
@@ -123,11 +123,11 @@ class Forget(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place = msgspec.msgpack.Decoder(Place)
-_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Ack, Move, Deliver, Seek, Forget)}
+_place = msgspec.msgpack.Decoder(ConsumerRow)
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Ack, Move, Deliver, Seek, ForgetConsumer)}
 
 
-def argument(table: int, asked: Ack | Move | Deliver | Seek | Forget) -> bytes:
+def argument(table: int, asked: Ack | Move | Deliver | Seek | ForgetConsumer) -> bytes:
     """The argument of a condition: it begins with the table, as every kind's does."""
     return _TABLE.pack(table) + _encode(asked)
 
@@ -159,13 +159,13 @@ def parse_key(table: int, key: bytes) -> tuple[int, str]:
     return _SHARD.unpack_from(rest)[0], rest[_SHARD.size :].decode()
 
 
-def read_place(get: Get, table: int, shard: int, consumer: str) -> Place | None:
+def read_place(get: Get, table: int, shard: int, consumer: str) -> ConsumerRow | None:
     """Where a consumer is in a shard; None if it is new."""
     kept = get(row_key(table, shard, consumer))
     return None if kept is None else decode_place(kept)
 
 
-def decode_place(row: bytes) -> Place:
+def decode_place(row: bytes) -> ConsumerRow:
     """What a row holds."""
     try:
         return _place.decode(row)
@@ -180,7 +180,7 @@ def _ack(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Ack)
     assert isinstance(asked, Ack)
     for shard, ranges in asked.messages:
-        place = read_place(get, table, shard, asked.consumer) or Place("leased")
+        place = read_place(get, table, shard, asked.consumer) or ConsumerRow("leased")
         flags = place.flags()
         for low, high in ranges:
             some = slice(low - place.floor, high - place.floor)
@@ -208,7 +208,7 @@ def _move(data: bytes, get: Get, put: Put) -> Verdict:
     if any(floor != start for floor, start, _ in moves):
         return Verdict.DUPLICATE if all(floor >= end for floor, _, end in moves) else Verdict.REFUSED
     for shard, _, end in asked.ranges:
-        put(row_key(table, shard, asked.consumer), _encode(Place("streamed", end)))
+        put(row_key(table, shard, asked.consumer), _encode(ConsumerRow("streamed", end)))
     return Verdict.ACCEPTED
 
 
@@ -216,7 +216,7 @@ def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
     table, asked = read_argument(data, Deliver)
     assert isinstance(asked, Deliver)
     for shard, first, ranges in asked.messages:
-        place = read_place(get, table, shard, asked.consumer) or Place("leased")
+        place = read_place(get, table, shard, asked.consumer) or ConsumerRow("leased")
         if place.mode != "leased":
             continue  # it became a stream's since
         place = place.raised(first)
@@ -237,13 +237,13 @@ def _seek(data: bytes, get: Get, put: Put) -> Verdict:
         place = read_place(get, table, shard, asked.consumer)
         if place is not None and place.mode != asked.mode:
             return Verdict.REFUSED
-        put(row_key(table, shard, asked.consumer), _encode(Place(asked.mode, sequence)))
+        put(row_key(table, shard, asked.consumer), _encode(ConsumerRow(asked.mode, sequence)))
     return Verdict.ACCEPTED
 
 
 def _forget(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, Forget)
-    assert isinstance(asked, Forget)
+    table, asked = read_argument(data, ForgetConsumer)
+    assert isinstance(asked, ForgetConsumer)
     for shard in range(asked.shards):
         put(row_key(table, shard, asked.consumer), None)
     return Verdict.ACCEPTED

@@ -167,7 +167,7 @@ def _entry_offsets(raw: bytes, count: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class QmftManifest:
     """One state of a queue's files."""
 
     next_sequence: int  # of the message after those counted here
@@ -176,7 +176,7 @@ class Manifest:
     version: int = VERSION
 
     @classmethod
-    def fresh(cls) -> Manifest:
+    def fresh(cls) -> QmftManifest:
         """Of a queue without a message: the first one will be number 1."""
         return cls(1, ActiveFileState(0, 0, 0, ""), FileTable())
 
@@ -190,7 +190,7 @@ class Manifest:
         return bytes(data)
 
     @classmethod
-    def decode(cls, data: bytes, path: str = "") -> Manifest:
+    def decode(cls, data: bytes, path: str = "") -> QmftManifest:
         """The manifest in `data`; `path` is for the message only."""
         if len(data) < HEADER.size + _ACTIVE.size or data[:4] != MAGIC:
             raise ManifestCorrupted(path, 0, "this is no queue manifest")
@@ -210,7 +210,7 @@ class Manifest:
         return cls(next_sequence, active, files, version)
 
 
-class ManifestWriter:
+class QmftWriter:
     """The two slots and the pointer of one queue folder."""
 
     def __init__(self, fs: FileSystem, folder: str) -> None:
@@ -221,7 +221,7 @@ class ManifestWriter:
         self._pointer_sound = False
         self._spare_sound = False
 
-    def read_latest(self) -> Manifest | None:
+    def read_latest(self) -> QmftManifest | None:
         """The manifest that counts, or None in a folder without pointer and data. Changes nothing on disk."""
         pointer = self._path(POINTER)
         try:
@@ -234,7 +234,7 @@ class ManifestWriter:
             raise ManifestCorrupted(pointer, 0, f"it must hold one byte, 01 or 02, and holds {value[:8].hex(' ')!r}")
         slot = self._path(SLOTS[value[0]])
         try:
-            manifest = Manifest.decode(self._read(slot), slot)
+            manifest = QmftManifest.decode(self._read(slot), slot)
         except FileNotFoundError:
             raise ManifestNotFound(slot) from None
         self._slot, self._pointer_sound, self._spare_sound = value[0], False, False
@@ -249,7 +249,7 @@ class ManifestWriter:
             self._create_pointer(self._slot)
             self._pointer_sound = True
 
-    def write(self, manifest: Manifest) -> None:
+    def write(self, manifest: QmftManifest) -> None:
         """Make `manifest` the one that counts, durably. Requires: all that it says of data files is durable.
 
         `DiskFull`, `ProcessLimit`: nothing changed. Any other error: the old one counts, or the new one; `settle` goes

@@ -21,7 +21,7 @@ from penstock.host.files import FileSystem
 from penstock.host.threads import lock
 from penstock.log.record import encoded_size
 from penstock.queue.files import KIND_MESSAGES, DataReader, FileIndex, Opening
-from penstock.queue.messages import PREFIX, Batch, decode_batch
+from penstock.queue.messages import PREFIX, MessageBatch, decode_batch
 from penstock.queue.qmft import FileTable
 
 _OPEN_FILES_MAX = 16
@@ -40,7 +40,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FilesView:
     """What readers may see."""
 
     files: FileTable = field(default_factory=FileTable)
@@ -73,9 +73,11 @@ class QueueReader:
         self._lock = lock("queue.reader")
         self._open: OrderedDict[str, DataReader] = OrderedDict()  # guarded by _lock; the least used first
 
-    def read(self, view: View, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool) -> list[Batch]:
+    def read(
+        self, view: FilesView, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool
+    ) -> list[MessageBatch]:
         """Batches from `start` on: none at the end, else at least one message and then within both limits."""
-        found: list[Batch] = []
+        found: list[MessageBatch] = []
         while start < view.next and limit_messages > 0 and limit_bytes > 0:
             span = view.span(view.files.place_of(start))
             start = max(start, span.first)
@@ -96,7 +98,7 @@ class QueueReader:
                 start = span.next
         return found
 
-    def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[Batch]:
+    def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[MessageBatch]:
         """The batches of one file from the one that holds `start` on."""
         reader = self._of(span)
         known, offset = reader.hint
@@ -110,7 +112,7 @@ class QueueReader:
             reader.hint = (batch.next, at + encoded_size(len(record.body)))  # a guess where the next read begins
             yield batch
 
-    def seek_time(self, view: View, time_us: int) -> int:
+    def seek_time(self, view: FilesView, time_us: int) -> int:
         """The sequence of the first record at or after a time; the next one if there is none."""
         span = view.span(self.files_before(view, time_us))
         if not span.path:
@@ -122,7 +124,7 @@ class QueueReader:
                 return record.index
         return span.next
 
-    def files_before(self, view: View, time_us: int) -> int:
+    def files_before(self, view: FilesView, time_us: int) -> int:
         """How many of the oldest sealed files hold only records older than a time: opens some twenty at most."""
         low, high = 0, len(view.files)
         while low < high:
@@ -163,7 +165,7 @@ class QueueReader:
             self._open.clear()
 
 
-def _within(batch: Batch, limit_messages: int, limit_bytes: int, *, first: bool) -> Batch:
+def _within(batch: MessageBatch, limit_messages: int, limit_bytes: int, *, first: bool) -> MessageBatch:
     """As much of a batch as both limits allow; at least one message if it is the `first`."""
     count = min(limit_messages, int(np.searchsorted(batch.messages.ends(), limit_bytes, side="right")))
     return batch.slice(batch.first, batch.first + max(count, int(first)))

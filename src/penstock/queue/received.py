@@ -31,12 +31,12 @@ from penstock.queue.positions import (
     SEQUENCE_MAX,
     Ack,
     Deliver,
-    Forget,
+    ForgetConsumer,
     Move,
     Seek,
     read_argument,
 )
-from penstock.queue.service import Call
+from penstock.queue.service import QueueCall
 
 ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
 REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
@@ -44,9 +44,9 @@ CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # of the objects around a batch
 _FLAGS_KNOWN = 7
-_calls = msgspec.msgpack.Decoder(Call)
+_calls = msgspec.msgpack.Decoder(QueueCall)
 LEASE_MAX = 1 << 63
-_ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: Forget}
+_ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: ForgetConsumer}
 _OWN_ARGUMENTS = _ARGUMENTS | {DELIVER: Deliver}
 
 
@@ -114,7 +114,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
         numbers = [(shard, [start, end]) for shard, start, end in asked.ranges]
     elif isinstance(asked, Seek):
         numbers = [(shard, [sequence]) for shard, sequence in asked.places]
-    elif isinstance(asked, Forget) and asked.shards != info.shards:
+    elif isinstance(asked, ForgetConsumer) and asked.shards != info.shards:
         raise Invalid(f"queue {info.name} has {info.shards} shards")
     for shard, sequences in numbers:
         if not 0 <= shard < info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
@@ -124,7 +124,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
 def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
     """The other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
     try:
-        call = _calls.decode(argument) if argument else Call()
+        call = _calls.decode(argument) if argument else QueueCall()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"a call is malformed: {error}") from None
     shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]

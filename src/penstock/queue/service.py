@@ -28,7 +28,7 @@ PLACES_MAX = 1_024  # as a queue has shards
 logger = logging.getLogger(__name__)
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The argument of a call; each uses what it needs."""
 
     shard: int = 0
@@ -90,10 +90,10 @@ class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_call = msgspec.msgpack.Decoder(Call)
+_call = msgspec.msgpack.Decoder(QueueCall)
 
 
-def encode_call(call: Call) -> bytes:
+def encode_call(call: QueueCall) -> bytes:
     """The argument of a call as bytes."""
     return _encode(call)
 
@@ -136,14 +136,14 @@ class QueueService:
             }[name]
         except KeyError:
             raise Invalid(f"a queue does not know {name!r}") from None
-        asked = _call.decode(argument) if argument else Call()
+        asked = _call.decode(argument) if argument else QueueCall()
         if not 0 <= asked.shard < len(self._partitions):
             raise Invalid(f"queue {self._info.name} has the shards 0 to {len(self._partitions) - 1}, not {asked.shard}")
         return _encode(answer(asked))
 
     # -- messages
 
-    def _append(self, call: Call) -> tuple[int, int]:
+    def _append(self, call: QueueCall) -> tuple[int, int]:
         """(LSN, sequence) of a message, when it is durable and applied."""
         receipt, message = section.Receipt(), (call.payload, call.key, call.time_us)
         port, size = self._host.port, len(call.payload) + len(call.key or b"") + 256
@@ -164,19 +164,19 @@ class QueueService:
         name = self._info.name
         return OutcomeUnknown(f"a message for shard {shard} of {name} is durable and has no number yet ({reason})")
 
-    def _seek(self, call: Call) -> int:
+    def _seek(self, call: QueueCall) -> int:
         machine = self._machine(self._partitions[call.shard])
         return max(machine.first, machine.queue.seek_time(call.time_us or 0))
 
-    def _bounds(self, _: Call) -> list[Bounds]:
+    def _bounds(self, _: QueueCall) -> list[Bounds]:
         return [Bounds(machine.first, machine.next) for machine in map(self._machine, self._partitions)]
 
-    def _statistics(self, call: Call) -> QueueTotals:
+    def _statistics(self, call: QueueCall) -> QueueTotals:
         numbers = [self._machine(partition).queue.statistics() for partition in self._partitions]
         files, size = sum(shard.files for shard in numbers), sum(shard.bytes for shard in numbers)
         return QueueTotals(self._bounds(call), files, size, self._places(call))
 
-    def _advance(self, call: Call) -> dict[int, int]:
+    def _advance(self, call: QueueCall) -> dict[int, int]:
         """From these places to the end, or as far as `count` and `bytes_max` allow, shared out among the shards."""
         ends, rows, size = {}, call.count, call.bytes_max
         waiting = sorted(
@@ -206,7 +206,7 @@ class QueueService:
             end = batches[-1].next
         return end, used
 
-    def _places(self, call: Call) -> list[ConsumerPlace]:
+    def _places(self, call: QueueCall) -> list[ConsumerPlace]:
         """Where consumers are: one of them, or all."""
         found = []
         for key, row in self._host.remembered_range(rows_of(self._info.table)):

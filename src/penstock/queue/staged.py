@@ -16,7 +16,7 @@ import xxhash
 from penstock.errors import Invalid
 from penstock.host.files import File, FileSystem, OsFileSystem, make_dirs, parent
 from penstock.journal.record import PartitionId
-from penstock.kinds import Load, Workplace, partitions_of
+from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
@@ -75,9 +75,9 @@ class MessageLoader:
         self._partitions = partitions_of(info)
         self._held: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
-        self._done: list[Load] = []
+        self._done: list[PreparedRows] = []
 
-    def run(self, batches: Iterator[Any]) -> list[Load]:
+    def run(self, batches: Iterator[Any]) -> list[PreparedRows]:
         """Take in all batches and say what is to be committed."""
         for number, batch in enumerate(batches):
             messages = self._staged(batch)
@@ -92,7 +92,7 @@ class MessageLoader:
                 puts = section.Puts()
                 for part in held:
                     puts.add_many(Messages.from_arrow(part))
-                self._done.append(Load(partition, section.encode(puts), rows=len(puts)))
+                self._done.append(PreparedRows(partition, section.encode(puts), rows=len(puts)))
             elif held:
                 self._write(partition)
         return self._done
@@ -145,5 +145,5 @@ class MessageLoader:
         file.pwrite(out.getvalue(), 0)
         file.fsync()
 
-    def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> Load:
-        return Load(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+    def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> PreparedRows:
+        return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)

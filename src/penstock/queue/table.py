@@ -26,7 +26,7 @@ from penstock.queue import section
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
-from penstock.queue.service import Bounds, Call, Found, QueueTotals, encode_call
+from penstock.queue.service import Bounds, Found, QueueCall, QueueTotals, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
@@ -224,7 +224,7 @@ class QueueTable(QueueView):
         """Add a message and wait until it is durable and has its number."""
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._place(key))
-        asked = Call(shard=shard, payload=message[0], key=message[1], time_us=message[2])
+        asked = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
         lsn, sequence = msgspec.msgpack.decode(self._port.call(self._info, "append", encode_call(asked)))
         return Position(shard, sequence, lsn)
 
@@ -268,7 +268,7 @@ class QueueTable(QueueView):
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
         """The sequence of the first message whose record has this time or a later one."""
         self._partition(shard)
-        answer = self._port.call(self._info, "seek", encode_call(Call(shard=shard, time_us=microseconds(time))))
+        answer = self._port.call(self._info, "seek", encode_call(QueueCall(shard=shard, time_us=microseconds(time))))
         return msgspec.msgpack.decode(answer, type=int)
 
     def bounds(self) -> list[Bounds]:
@@ -306,7 +306,7 @@ class QueueTable(QueueView):
 
     def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
-        asked = Call(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
+        asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
         answer = self._port.call(self._info, "advance", encode_call(asked))
         return msgspec.msgpack.decode(answer, type=dict[int, int])
 

@@ -13,20 +13,20 @@ import numpy as np
 
 from penstock.errors import CorruptionError
 from penstock.log.record import HEADER, Record
-from penstock.queue.files import KIND_MESSAGES, DataReader, Place
+from penstock.queue.files import KIND_MESSAGES, DataReader, FilePosition
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class QueueTail:
     """What a scan of the active file found behind the manifest's write position."""
 
-    trusted: Place  # everything before it is durable for certain
+    trusted: FilePosition  # everything before it is durable for certain
     unsynced: list[Record]  # sound, in order, but perhaps in the page cache only
     end: int  # behind them
     torn: str | None  # why what follows does not read; None where nothing was written
 
 
-def scan_tail(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Tail:
+def scan_tail(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
     """Read the active file from `place` to its end, and tell a torn tail from damage.
 
     Alone (no `cut_after_lsn`): records that a later one knew to be synced are trusted; other sound ones are kept, to be
@@ -34,7 +34,7 @@ def scan_tail(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Ta
     journal has all others.
     """
     trusted, torn = place, None
-    unsynced: deque[tuple[Record, Place]] = deque()  # each with the place behind it
+    unsynced: deque[tuple[Record, FilePosition]] = deque()  # each with the place behind it
     path, size = reader.file.path, reader.file.size()
     try:
         for offset, record in reader.records(place.offset, size):
@@ -53,11 +53,11 @@ def scan_tail(reader: DataReader, place: Place, cut_after_lsn: int | None) -> Ta
         _refuse_damage(reader, place, rest, cut_after_lsn, error)
         if np.frombuffer(rest, np.uint8).any():
             torn = error.reason
-    return Tail(trusted, [record for record, _ in unsynced], place.offset, torn)
+    return QueueTail(trusted, [record for record, _ in unsynced], place.offset, torn)
 
 
 def _refuse_damage(
-    reader: DataReader, place: Place, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
+    reader: DataReader, place: FilePosition, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
 ) -> None:
     """Raise if what does not read at `place` was synced once: then it is damage, not a torn tail."""
     expected = place.next_sequence

@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Run:
+class TaskRun:
     """One run that a worker has claimed."""
 
     name: str
@@ -52,7 +52,7 @@ class _Spawned:
     queued_s: float
 
 
-class _Entry:
+class _TaskEntry:
     """A registered task; all fields are guarded by the board's condition."""
 
     def __init__(self, task: BackgroundTask, now_s: float) -> None:
@@ -109,9 +109,9 @@ class Board:
         self._clock = clock
         self._limits = limits
         self._changed = condition("scheduler.board")
-        self._entries: dict[str, _Entry] = {}  # guarded by _changed
+        self._entries: dict[str, _TaskEntry] = {}  # guarded by _changed
         self._spawned: deque[_Spawned] = deque()  # guarded by _changed
-        self._running: list[Run] = []  # guarded by _changed
+        self._running: list[TaskRun] = []  # guarded by _changed
         self._spawned_begun = 0  # guarded by _changed
         self._spawned_runs = 0  # guarded by _changed
         self._spawned_failures = 0  # guarded by _changed
@@ -121,7 +121,7 @@ class Board:
             self._check_open()
             if task.name in self._entries:
                 raise Invalid(f"a task named {task.name} is registered already: give each task its own name")
-            entry = _Entry(task, self._clock.monotonic_s())
+            entry = _TaskEntry(task, self._clock.monotonic_s())
             orders = {known.name: known.runs_after for known in self._entries.values()}
             plan.check_order({**orders, entry.name: entry.runs_after})
             self._entries[entry.name] = entry
@@ -156,7 +156,7 @@ class Board:
                 entry.due_s = min(entry.due_s, self._clock.monotonic_s())
                 self._changed.notify()
 
-    def claim(self, *, wait: bool) -> Run | None:
+    def claim(self, *, wait: bool) -> TaskRun | None:
         """The next run, now the caller's to finish; None when there is none (with `wait`: will be none any more)."""
         with self._changed:
             while True:
@@ -171,7 +171,7 @@ class Board:
                     return None
                 self._changed.wait(min(plan.wait_s(states, now_s), _WAIT_S_MAX))
 
-    def finish(self, run: Run, *, interval_s: float, error: str | None) -> None:
+    def finish(self, run: TaskRun, *, interval_s: float, error: str | None) -> None:
         """Give a claimed run back. `error` says that it failed, and then `interval_s` is not used."""
         with self._changed:
             self._running.remove(run)
@@ -183,7 +183,7 @@ class Board:
                 self._spawned_failures += error is not None
             self._changed.notify_all()
 
-    def _finish(self, entry: _Entry, run: Run, now_s: float, interval_s: float, error: str | None) -> None:
+    def _finish(self, entry: _TaskEntry, run: TaskRun, now_s: float, interval_s: float, error: str | None) -> None:
         entry.running = False
         entry.covered_s = run.started_s
         entry.runs += 1
@@ -240,12 +240,12 @@ class Board:
             states.append(plan.TaskState(name="", priority=0, due_s=min(self._spawned[0].queued_s, now_s)))
         return states
 
-    def _begin(self, name: str, now_s: float) -> Run:
+    def _begin(self, name: str, now_s: float) -> TaskRun:
         if name:
             entry = self._entries[name]
             entry.running = True
             entry.begun += 1
-            run = Run(name, entry.begun, True, entry.task.execute, entry.base_s, entry.interval_s, now_s)
+            run = TaskRun(name, entry.begun, True, entry.task.execute, entry.base_s, entry.interval_s, now_s)
         else:
             spawned = self._spawned.popleft()
             self._spawned_begun += 1
@@ -253,11 +253,11 @@ class Board:
             def execute(_: TaskContext) -> None:
                 spawned.function()
 
-            run = Run(spawned.name, self._spawned_begun, False, execute, 0.0, 0.0, now_s)
+            run = TaskRun(spawned.name, self._spawned_begun, False, execute, 0.0, 0.0, now_s)
         self._running.append(run)
         return run
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> _TaskEntry:
         entry = self._entries.get(name)
         if entry is None:
             raise NotFound(f"no task named {name}: registered are {', '.join(sorted(self._entries)) or 'none'}")

@@ -42,7 +42,7 @@ class OfferSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class JobPart:
     """One call of the function: its packed arguments, and the files it reads and may write, relative to the store."""
 
     arguments: bytes
@@ -56,7 +56,7 @@ class Offer:
 
     offer: str
     function: str
-    parts: tuple[Part, ...]
+    parts: tuple[JobPart, ...]
 
 
 class _Posted(Handle):
@@ -101,15 +101,15 @@ class OfferBoard:
 
     def submit(self, function: str, arguments: Mapping[str, Plain]) -> Handle:
         """Put up a call in one part."""
-        return self._post(function, [Part(arguments=pack(arguments))], alone=True)
+        return self._post(function, [JobPart(arguments=pack(arguments))], alone=True)
 
-    def submit_parts(self, function: str, parts: Sequence[Part]) -> Handle:
+    def submit_parts(self, function: str, parts: Sequence[JobPart]) -> Handle:
         """Put up a call in several parts; its result is the list of theirs."""
         if not parts:
             raise Invalid("an offer has at least one part")
         return self._post(function, parts, alone=False)
 
-    def _post(self, function: str, parts: Sequence[Part], *, alone: bool) -> Handle:
+    def _post(self, function: str, parts: Sequence[JobPart], *, alone: bool) -> Handle:
         check_name(function)
         offer = Offer(self._random.randbytes(16).hex(), function, tuple(parts))
         with self._lock:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import Invalid
-from penstock.scheduler.task import Load, Outcome
+from penstock.scheduler.task import Outcome, TaskLoad
 
 AGEING_S = 30.0
 
@@ -72,10 +72,10 @@ def next_interval_s(base_s: float, current_s: float, outcome: Outcome) -> float:
     """
     if outcome is None:
         return base_s
-    if outcome is Load.BUSY:
+    if outcome is TaskLoad.BUSY:
         # From a relaxed interval straight to half the base: load that returns must not wait for it to shrink.
         return max(base_s * _SHORTEST, min(current_s, base_s) / 2)
-    if outcome is Load.IDLE:
+    if outcome is TaskLoad.IDLE:
         return min(base_s * _LONGEST, max(current_s, base_s * _SHORTEST) * 1.5)
     try:
         seconds = float(outcome)

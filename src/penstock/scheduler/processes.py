@@ -21,7 +21,7 @@ import sys
 import threading
 
 from penstock.host.clock import Clock
-from penstock.scheduler.wire import Call, Channel, Done, Failed, Message, Ready, Stop
+from penstock.scheduler.wire import Channel, Done, EngineCall, Failed, Message, Ready, Stop
 from penstock.scheduler.work import WorkCancelled, WorkerLost, WorkFailed, perform
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class ProcessSlot:
             _log.warning("no worker process (%s): %s runs in a thread", reason, function)
             return perform(function, payload, stop)
         try:
-            channel.send(Call(function, payload), _SEND_S_MAX)
+            channel.send(EngineCall(function, payload), _SEND_S_MAX)
             answer = self._await(channel, stop, kill)
         except OSError:
             how = self._end(grace_s=0.0 if kill.is_set() else _EXIT_S_MAX)

@@ -22,7 +22,7 @@ from penstock.errors import FixTheCall, Invalid, LeaseLost, Restore, WaitExpired
 from penstock.host import threads
 from penstock.manifest.jobs import Lease
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.task import Load, Outcome, StopSignal, TaskContext
+from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
 from penstock.scheduler.work import Plain, WorkCancelled, WorkFailed
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class JobRunner:
         self._source.expire_leases()
         lease = self._source.acquire(self.name, self._handlers)
         if lease is None:
-            return Load.IDLE
+            return TaskLoad.IDLE
         job_id = lease.job.job_id
         signal = JobSignal(context.shutdown)
         ended = threading.Event()

@@ -20,7 +20,7 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.scheduler import plan
-from penstock.scheduler.board import Board, Limits, Run
+from penstock.scheduler.board import Board, Limits, TaskRun
 from penstock.scheduler.task import BackgroundTask, SchedulerStatistics, TaskContext
 
 _log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _work(board: Board) -> None:
         _execute(board, run)
 
 
-def _execute(board: Board, run: Run) -> None:
+def _execute(board: Board, run: TaskRun) -> None:
     """Run and report; nothing a task raises goes further."""
     interval_s = run.interval_s
     error: str | None = None

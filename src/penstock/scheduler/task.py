@@ -21,14 +21,14 @@ class StopSignal(Protocol):
         """Sleep, but not past the signal; True if it was given."""
 
 
-class Load(enum.Enum):
+class TaskLoad(enum.Enum):
     """What a run found, from which the next interval follows."""
 
     IDLE = "idle"
     BUSY = "busy"
 
 
-Outcome: TypeAlias = Load | float | None
+Outcome: TypeAlias = TaskLoad | float | None
 """When to run next: sooner or later by the load, in so many seconds, or (None) after the task's own interval."""
 
 

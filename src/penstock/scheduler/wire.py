@@ -27,7 +27,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """From a worker that has started."""
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+class EngineCall(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """To a worker: run this; it gets one at a time."""
 
     function: str
@@ -54,7 +54,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     cancelled: bool
 
 
-Message: TypeAlias = Ready | Call | Stop | Done | Failed
+Message: TypeAlias = Ready | EngineCall | Stop | Done | Failed
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

@@ -15,14 +15,14 @@ import socket
 import threading
 
 from penstock.host.threads import spawn
-from penstock.scheduler.wire import Call, Channel, Done, Failed, Message, Ready, Stop, shorten
+from penstock.scheduler.wire import Channel, Done, EngineCall, Failed, Message, Ready, Stop, shorten
 from penstock.scheduler.work import WorkCancelled, WorkFailed, perform
 
 
 def main(descriptor: int) -> None:
     """Serve the parent at the other end of a socket until it hangs up."""
     connection = socket.socket(fileno=descriptor)
-    calls: queue.Queue[Call] = queue.Queue(maxsize=1)
+    calls: queue.Queue[EngineCall] = queue.Queue(maxsize=1)
     stop = threading.Event()
     spawn(lambda: _listen(Channel(connection), calls, stop), name="penstock-worker-listener")
     answers = Channel(connection)
@@ -33,11 +33,11 @@ def main(descriptor: int) -> None:
             answer = _answer(calls.get(), stop)
 
 
-def _listen(requests: Channel, calls: queue.Queue[Call], stop: threading.Event) -> None:
+def _listen(requests: Channel, calls: queue.Queue[EngineCall], stop: threading.Event) -> None:
     try:
         while True:
             message = requests.receive(None)
-            if isinstance(message, Call):
+            if isinstance(message, EngineCall):
                 calls.put(message)
             elif isinstance(message, Stop):
                 stop.set()
@@ -47,7 +47,7 @@ def _listen(requests: Channel, calls: queue.Queue[Call], stop: threading.Event) 
         signal.raise_signal(signal.SIGKILL)
 
 
-def _answer(call: Call, stop: threading.Event) -> Message:
+def _answer(call: EngineCall, stop: threading.Event) -> Message:
     try:
         return Done(perform(call.function, call.payload, stop))
     except WorkFailed as failure:

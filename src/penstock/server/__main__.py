@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
 from penstock.host.files import OsFileSystem, absolute, typed
 from penstock.protocol import wire
-from penstock.protocol.report import Report
+from penstock.protocol.report import OwnerReport
 from penstock.server.healing import Healer
 from penstock.server.service import Service
 from penstock.store.store import Store, open_store
@@ -49,11 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
             service = Service(store, random=system_random(), detached=True)
             service.location()
     except PenstockError as error:
-        _report(Report(wire.fault_of(error)))
+        _report(OwnerReport(wire.fault_of(error)))
         return 1
     log = RotatingFileHandler(f"{path}/run/owner.log", maxBytes=1 << 20, backupCount=1)
     logging.basicConfig(handlers=[log], format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _report(Report())
+    _report(OwnerReport())
     try:
         _own(store, service, given.idle_s, stop)
     except (
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _report(report: Report) -> None:
+def _report(report: OwnerReport) -> None:
     """Tell who started it, and then nobody."""
     with suppress(BrokenPipeError):  # it waits no more: whoever comes next is served
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")

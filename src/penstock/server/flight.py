@@ -99,12 +99,12 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
     def _sent(self, error: BaseException, rights: Rights) -> flight.FlightError:
         """An error as it travels."""
         if isinstance(error, Gone):
-            fault = wire.Fault(wire.GONE if error.untouched else wire.ENDING, str(error))
+            fault = wire.ErrorMessage(wire.GONE if error.untouched else wire.ENDING, str(error))
             return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))
         if isinstance(error, PenstockError):
             fault = self._gateway.fault(error, rights)
         else:
             name = self._random.randbytes(6).hex()
             logger.error("error %s while answering a client", name, exc_info=error)
-            fault = wire.Fault("PenstockError", f"the owner failed to answer: its log has error {name}")
+            fault = wire.ErrorMessage("PenstockError", f"the owner failed to answer: its log has error {name}")
         return flight.FlightServerError(fault.message, wire.encode_fault(fault))

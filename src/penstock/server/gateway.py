@@ -26,7 +26,7 @@ from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
-from penstock.server.held import Held, LeaseCounts
+from penstock.server.held import LeaseCounts, LeasedObjects
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Rights
@@ -64,7 +64,7 @@ class Gateway:
         self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
         self._applied = AppliedReading(port)
         self._taker = GroupTaker(port, self.fault)
-        self._snapshots: Held[SnapshotPort] = Held(
+        self._snapshots: LeasedObjects[SnapshotPort] = LeasedObjects(
             SnapshotPort.close,
             what="snapshot",
             clock=clock,
@@ -72,7 +72,7 @@ class Gateway:
             each_max=SNAPSHOTS_EACH_MAX,
             own=SNAPSHOTS_OWN,
         )
-        self._scans: Held[PagedScan] = Held(
+        self._scans: LeasedObjects[PagedScan] = LeasedObjects(
             PagedScan.close,
             what="scan",
             clock=clock,
@@ -127,7 +127,7 @@ class Gateway:
             work.note(len(answer))
             return Sending(iter([answer]), stack.pop_all())
 
-    def fault(self, error: PenstockError, rights: Rights) -> wire.Fault:
+    def fault(self, error: PenstockError, rights: Rights) -> wire.ErrorMessage:
         """An error as it travels: only who may read every table is told where the store lies."""
         return wire.fault_of(error, "" if rights.allows_everywhere(READ) else self._owner.path)
 
@@ -333,7 +333,7 @@ class Gateway:
 
     # -- snapshots
 
-    def _take_snapshot(self, request: wire.TakeSnapshot, work: Work) -> wire.Held:
+    def _take_snapshot(self, request: wire.TakeSnapshot, work: Work) -> wire.SnapshotHandle:
         rights = work.rights
         rights.check_anywhere(READ)
         if not 0 < request.lease_s <= LEASE_S_MAX:
@@ -349,7 +349,7 @@ class Gateway:
                 raise Closed("the snapshot of this query is gone, or its owner: run the query again")
             return self._hold_snapshot(name, request.lease_s, QUERY_KEEPS_S, rights)
 
-    def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.Held:
+    def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.SnapshotHandle:
         self._snapshots.check_room(rights.client)
         self._store.readers.expect(lease_s)
         snapshot = self._port.snapshot()
@@ -360,13 +360,13 @@ class Gateway:
             raise
         return self._described(name, snapshot, rights)
 
-    def _join_snapshot(self, request: wire.JoinSnapshot, work: Work) -> wire.Held:
+    def _join_snapshot(self, request: wire.JoinSnapshot, work: Work) -> wire.SnapshotHandle:
         with self._snapshots.use(request.snapshot) as snapshot:
             return self._described(request.snapshot, snapshot, work.rights)
 
-    def _described(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.Held:
+    def _described(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.SnapshotHandle:
         tables = [info for info in snapshot.tables() if rights.allows(READ, info.name)]
-        return wire.Held(name, snapshot.lsn, snapshot.time_us(), tables)
+        return wire.SnapshotHandle(name, snapshot.lsn, snapshot.time_us(), tables)
 
     # -- services and files
 

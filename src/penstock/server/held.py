@@ -20,7 +20,7 @@ from penstock.host.clock import Clock
 T = TypeVar("T")
 
 
-class _Entry(Generic[T]):
+class _LeasedObject(Generic[T]):
     def __init__(self, thing: T, client: str, lease_s: float, now_s: float, keeps_s: float | None) -> None:
         self.thing = thing
         self.client = client
@@ -31,7 +31,7 @@ class _Entry(Generic[T]):
         self.closing = False
 
 
-class Held(Generic[T]):
+class LeasedObjects(Generic[T]):
     """What clients hold."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Held(Generic[T]):
         self._own = own
         self._users_max = users_max
         self._lock = threads.lock("server.held")
-        self._entries: dict[str, _Entry[T]] = {}  # guarded by _lock
+        self._entries: dict[str, _LeasedObject[T]] = {}  # guarded by _lock
 
     def __len__(self) -> int:
         with self._lock:
@@ -74,7 +74,7 @@ class Held(Generic[T]):
         with self._lock:
             return any(self._keeps(entry, now_s) for entry in self._entries.values())
 
-    def _keeps(self, entry: _Entry[T], now_s: float) -> bool:
+    def _keeps(self, entry: _LeasedObject[T], now_s: float) -> bool:
         return entry.keeps_s >= entry.lease_s or now_s < entry.used_s + entry.keeps_s
 
     def check_room(self, client: str) -> None:
@@ -106,7 +106,7 @@ class Held(Generic[T]):
             self._check_room(client)
             if name in self._entries:
                 raise Invalid(f"there is a {self._what} {name} already")
-            self._entries[name] = _Entry(thing, client, lease_s, self._clock.monotonic_s(), keeps_s)
+            self._entries[name] = _LeasedObject(thing, client, lease_s, self._clock.monotonic_s(), keeps_s)
 
     @contextmanager
     def use(self, name: str, client: str | None = None) -> Iterator[T]:

@@ -62,7 +62,7 @@ class _Checked:
 class GroupTaker:
     """Takes groups of clients into the store."""
 
-    def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.Fault]) -> None:
+    def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.ErrorMessage]) -> None:
         self._port = port
         self._fault = fault  # how an error is told to a client
         self._lock = threads.lock("server.writes")

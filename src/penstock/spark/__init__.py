@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.committing import Committed, commit
-    from penstock.spark.exactly_once import Progress, dead_letter_payload, progress, stream, wait
+    from penstock.spark.exactly_once import StreamProgress, dead_letter_payload, progress, stream, wait
     from penstock.spark.format import register
     from penstock.spark.maintenance import Damage, export, maintain, verify
     from penstock.spark.sessions import session, views
@@ -37,7 +37,7 @@ _HOMES = {
     "stream": "exactly_once",
     "progress": "exactly_once",
     "wait": "exactly_once",
-    "Progress": "exactly_once",
+    "StreamProgress": "exactly_once",
     "dead_letter_payload": "exactly_once",
     "maintain": "maintenance",
     "verify": "maintenance",
@@ -47,7 +47,7 @@ _HOMES = {
 __all__ = [
     "Committed",
     "Damage",
-    "Progress",
+    "StreamProgress",
     "commit",
     "dead_letter_payload",
     "export",

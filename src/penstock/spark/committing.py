@@ -19,7 +19,7 @@ from penstock.errors import Invalid
 from penstock.kinds import Kind
 from penstock.partition.ledger import TableInfo
 from penstock.spark.loading import add_loads, check_schema, make_loads
-from penstock.spark.place import Place
+from penstock.spark.place import StoreLocation
 from penstock.spark.streaming import table_with_offsets
 from penstock.store.batch import StoreBatch
 
@@ -52,14 +52,14 @@ def commit(
     """
     if not isinstance(tables, Mapping):
         raise Invalid(f"{type(tables).__name__} was given for the tables: give DataFrames by table, as in {{'t': df}}")
-    places = {name: Place.of({"path": path, "table": name}) for name in tables}
+    places = {name: StoreLocation.of({"path": path, "table": name}) for name in tables}
     for name, frame in tables.items():
         if not isinstance(frame, DataFrame):
             raise Invalid(f"{type(frame).__name__} was given for {name}: give a DataFrame")
         check_schema(places[name], frame.schema)
     condition = None if consumer is None else _condition(path, source, consumer, start, end)
     told = prepare(places, tables)
-    with Place.of({"path": path}, table=False).store().batch(token=token) as batch:
+    with StoreLocation.of({"path": path}, table=False).store().batch(token=token) as batch:
         rows = use(batch, places, told)
         if condition is not None:
             batch.require(*condition)
@@ -76,7 +76,7 @@ def _condition(
         pairs = places.items() if isinstance(places, Mapping) else [(None, None)]
         if not all(type(one) is int for pair in pairs for one in pair):
             raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {places!r}")
-    place = Place.of({"path": path, "table": source})
+    place = StoreLocation.of({"path": path, "table": source})
     last = table_with_offsets(place).offsets("latest")
     if set(start) != set(end) or not set(start) <= set(last):
         raise Invalid(f"queue {source} has the shards {sorted(last)}: name the same of them in start= and end=")
@@ -98,7 +98,7 @@ def move_condition(
     return kind.move(info, consumer, ranges)
 
 
-def prepare(places: Mapping[str, Place], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
+def prepare(places: Mapping[str, StoreLocation], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
     """Run one job in which tasks prepare the rows of every table; what they told, by table."""
     frames = [_prepared(places[name], name, frame) for name, frame in tables.items()]
     told: dict[str, list[bytes]] = {name: [] for name in tables}
@@ -108,17 +108,17 @@ def prepare(places: Mapping[str, Place], tables: Mapping[str, DataFrame]) -> dic
     return told
 
 
-def _prepared(place: Place, name: str, frame: DataFrame) -> DataFrame:
+def _prepared(place: StoreLocation, name: str, frame: DataFrame) -> DataFrame:
     return frame.mapInArrow(partial(_task, place, name, frame.schema), _TOLD)
 
 
-def _task(place: Place, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+def _task(place: StoreLocation, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: prepare its rows and tell the driver."""
     told = make_loads(place, schema, batches)
     yield pa.record_batch([pa.array([name]), pa.array([told], pa.binary())], names=["table", "loads"])
 
 
-def use(batch: StoreBatch, places: Mapping[str, Place], told: Mapping[str, list[bytes]]) -> dict[str, int]:
+def use(batch: StoreBatch, places: Mapping[str, StoreLocation], told: Mapping[str, list[bytes]]) -> dict[str, int]:
     """Put what tasks prepared into a batch; rows by table."""
     return {name: add_loads(batch, places[name], told[name]) for name in places}
 

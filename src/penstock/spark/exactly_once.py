@@ -38,7 +38,7 @@ from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
 from penstock.spark.loading import check_schema
 from penstock.spark.offset_log import OffsetLog, Places
-from penstock.spark.place import Place
+from penstock.spark.place import StoreLocation
 from penstock.spark.reading import whole_number
 from penstock.spark.sessions import muted
 from penstock.spark.streaming import start_option, table_with_offsets
@@ -52,7 +52,7 @@ STOP_S = 60.0  # how long a batch may go on when the stream is to stop
 
 
 @dataclass(frozen=True)
-class Progress:
+class StreamProgress:
     """How far a stream is."""
 
     batches: int = 0
@@ -83,7 +83,7 @@ def stream(
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name goes there with its column `reason`,
     and so does every record that makes `batch` fail.
     """
-    runner = _Runner(Place.of({"path": path, "table": source}), consumer, batch, dead_letter)
+    runner = _Runner(StoreLocation.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
@@ -116,12 +116,12 @@ def _runner_of(query: Any) -> _Runner:
     return runner
 
 
-def progress(query: Any) -> Progress:
+def progress(query: Any) -> StreamProgress:
     """How far a stream is that `stream` started."""
     return _runner_of(query).progress
 
 
-def wait(query: Any, timeout_s: float | None = None) -> Progress:
+def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
     """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raises what it failed with.
 
     Signals are heard in the main thread only: Python gives them to no other.
@@ -151,12 +151,12 @@ class _Runner:
 
     log: OffsetLog
 
-    def __init__(self, source: Place, consumer: str, route: Route, dead_letter: str | None) -> None:
+    def __init__(self, source: StoreLocation, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
         self._consumer = consumer
         self._route = route
         self._dead = None if dead_letter is None else replace(source, table=dead_letter)
-        self.progress = Progress()
+        self.progress = StreamProgress()
         self.error: Exception | None = None  # why it ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
@@ -287,7 +287,7 @@ class _Runner:
         assert self._dead is not None
         return self._dead.table
 
-    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, Place], dict[str, list[bytes]]]:
+    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, StoreLocation], dict[str, list[bytes]]]:
         """Let tasks prepare the rows of every table; the tables, and what the tasks told."""
         if self._dead is not None and self._dead.table in tables:
             tables[self._dead.table] = _dead_letters(tables[self._dead.table], self._source.table)
@@ -351,7 +351,7 @@ def _first_line(error: Exception) -> str:
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
 
 
-def _check_takes_letters(place: Place) -> None:
+def _check_takes_letters(place: StoreLocation) -> None:
     """`Invalid` before any work if dead letters cannot be written to a table."""
     try:
         check_schema(place, StructType([StructField("payload", StringType())]))

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
 from penstock.spark.arrow import check_columns, spark_schema
-from penstock.spark.place import Place, check_options
+from penstock.spark.place import StoreLocation, check_options
 
 BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
 
@@ -37,7 +37,7 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        kind, info = Place.of(self.options).kind()
+        kind, info = StoreLocation.of(self.options).kind()
         return spark_schema(kind.schema(info.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:

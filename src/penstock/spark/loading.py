@@ -17,23 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid
-from penstock.kinds import Load
+from penstock.kinds import PreparedRows
 from penstock.spark.arrow import arrow_schema, from_spark
-from penstock.spark.place import Place, check_range, working
+from penstock.spark.place import StoreLocation, check_range, working
 from penstock.store.batch import StoreBatch
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(list[Load])
+_decoder = msgspec.msgpack.Decoder(list[PreparedRows])
 
 
-def check_schema(place: Place, schema: Any) -> None:
+def check_schema(place: StoreLocation, schema: Any) -> None:
     """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
     kind, info = place.kind()
     kind.load_schema(arrow_schema(schema), info.options)
 
 
 def make_loads(
-    place: Place, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
+    place: StoreLocation, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
     """In a task: prepare its rows, all of which are in the range that is replaced; what to tell the one who commits."""
     kind, info = place.kind()
@@ -58,7 +58,7 @@ def _inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator
 
 
 def add_loads(
-    batch: StoreBatch, place: Place, told: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
+    batch: StoreBatch, place: StoreLocation, told: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
 ) -> int:
     """Put the loads of all tasks for a table into a batch; how many rows they hold."""
     kind, info = place.kind()
@@ -75,7 +75,7 @@ def add_loads(
     return sum(load.rows for load in loads)
 
 
-def replaced_range(place: Place, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
+def replaced_range(place: StoreLocation, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
     """What an overwrite replaces: the range of the options `start` and `end`, or everything."""
     if not overwrite:
         if "start" in options or "end" in options:

@@ -34,10 +34,10 @@ from penstock.host.files import OsFileSystem, make_dirs, parent
 from penstock.kinds import Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
-from penstock.scheduler.offers import Offer, Part
+from penstock.scheduler.offers import JobPart, Offer
 from penstock.scheduler.work import pack, perform, unpack
 from penstock.spark.format import register
-from penstock.spark.place import Place, maker
+from penstock.spark.place import StoreLocation, maker
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
 
     Without `stop`, SIGTERM and SIGINT end it. A job that runs then is given up, and the owner does it.
     """
-    place, done = Place.of({"path": path}, table=False), 0
+    place, done = StoreLocation.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
     with _stopping(stop) as ending:
         while not ending.is_set():
@@ -101,7 +101,7 @@ def _stopping(stop: threading.Event | None) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _work(spark: Any, place: Place, offer: Offer, stop: threading.Event) -> bool:
+def _work(spark: Any, place: StoreLocation, offer: Offer, stop: threading.Event) -> bool:
     """Run an offer and hand in its results; whether the owner took them."""
     port, tag = place.store().port, f"penstock-{offer.offer}"
     work = partial(_perform, place, msgspec.msgpack.encode(offer))
@@ -157,7 +157,7 @@ def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
             yield pa.record_batch([pa.array([number]), pa.array([work(number)], pa.binary())], ["part", "result"])
 
 
-def _perform(place: Place, encoded: bytes, number: int) -> bytes:
+def _perform(place: StoreLocation, encoded: bytes, number: int) -> bytes:
     """In a task: one part of an offer, in the store's folder or in one that stands for it."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber():
@@ -180,7 +180,7 @@ def _perform(place: Place, encoded: bytes, number: int) -> bytes:
         return result
 
 
-def _performed(function: str, part: Part, root: str) -> bytes:
+def _performed(function: str, part: JobPart, root: str) -> bytes:
     arguments = unpack(part.arguments)
     assert isinstance(arguments, dict)
     return perform(function, pack({**arguments, "root": root, "maker": maker()}), threading.Event())
@@ -216,7 +216,7 @@ def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
 
 def verify(spark: Any, path: str) -> list[Damage]:
     """Compare every page of every file of every table with its checksum: what is damaged, nothing if all is well."""
-    place = Place.of({"path": path}, table=False)
+    place = StoreLocation.of({"path": path}, table=False)
     slots = max(1, spark.sparkContext.defaultParallelism)
     with _snapshot(place) as snapshot:
         pieces = [
@@ -236,7 +236,7 @@ def _pieces(snapshot: RemoteSnapshot, name: str, count: int) -> list[Piece]:
         return snapshot.pieces(name, 1)
 
 
-def _check(place: Place, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
+def _check(place: StoreLocation, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
     """In a task: look at the files of one piece, or have the owner read it."""
     name, encoded = pieces[number]
     piece, store, root = _piece.decode(encoded), place.store(), place.root
@@ -260,7 +260,7 @@ def _check(place: Place, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], 
 
 def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
     """Write a table to Parquet files in `target` as of one LSN, which is returned. `mode` is that of Spark writers."""
-    place = Place.of({"path": path, "table": table})
+    place = StoreLocation.of({"path": path, "table": table})
     place.info()
     register(spark)
     with _snapshot(place) as snapshot:
@@ -270,7 +270,7 @@ def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error
 
 
 @contextmanager
-def _snapshot(place: Place) -> Iterator[RemoteSnapshot]:
+def _snapshot(place: StoreLocation) -> Iterator[RemoteSnapshot]:
     """A snapshot that is kept for as long as the block takes."""
     store, ended = place.store(), threading.Event()
     with store.snapshot(lease_s=SNAPSHOT_LEASE_S) as snapshot:

@@ -26,7 +26,7 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.files import OsFileSystem, make_dirs, parent
-from penstock.kinds import Kind, Load, Workplace
+from penstock.kinds import Kind, PreparedRows, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
 from penstock.registry import kind_named
@@ -40,7 +40,7 @@ _stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by pr
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """A store, by its path or by the address of a server, and a table in it."""
 
     path: str
@@ -49,7 +49,7 @@ class Place:
     authority: str = ""  # a file with the certificate of who signed the server's
 
     @classmethod
-    def of(cls, options: Mapping[str, str], *, table: bool = True) -> Place:
+    def of(cls, options: Mapping[str, str], *, table: bool = True) -> StoreLocation:
         """What the options of a reader or writer name; one clear line if they do not."""
         path = _FILE.sub("/", options.get("path", ""))
         if not path:
@@ -144,7 +144,7 @@ def maker() -> str:
 
 
 @contextmanager
-def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
+def working(place: StoreLocation) -> Iterator[tuple[Workplace, Any]]:
     """Where a task builds files: in the store's folder if it sees it, otherwise elsewhere, to be handed over.
 
     Gives the workplace, and what a load goes through when it is built.
@@ -166,7 +166,7 @@ def working(place: Place) -> Iterator[tuple[Workplace, Any]]:
                 make_dirs(OsFileSystem(), parent(f"{spare}/{staged.file_name}"))
             return places
 
-        def hand_over(load: Load) -> Load:
+        def hand_over(load: PreparedRows) -> PreparedRows:
             staged = load.file
             if staged is not None:
                 for name in files_of(staged.file_name):

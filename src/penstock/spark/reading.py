@@ -41,7 +41,7 @@ from penstock.journal.record import PartitionId
 from penstock.kinds import Kind, partitions_of
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.place import Place, check_range
+from penstock.spark.place import StoreLocation, check_range
 
 clock = SystemClock()
 TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, where nobody says how many there are
@@ -52,7 +52,7 @@ OPERATIONS = {EqualTo: "=", GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan
 _warned: list[bool] = []
 
 
-class RangePartition(InputPartition):
+class KeyRangePartition(InputPartition):
     """A range of keys of one shard, for one task."""
 
     def __init__(self, shard: int, start: bytes, end: bytes | None) -> None:
@@ -88,7 +88,7 @@ class TableReader(DataSourceReader):
     """Reads a table of any kind."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self._place = Place.of(options)
+        self._place = StoreLocation.of(options)
         self._schema = schema
         self._snapshot = options.get("snapshot", "")
         self._splits = whole_number(options, "splits", 0) if "splits" in options else None
@@ -118,7 +118,7 @@ class TableReader(DataSourceReader):
             for (shard, low, high), count in zip(ranges, counts, strict=True):
                 pieces = snapshot._port.pieces(shards[shard], max(1, count), low, high)
                 inner = [piece.start for piece in pieces[1:]]
-                found += map(RangePartition, repeat(shard), [low, *inner], [*inner, high])
+                found += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
         return found
 
     def _counts(
@@ -133,7 +133,7 @@ class TableReader(DataSourceReader):
         return [round(tasks_for(size) * one / size) for one in sizes]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, RangePartition):
+        if not isinstance(partition, KeyRangePartition):
             return iter(())  # Spark makes one for a table without ranges
         snapshot = self._moment()
         info = snapshot.info(self._place.table)
@@ -158,7 +158,7 @@ class TableReader(DataSourceReader):
         return f"{self._plan}-stage-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
     def _batches(
-        self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: RangePartition
+        self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: KeyRangePartition
     ) -> Iterator[Any]:
         """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
         root, identity = self._place.root, self._place.store().identity

@@ -110,9 +110,9 @@ def find_java() -> str:
 def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
     """Make a temporary view of each table of a store; their names. With a snapshot's id, all of them at its LSN."""
     from penstock.spark.format import register
-    from penstock.spark.place import Place
+    from penstock.spark.place import StoreLocation
 
-    place = Place.of({"path": path}, table=False)
+    place = StoreLocation.of({"path": path}, table=False)
     register(spark)
     names: list[str] = place.store().tables()
     for name in names:

@@ -27,14 +27,14 @@ from pyspark.sql.types import StructType
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import partitions_of
 from penstock.spark.arrow import for_spark
-from penstock.spark.place import Place
+from penstock.spark.place import StoreLocation
 from penstock.spark.reading import choice, whole_number
 
 Offset = dict[str, int]  # by shard, in text: JSON has no other keys
 SPLIT_ROWS = 250_000  # a shard with more messages in a batch is read by several tasks
 
 
-class RangePartition(InputPartition):
+class OffsetPartition(InputPartition):
     """Messages for one task."""
 
     def __init__(self, shard: int, start: int, end: int) -> None:
@@ -46,7 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a table that hands out offsets."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self._place = Place.of(options)
+        self._place = StoreLocation.of(options)
         self._schema = schema
         self._start = options.get("start", "earliest")
         self._rows_max = whole_number(options, "maxrows", 0) if "maxrows" in options else None
@@ -98,11 +98,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for shard, low in self._checked(source, _by_shard(start)).items():
             high = end[str(shard)]
             for at in range(low, high, SPLIT_ROWS):
-                found.append(RangePartition(shard, at, min(high, at + SPLIT_ROWS)))
+                found.append(OffsetPartition(shard, at, min(high, at + SPLIT_ROWS)))
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, RangePartition)
+        assert isinstance(partition, OffsetPartition)
         kind, info = self._place.kind()
         number = partitions_of(info)[partition.shard]
         low, high = kind.key_of(str(partition.start)), kind.key_of(str(partition.end))
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shown = (kind.shown(batch, info.options, partition.shard) for batch in batches)
         return for_spark(self._whole(shown, partition), self._schema)
 
-    def _whole(self, batches: Iterator[Any], wanted: RangePartition) -> Iterator[Any]:
+    def _whole(self, batches: Iterator[Any], wanted: OffsetPartition) -> Iterator[Any]:
         """The batches, if they hold every message: a retention may have been faster."""
         found = 0
         for batch in batches:
@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is held."""
 
 
-def table_with_offsets(place: Place) -> Any:
+def table_with_offsets(place: StoreLocation) -> Any:
     """The table of a place; `KindMismatch` if it cannot be streamed."""
     kind, info = place.kind()
     table = kind.table(place.store()._port, info, durable=False)

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
 from penstock.spark.loading import add_loads, check_schema, make_loads, replaced_range
-from penstock.spark.place import Place
+from penstock.spark.place import StoreLocation
 
 
 @dataclass
@@ -36,7 +36,7 @@ class TableWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one group."""
 
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
-        self._place = Place.of(options)
+        self._place = StoreLocation.of(options)
         self._schema = schema
         self._replace = replaced_range(self._place, options, overwrite)
         self._token = f"spark-{uuid.uuid4()}"
@@ -61,7 +61,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise Invalid("a stream appends: outputMode('complete') would replace the table with each batch")
-        self._place = Place.of(options)
+        self._place = StoreLocation.of(options)
         self._schema = schema
         check_schema(self._place, schema)
 

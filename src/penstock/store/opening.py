@@ -44,7 +44,7 @@ from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
-from penstock.partition.ledger import LEDGER, LEDGER_TABLE, Forget, Ledger, encode_ops
+from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledger, encode_ops
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
@@ -53,7 +53,7 @@ from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.task import Load, Outcome
+from penstock.scheduler.task import Outcome, TaskLoad
 from penstock.store.dropped import SPILL, DroppedShards
 from penstock.store.flusher import StoreFlusher
 from penstock.store.governor import MemoryGovernor
@@ -337,7 +337,7 @@ class OpenedParts(Tables):
 
     def _checkpoint_task(self) -> Outcome:
         report = self._checkpoint.run()
-        return Load.BUSY if report.segments_dropped else Load.IDLE
+        return TaskLoad.BUSY if report.segments_dropped else TaskLoad.IDLE
 
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
@@ -346,7 +346,7 @@ class OpenedParts(Tables):
         self._governor.look()
         self._space.mend()
         self._dropped.remove()
-        return Load.BUSY if behind else Load.IDLE
+        return TaskLoad.BUSY if behind else TaskLoad.IDLE
 
     def _services_task(self) -> Outcome:
         self._port.tend()
@@ -361,7 +361,7 @@ class OpenedParts(Tables):
 
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
-        group.sections[LEDGER] = encode_ops(Forget(before))
+        group.sections[LEDGER] = encode_ops(ForgetVerdicts(before))
         with suppress(Closed):  # the next one will say it for this one too
             self._port.submit(group, 64)
 

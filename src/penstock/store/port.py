@@ -22,7 +22,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import explained
 from penstock.journal.record import PartitionId
-from penstock.kinds import Insert, Machine, Piece, Service, State
+from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
@@ -70,7 +70,7 @@ class LocalPort:
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._lock = threads.rlock("local.services")
-        self._services: dict[int, Service] = {}  # guarded by _lock; by table
+        self._services: dict[int, TableService] = {}  # guarded by _lock; by table
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
@@ -233,7 +233,7 @@ class LocalPort:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
 
-    def _service(self, info: TableInfo | None) -> Service:
+    def _service(self, info: TableInfo | None) -> TableService:
         if info is None:
             raise NotFound("the table was dropped")
         with self._lock:
@@ -445,10 +445,10 @@ class SnapshotPort:
     def __init__(
         self,
         lsn: int,
-        states: Mapping[PartitionId, State | PenstockError],
+        states: Mapping[PartitionId, ShardSnapshot | PenstockError],
         tables: Mapping[str, TableInfo],
         time_us: int,
-        pinned: Sequence[State] | None = None,
+        pinned: Sequence[ShardSnapshot] | None = None,
     ) -> None:
         self.lsn = lsn
         self._states = dict(states)
@@ -465,7 +465,7 @@ class SnapshotPort:
     def time_us(self) -> int:
         return self._time_us
 
-    def _state(self, partition: PartitionId) -> State:
+    def _state(self, partition: PartitionId) -> ShardSnapshot:
         state = self._states.get(partition)
         if state is None:
             raise Closed("the snapshot was closed: take another")

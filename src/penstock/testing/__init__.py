@@ -5,15 +5,15 @@ is time you move by hand. Nothing in Penstock imports this package.
 """
 
 from penstock.testing.clock import FakeClock
-from penstock.testing.crashes import Faults, History, Report, Scenario, Violation, explore
+from penstock.testing.crashes import CrashReport, Faults, History, Scenario, Violation, explore
 from penstock.testing.disk import Fault, SimulatedDisk
 
 __all__ = [
+    "CrashReport",
     "FakeClock",
     "Fault",
     "Faults",
     "History",
-    "Report",
     "Scenario",
     "SimulatedDisk",
     "Violation",

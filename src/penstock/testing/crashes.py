@@ -58,7 +58,7 @@ class Faults:
 
 
 @dataclass
-class Report:
+class CrashReport:
     """What was tried."""
 
     operations: int = 0
@@ -76,7 +76,7 @@ def explore(
     recovery_modes: tuple[Mode, ...] = ("strict", "torn"),
     depth: int = 2,
     faults: Faults | None = None,
-) -> Report:
+) -> CrashReport:
     """Try every crash (and fault); raise the first `Violation`, saying where it happened."""
     explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds)
     explorer.crashes(depth)
@@ -94,7 +94,7 @@ class _Explorer:
         self._recovery_modes = recovery_modes
         self._torn_seeds = torn_seeds
         self._labels: dict[int, str] = {}  # of each operation of the run that changes something
-        self.report = Report()
+        self.report = CrashReport()
 
     def crashes(self, depth: int) -> None:
         disk, history = self._run(())

@@ -26,7 +26,7 @@ def never_sync() -> None:
 
 def forget_tokens() -> None:
     """A token is never known to be used."""
-    ledger._Work._use_token = lambda *_: ledger.Verdict.ACCEPTED  # type: ignore[method-assign]
+    ledger._LedgerChanges._use_token = lambda *_: ledger.Verdict.ACCEPTED  # type: ignore[method-assign]
 
 
 BUGS = {bug.__name__: bug for bug in (ignore_failed_sync, never_sync, forget_tokens)}

@@ -675,5 +675,5 @@ def test_faults_become_the_errors_they_were() -> None:
     ):
         again = wire.error_of(wire.fault_of(error))
         assert (type(again), str(again)) == (type(error), str(error))
-    assert type(wire.error_of(wire.Fault("Newer", "x"))) is PenstockError
-    assert type(wire.error_of(wire.Fault("annotations", "x"))) is PenstockError
+    assert type(wire.error_of(wire.ErrorMessage("Newer", "x"))) is PenstockError
+    assert type(wire.error_of(wire.ErrorMessage("annotations", "x"))) is PenstockError

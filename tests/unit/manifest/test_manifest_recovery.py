@@ -14,7 +14,7 @@ from penstock.errors import CorruptionError, LeaseLost, PenstockError, Unsupport
 from penstock.host.clock import SystemClock
 from penstock.host.files import OsFileSystem
 from penstock.manifest import migrations, tables
-from penstock.manifest.engine import Engine
+from penstock.manifest.engine import ManifestEngine
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.invariants import check_all
 from penstock.manifest.jobs import JobQueue
@@ -230,8 +230,8 @@ VERSION_1: tables.Table[bytes, PendingJobRecord] = tables.Table("metrics", Pendi
 
 
 @pytest.fixture(params=["memory", "lmdb"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    opened: Engine
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ManifestEngine]:
+    opened: ManifestEngine
     if request.param == "lmdb":
         opened = LmdbEngine(str(tmp_path / "manifest"), ManifestSettings(), OsFileSystem(), SystemClock())
     else:
@@ -240,14 +240,14 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     opened.close()
 
 
-def _fill(engine: Engine, rows: int) -> None:
+def _fill(engine: ManifestEngine, rows: int) -> None:
     migrate(engine, [VERSION_1])
     with engine.write() as view:
         for i in range(rows):
             VERSION_1.put(view, i.to_bytes(4, "big"), PendingJobRecord(i))
 
 
-def test_old_records_are_upgraded_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_records_are_upgraded_once(engine: ManifestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "ROWS_PER_TRANSACTION", 10)
     _fill(engine, 95)
     upgrades = {("metrics", 1): _upgrade}
@@ -259,7 +259,7 @@ def test_old_records_are_upgraded_once(engine: Engine, monkeypatch: pytest.Monke
         migrate(engine, [VERSION_1])
 
 
-def test_a_migration_that_was_cut_short_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_was_cut_short_goes_on(engine: ManifestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "ROWS_PER_TRANSACTION", 10)
     _fill(engine, 35)
 
@@ -275,19 +275,19 @@ def test_a_migration_that_was_cut_short_goes_on(engine: Engine, monkeypatch: pyt
         assert len(list(VERSION_2.scan(view))) == 35
 
 
-def test_a_version_without_an_upgrade_is_refused(engine: Engine) -> None:
+def test_a_version_without_an_upgrade_is_refused(engine: ManifestEngine) -> None:
     _fill(engine, 1)
     with pytest.raises(UnsupportedVersion, match="cannot upgrade"):
         migrate(engine, [VERSION_2], {})
 
 
-def test_an_upgrade_must_give_readable_records(engine: Engine) -> None:
+def test_an_upgrade_must_give_readable_records(engine: ManifestEngine) -> None:
     _fill(engine, 1)
     with pytest.raises(CorruptionError):
         migrate(engine, [VERSION_2], {("metrics", 1): lambda payload: b"junk"})
 
 
-def test_rows_without_a_schema_version_are_corrupt(engine: Engine) -> None:
+def test_rows_without_a_schema_version_are_corrupt(engine: ManifestEngine) -> None:
     _fill(engine, 1)
     with engine.write() as view:
         view.delete("meta", b"schema/metrics")

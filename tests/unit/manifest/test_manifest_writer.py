@@ -15,7 +15,7 @@ from penstock.errors import Backpressure, Closed, CommitFailed, Invalid, Outcome
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem
-from penstock.manifest.engine import Engine, WriteView
+from penstock.manifest.engine import ManifestEngine, WriteView
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.keys import ChunkKey, ComponentId
 from penstock.manifest.manifest import Manifest
@@ -31,7 +31,7 @@ from penstock.testing.manifest import MemoryEngine
 class Gated:
     """An engine whose transactions can be counted, held up and failed."""
 
-    def __init__(self, inner: Engine) -> None:
+    def __init__(self, inner: ManifestEngine) -> None:
         self.inner = inner
         self.go = threading.Event()
         self.go.set()
@@ -66,7 +66,7 @@ class Bench:
         self.gated: Gated
         self.settings = ManifestSettings(channel_batches_max=100, window_batches_max=1_000)
 
-        def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> Engine:
+        def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> ManifestEngine:
             self.gated = Gated(opener(path, settings, fs, clock))
             return self.gated  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from penstock.partition.ledger import (
     Condition,
     Create,
     Drop,
-    Forget,
+    ForgetVerdicts,
     KindCondition,
     Ledger,
     LedgerOp,
@@ -89,7 +89,7 @@ def test_verdicts_are_forgotten_on_demand_only() -> None:
     records = [tokens(("p", number)) for number in range(1, 4)]
     for lsn, record in enumerate(records, 1):
         ledger.judge(record, lsn)
-    ledger.judge(command(Forget(3)), 4)
+    ledger.judge(command(ForgetVerdicts(3)), 4)
     assert ledger.verdicts(records[2], 3) == (Verdict.ACCEPTED,)
     with pytest.raises(CorruptionError):
         ledger.verdicts(records[0], 1)
@@ -134,7 +134,7 @@ def test_idle_producers_are_forgotten_by_the_time_of_records() -> None:
     ledger.judge(tokens(("old", 1)), 1)
     late = JournalRecord(PRODUCER_IDLE_US, 1, tokens(("busy", 1)).groups)
     ledger.judge(late, 2)
-    forget = command(Forget(1))
+    forget = command(ForgetVerdicts(1))
     ledger.judge(JournalRecord(PRODUCER_IDLE_US + 1, 1, forget.groups), 3)
     assert not ledger.was_used("old", 1)
     assert ledger.was_used("busy", 1)

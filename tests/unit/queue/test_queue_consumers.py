@@ -24,10 +24,10 @@ from penstock.queue.positions import (
     MOVE,
     WINDOW,
     Ack,
+    ConsumerRow,
     Deliver,
-    Forget,
+    ForgetConsumer,
     Move,
-    Place,
     Seek,
     argument,
     read_place,
@@ -632,9 +632,9 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
 
 
 def _call(consumer: Consumer) -> Any:
-    from penstock.queue.service import Call
+    from penstock.queue.service import QueueCall
 
-    return Call(consumer=consumer.name, count=1, visibility_timeout_s=consumer.settings.visibility_timeout_s)
+    return QueueCall(consumer=consumer.name, count=1, visibility_timeout_s=consumer.settings.visibility_timeout_s)
 
 
 def test_waiting_is_no_polling(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -822,7 +822,7 @@ class Rows:
             self.rows = changed
         return verdict
 
-    def place(self, shard: int) -> Place | None:
+    def place(self, shard: int) -> ConsumerRow | None:
         return read_place(self.rows.get, 7, shard, "c")
 
 
@@ -860,11 +860,11 @@ def test_places_against_a_set(history: list[Any]) -> None:
             rows.judge("queue.seek", Seek("c", [(0, values[0])], "leased"))
             floor, acknowledged, counts = values[0], set(), {}
         else:
-            rows.judge("queue.forget", Forget("c", 1))
+            rows.judge("queue.forget", ForgetConsumer("c", 1))
             floor, acknowledged, counts = 1, set(), {}
         while floor in acknowledged:
             floor += 1
-        place = rows.place(0) or Place("leased")
+        place = rows.place(0) or ConsumerRow("leased")
         assert place.floor == floor
         flags, found = place.flags(), place.counts()
         assert {floor + int(i) for i in flags.nonzero()[0]} == {s for s in acknowledged if s >= floor}
@@ -900,7 +900,7 @@ def test_a_window_is_kept_exactly() -> None:
     assert place is not None
     assert place.floor == 1
     assert rows.judge("queue.ack", Ack("c", [(0, [(1, 2)])])) is Verdict.ACCEPTED
-    assert rows.place(0) == Place("leased", WINDOW + 1)
+    assert rows.place(0) == ConsumerRow("leased", WINDOW + 1)
     assert rows.judge("queue.ack", Ack("c", [(0, [(5, 6)]), (1, [(1, 2)])])) is Verdict.REFUSED
     assert rows.place(1) is None, "a refused group leaves nothing"
 

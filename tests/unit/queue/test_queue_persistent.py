@@ -20,7 +20,7 @@ from penstock.errors import (
     NotFound,
     Poisoned,
 )
-from penstock.queue import ManifestWriter, Messages, PersistentQueue, QueueSettings
+from penstock.queue import Messages, PersistentQueue, QmftWriter, QueueSettings
 from penstock.queue.messages import SCHEMA
 from penstock.queue.qmft import data_files
 from penstock.testing import FakeClock, Fault, SimulatedDisk
@@ -369,7 +369,7 @@ def test_closing_drains() -> None:
     queue.append(Messages.of([b"a"]))
     queue.close()
     disk = disk.image().restore("strict")
-    manifest = ManifestWriter(disk, FOLDER).read_latest()
+    manifest = QmftWriter(disk, FOLDER).read_latest()
     assert manifest is not None
     assert (manifest.next_sequence, manifest.active_file.message_count) == (2, 1)
     assert disk.open(f"{FOLDER}/{manifest.active_file.path}").size() == manifest.active_file.write_position

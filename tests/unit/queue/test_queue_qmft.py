@@ -17,13 +17,13 @@ from penstock.errors import (
     UnsupportedManifestVersion,
     UnsupportedVersion,
 )
-from penstock.queue import ActiveFileState, FileEntry, FileTable, Manifest, ManifestWriter
+from penstock.queue import ActiveFileState, FileEntry, FileTable, QmftManifest, QmftWriter
 from penstock.testing import Fault, SimulatedDisk
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "queue" / "manifest.1"
 FOLDER = "/q"
 
-MANIFEST = Manifest(
+MANIFEST = QmftManifest(
     next_sequence=0x0102030405060708,
     active_file=ActiveFileState(7, 4096, 12, "2026/01/22/0000000007.data"),
     files=FileTable.of(
@@ -63,8 +63,8 @@ def by_hand() -> bytes:
 
 def test_golden_bytes_are_written_and_read() -> None:
     assert MANIFEST.encode() == by_hand() == GOLDEN.read_bytes()
-    assert Manifest.decode(by_hand()) == MANIFEST
-    assert list(Manifest.decode(GOLDEN.read_bytes()).files) == list(MANIFEST.files)
+    assert QmftManifest.decode(by_hand()) == MANIFEST
+    assert list(QmftManifest.decode(GOLDEN.read_bytes()).files) == list(MANIFEST.files)
     assert by_hand()[:4] == struct.pack(">I", 0x514D4654)
 
 
@@ -74,12 +74,12 @@ def test_every_flipped_bit_is_told() -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ManifestCorrupted):
-            Manifest.decode(bytes(damaged))
+            QmftManifest.decode(bytes(damaged))
     for length in range(len(data)):
         with pytest.raises(ManifestCorrupted):
-            Manifest.decode(data[:length])
+            QmftManifest.decode(data[:length])
     with pytest.raises(ManifestCorrupted):
-        Manifest.decode(data + b"\0")
+        QmftManifest.decode(data + b"\0")
 
 
 def resealed(data: bytes) -> bytes:
@@ -90,7 +90,7 @@ def resealed(data: bytes) -> bytes:
 def test_other_version_is_refused_with_its_number() -> None:
     for version in (0, 2, 1 << 31):
         with pytest.raises(UnsupportedManifestVersion, match=str(version)) as caught:
-            Manifest.decode(resealed(b"QMFT" + struct.pack("<I", version) + by_hand()[8:]))
+            QmftManifest.decode(resealed(b"QMFT" + struct.pack("<I", version) + by_hand()[8:]))
         assert isinstance(caught.value, UnsupportedVersion)
 
 
@@ -109,7 +109,7 @@ def test_other_version_is_refused_with_its_number() -> None:
 def test_sealed_nonsense_is_corrupted(start: int, data: bytes) -> None:
     content = by_hand()
     with pytest.raises(ManifestCorrupted):
-        Manifest.decode(resealed(content[:start] + data + content[start + len(data) :]))
+        QmftManifest.decode(resealed(content[:start] + data + content[start + len(data) :]))
 
 
 def test_a_table_of_files_is_columns_and_entries() -> None:
@@ -137,14 +137,14 @@ def test_a_table_of_files_is_columns_and_entries() -> None:
 # -- the folder
 
 
-def folder() -> tuple[SimulatedDisk, ManifestWriter]:
+def folder() -> tuple[SimulatedDisk, QmftWriter]:
     disk = SimulatedDisk()
     disk.mkdir(FOLDER)
-    return disk, ManifestWriter(disk, FOLDER)
+    return disk, QmftWriter(disk, FOLDER)
 
 
-def numbered(number: int) -> Manifest:
-    return Manifest(number, ActiveFileState(number, 0, 0, ""), FileTable())
+def numbered(number: int) -> QmftManifest:
+    return QmftManifest(number, ActiveFileState(number, 0, 0, ""), FileTable())
 
 
 def content(disk: SimulatedDisk, name: str) -> bytes:
@@ -165,9 +165,9 @@ def put(disk: SimulatedDisk, name: str, data: bytes) -> None:
 def test_first_startup_has_no_manifest_and_writes_one_without_files() -> None:
     disk, writer = folder()
     assert writer.read_latest() is None
-    writer.write(Manifest.fresh())
-    found = ManifestWriter(disk, FOLDER).read_latest()
-    assert found == Manifest.fresh()
+    writer.write(QmftManifest.fresh())
+    found = QmftWriter(disk, FOLDER).read_latest()
+    assert found == QmftManifest.fresh()
     assert struct.unpack_from("<I", content(disk, "manifest.1"), 16) == (0,)
 
 
@@ -181,7 +181,7 @@ def test_slots_are_written_alternately_and_the_pointer_in_place() -> None:
         if number > 1:
             assert content(disk, f"manifest.{3 - slot}") == numbered(number - 1).encode()
         assert sorted(disk.listdir(FOLDER)) == ["manifest.1", *["manifest.2"][: number - 1], "manifest.current"]
-        assert ManifestWriter(disk, FOLDER).read_latest() == numbered(number)
+        assert QmftWriter(disk, FOLDER).read_latest() == numbered(number)
 
 
 def test_the_seven_steps() -> None:
@@ -229,13 +229,13 @@ def test_row_of_the_crash_table(row: str, label: str, mode: str, allowed: set[in
     seen = set()
     for seed in range(20):
         after = images[label].restore(mode, seed)  # type: ignore[arg-type]
-        found = ManifestWriter(after, FOLDER).read_latest()
+        found = QmftWriter(after, FOLDER).read_latest()
         assert found is not None
         seen.add(found.next_sequence)
-        again = ManifestWriter(after, FOLDER)
+        again = QmftWriter(after, FOLDER)
         again.read_latest()
         again.write(numbered(9))
-        assert ManifestWriter(after.image().restore("strict"), FOLDER).read_latest() == numbered(9)
+        assert QmftWriter(after.image().restore("strict"), FOLDER).read_latest() == numbered(9)
     assert seen <= allowed, row
     if label != "fsync /q/manifest.2":  # there the slot may be anything, and the other one counts
         assert seen == allowed
@@ -292,7 +292,7 @@ def test_there_is_no_fall_back_to_the_other_slot() -> None:
     writer.write(numbered(2))
     disk.flip(f"{FOLDER}/manifest.2", 99)
     with pytest.raises(ManifestCorrupted, match=r"manifest\.2"):
-        ManifestWriter(disk, FOLDER).read_latest()
+        QmftWriter(disk, FOLDER).read_latest()
 
 
 def test_only_a_missing_pointer_makes_it_look_for_data_files() -> None:
@@ -306,12 +306,12 @@ def test_only_a_missing_pointer_makes_it_look_for_data_files() -> None:
         return listdir(path)
 
     disk.listdir = spy  # type: ignore[method-assign]
-    ManifestWriter(disk, FOLDER).read_latest()
+    QmftWriter(disk, FOLDER).read_latest()
     assert listed == []
     with_data(disk)
     disk.unlink(f"{FOLDER}/manifest.current")
     with pytest.raises(ManifestNotFound):
-        ManifestWriter(disk, FOLDER).read_latest()
+        QmftWriter(disk, FOLDER).read_latest()
     assert listed == [FOLDER, f"{FOLDER}/2026", f"{FOLDER}/2026/01", f"{FOLDER}/2026/01/22"]
 
 
@@ -324,8 +324,8 @@ def test_other_files_are_no_data_files(name: str) -> None:
     assert writer.read_latest() is None
 
 
-def writes_until_failure(disk: SimulatedDisk) -> tuple[ManifestWriter, int]:
-    writer = ManifestWriter(disk, FOLDER)
+def writes_until_failure(disk: SimulatedDisk) -> tuple[QmftWriter, int]:
+    writer = QmftWriter(disk, FOLDER)
     for number in range(9):  # a fault at a read may pass unseen
         try:
             writer.write(numbered(number + 1))
@@ -349,7 +349,7 @@ def test_after_a_failure_the_old_one_counts_and_the_next_write_is_whole(kind: st
         for later in (78, 79):
             for mode in ("strict", "torn", "kept", "restart"):
                 after = disk.image().restore(mode)
-                assert ManifestWriter(after, FOLDER).read_latest() == numbered(later - 1), (at, mode, number)
+                assert QmftWriter(after, FOLDER).read_latest() == numbered(later - 1), (at, mode, number)
             writer.write(numbered(later))
 
 
@@ -360,8 +360,8 @@ def test_disk_full_in_the_slot_changes_nothing() -> None:
     disk.capacity_bytes = 1
     big = FileTable.of([FileEntry("x" * 500, 1, 2, 3)])
     with pytest.raises(DiskFull):
-        writer.write(Manifest(5, ActiveFileState(0, 0, 0, ""), big))
+        writer.write(QmftManifest(5, ActiveFileState(0, 0, 0, ""), big))
     disk.capacity_bytes = None
-    assert ManifestWriter(disk, FOLDER).read_latest() == numbered(2)
+    assert QmftWriter(disk, FOLDER).read_latest() == numbered(2)
     writer.write(numbered(3))
-    assert ManifestWriter(disk, FOLDER).read_latest() == numbered(3)
+    assert QmftWriter(disk, FOLDER).read_latest() == numbered(3)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.host.metrics import Metrics
 from penstock.scheduler.metrics import export
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.task import Load, Outcome, TaskContext
+from penstock.scheduler.task import Outcome, TaskContext, TaskLoad
 from penstock.testing import FakeClock
 
 
@@ -27,7 +27,7 @@ class Task:
         self._clock.advance(0.5)
         if self._fails:
             raise OSError("no luck")
-        return Load.BUSY
+        return TaskLoad.BUSY
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Backpressure, Closed, Invalid, WaitExpired
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.offers import OfferBoard, OfferSettings, Part
+from penstock.scheduler.offers import JobPart, OfferBoard, OfferSettings
 from penstock.scheduler.work import WorkCancelled, WorkerLost, WorkFailed, pack, unpack
 from penstock.testing import FakeClock
 
@@ -32,8 +32,10 @@ def desk() -> Desk:
     return Desk()
 
 
-def parts(count: int) -> list[Part]:
-    return [Part(arguments=pack({"n": n}), reads=(f"in{n}", f"in{n}.idx"), writes=(f"out{n}",)) for n in range(count)]
+def parts(count: int) -> list[JobPart]:
+    return [
+        JobPart(arguments=pack({"n": n}), reads=(f"in{n}", f"in{n}.idx"), writes=(f"out{n}",)) for n in range(count)
+    ]
 
 
 def test_an_offer_is_taken_once_and_answered_once(desk: Desk) -> None:

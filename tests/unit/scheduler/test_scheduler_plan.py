@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import Invalid
 from penstock.scheduler.plan import AGEING_S, TaskState, check_order, next_interval_s, ready, retry_s, wait_s
-from penstock.scheduler.task import Load
+from penstock.scheduler.task import TaskLoad
 
 
 def task(name: str, *, priority: int = 0, due_s: float = 0.0, after: tuple[str, ...] = (), **more: object) -> TaskState:
@@ -116,9 +116,9 @@ def test_one_worker_and_tasks_that_are_always_due_starve_nobody(states: list[Tas
 
 @given(
     st.floats(0.001, 1e6),
-    st.lists(st.sampled_from([Load.BUSY, Load.IDLE, None]) | st.floats(0, 1e9), max_size=40),
+    st.lists(st.sampled_from([TaskLoad.BUSY, TaskLoad.IDLE, None]) | st.floats(0, 1e9), max_size=40),
 )
-def test_an_interval_stays_within_its_bounds(base_s: float, outcomes: list[Load | float | None]) -> None:
+def test_an_interval_stays_within_its_bounds(base_s: float, outcomes: list[TaskLoad | float | None]) -> None:
     current_s = base_s
     for outcome in outcomes:
         before_s, current_s = current_s, next_interval_s(base_s, current_s, outcome)
@@ -127,23 +127,23 @@ def test_an_interval_stays_within_its_bounds(base_s: float, outcomes: list[Load 
             assert current_s == min(outcome, base_s * 4)
         else:
             assert current_s >= base_s / 16
-        if outcome is Load.BUSY:
+        if outcome is TaskLoad.BUSY:
             assert current_s <= max(before_s, base_s / 16)
-        if outcome is Load.IDLE:
+        if outcome is TaskLoad.IDLE:
             assert current_s >= before_s
 
 
 def test_load_shortens_an_interval_and_idleness_relaxes_it() -> None:
     busy = [10.0]
     for _ in range(6):
-        busy.append(next_interval_s(10.0, busy[-1], Load.BUSY))
+        busy.append(next_interval_s(10.0, busy[-1], TaskLoad.BUSY))
     assert busy == [10.0, 5.0, 2.5, 1.25, 0.625, 0.625, 0.625]
     idle = [10.0]
     for _ in range(5):
-        idle.append(next_interval_s(10.0, idle[-1], Load.IDLE))
+        idle.append(next_interval_s(10.0, idle[-1], TaskLoad.IDLE))
     assert idle == [10.0, 15.0, 22.5, 33.75, 40.0, 40.0]
-    assert next_interval_s(10.0, 40.0, Load.BUSY) == 5.0
-    assert next_interval_s(10.0, 0.0, Load.IDLE) > 0.0
+    assert next_interval_s(10.0, 40.0, TaskLoad.BUSY) == 5.0
+    assert next_interval_s(10.0, 0.0, TaskLoad.IDLE) > 0.0
     assert next_interval_s(10.0, 40.0, None) == 10.0
 
 

@@ -18,7 +18,7 @@ from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRe
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.runner import JobContext, JobResult, JobRunner, JobRunnerSettings, JobSignal
 from penstock.scheduler.scheduler import Scheduler, SchedulerSettings
-from penstock.scheduler.task import Load, Outcome, TaskContext
+from penstock.scheduler.task import Outcome, TaskContext, TaskLoad
 from penstock.testing import FakeClock
 
 WAIT_S = 30.0  # only ever waited in full by a test that fails
@@ -123,7 +123,7 @@ def test_an_error_fails_the_job_and_not_the_runner(engines: Engines, error: Exce
         raise error
 
     runner = JobRunner("jobs", source, {KIND: handler, OTHER: done}, engines)
-    assert [runner.execute(context()) for _ in range(3)] == [0.0, 0.0, Load.IDLE]
+    assert [runner.execute(context()) for _ in range(3)] == [0.0, 0.0, TaskLoad.IDLE]
     assert source.told == [(told, 0), ("complete", 1)]
     assert (runner.statistics().failed, runner.statistics().completed) == (1, 1)
 
@@ -392,5 +392,5 @@ def wait_until(condition: Callable[[], object]) -> None:
 def test_a_runner_is_a_background_task(engines: Engines) -> None:
     runner = JobRunner("jobs", MemorySource(), {KIND: done}, engines, settings=JobRunnerSettings(priority=4))
     outcome: Outcome = runner.execute(context())
-    assert outcome is Load.IDLE
+    assert outcome is TaskLoad.IDLE
     assert (runner.name, runner.interval_s, runner.priority, runner.runs_after) == ("jobs", 1.0, 4, ())

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound
 from penstock.scheduler.scheduler import Scheduler, SchedulerSettings
-from penstock.scheduler.task import Load, Outcome, TaskContext
+from penstock.scheduler.task import Outcome, TaskContext, TaskLoad
 from penstock.testing import FakeClock
 
 
@@ -240,13 +240,13 @@ def test_a_wrong_outcome_is_the_tasks_failure(scheduler: Scheduler) -> None:
 
 
 def test_an_interval_adapts_to_what_the_task_found(scheduler: Scheduler, clock: FakeClock) -> None:
-    task = Task("flush", interval_s=8.0, do=lambda: Load.BUSY)
+    task = Task("flush", interval_s=8.0, do=lambda: TaskLoad.BUSY)
     scheduler.register(task)
     for expected_s in (4.0, 2.0, 1.0, 0.5, 0.5):
         assert scheduler.run_pending() == ["flush"]
         assert scheduler.statistics().tasks["flush"].interval_s == expected_s
         clock.advance(expected_s)
-    task.do = lambda: Load.IDLE
+    task.do = lambda: TaskLoad.IDLE
     for expected_s in (0.75, 1.125):
         assert scheduler.run_pending() == ["flush"]
         assert scheduler.statistics().tasks["flush"].next_due_s == clock.monotonic_s() + expected_s

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.scheduler.wire import LENGTH, Call, Channel, Done, Failed, Message, Ready, Stop, shorten
+from penstock.scheduler.wire import LENGTH, Channel, Done, EngineCall, Failed, Message, Ready, Stop, shorten
 
 MESSAGES: list[Message] = [
     Ready(),
-    Call("a.b:c", b"\0\xff" * 50),
+    EngineCall("a.b:c", b"\0\xff" * 50),
     Stop(),
     Done(b""),
     Failed("OSError", "no luck", "Traceback", True, False),

@@ -29,11 +29,11 @@ from penstock.protocol import place, wire
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
-from penstock.queue.service import Call, encode_call
+from penstock.queue.service import QueueCall, encode_call
 from penstock.registry import KINDS
 from penstock.server import work as work_module
 from penstock.server.gateway import Gateway
-from penstock.server.held import Held
+from penstock.server.held import LeasedObjects
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
 from penstock.server.work import READING, WAITING, WRITING, Gone
@@ -131,14 +131,14 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.TakeSnapshot(1e9),
         wire.AskToken("", 1),
         wire.CallService(3, "append", b"\xc1"),
-        wire.CallService(3, "append", encode_call(Call(shard=7))),
-        wire.CallService(3, "append", encode_call(Call(payload=bytes(VALUE_BYTES_MAX + 1)))),
-        wire.CallService(3, "append", encode_call(Call(key=bytes(KEY_BYTES_MAX + 1)))),
-        wire.CallService(3, "append", encode_call(Call(time_us=1 << 62))),
-        wire.CallService(3, "get", encode_call(Call(consumer="c" * 300))),
-        wire.CallService(3, "get", encode_call(Call(consumer="c", count=1, timeout_s=float("nan")))),
-        wire.CallService(3, "nack", encode_call(Call(consumer="c", leases=[(9, 1, 1)]))),
-        wire.CallService(3, "advance", encode_call(Call(places=[(2, 1)]))),
+        wire.CallService(3, "append", encode_call(QueueCall(shard=7))),
+        wire.CallService(3, "append", encode_call(QueueCall(payload=bytes(VALUE_BYTES_MAX + 1)))),
+        wire.CallService(3, "append", encode_call(QueueCall(key=bytes(KEY_BYTES_MAX + 1)))),
+        wire.CallService(3, "append", encode_call(QueueCall(time_us=1 << 62))),
+        wire.CallService(3, "get", encode_call(QueueCall(consumer="c" * 300))),
+        wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=float("nan")))),
+        wire.CallService(3, "nack", encode_call(QueueCall(consumer="c", leases=[(9, 1, 1)]))),
+        wire.CallService(3, "advance", encode_call(QueueCall(places=[(2, 1)]))),
         wire.CallService(3, "fly", b""),
         wire.CallService(2, "append", b""),
     ],
@@ -330,12 +330,12 @@ def test_rights_are_by_table(store: Store, gateway: Gateway) -> None:
         (wire.StageFiles(users, 1, 5.0), reader),
         (wire.SendFile(users, 1, "x", 0, b""), reader),
         (wire.CallService(events >> 16, "bounds", b""), reader),
-        (wire.CallService(events >> 16, "get", encode_call(Call(consumer="c", count=1))), reader),
+        (wire.CallService(events >> 16, "get", encode_call(QueueCall(consumer="c", count=1))), reader),
         (
             wire.CallService(
                 events >> 16,
                 "get",
-                encode_call(Call(consumer="c", count=1, deliveries_max=1, dead_letter="graves")),
+                encode_call(QueueCall(consumer="c", count=1, deliveries_max=1, dead_letter="graves")),
             ),
             writer,
         ),
@@ -380,7 +380,7 @@ def test_the_file_of_tokens() -> None:
 
 def test_what_clients_hold_is_limited_and_lapses() -> None:
     clock, closed = FakeClock(), list[str]()
-    held: Held[str] = Held(closed.append, what="thing", clock=clock, count_max=3, each_max=2)
+    held: LeasedObjects[str] = LeasedObjects(closed.append, what="thing", clock=clock, count_max=3, each_max=2)
     for name in ("a", "b"):
         held.add(name, name, client="x", lease_s=10.0)
     with pytest.raises(Backpressure):
@@ -411,7 +411,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     """Neither the writer they wait for, nor an acknowledgement, nor readers; one more of them is told to retry."""
     limits = gateway._work.places[WAITING]
     limits.each_max, limits.own = 3, 0
-    asking = encode_call(Call(consumer="c", count=1, timeout_s=20.0))
+    asking = encode_call(QueueCall(consumer="c", count=1, timeout_s=20.0))
     table = partition(store, "events") >> 16
     waiting = wire.CallService(table, "get", asking)
     threads = [threading.Thread(target=ask, args=(gateway, waiting)) for _ in range(3)]
@@ -421,7 +421,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
         place.pause()
     with pytest.raises(Backpressure, match="waiting"):
         ask(gateway, waiting)
-    ask(gateway, wire.CallService(table, "get", encode_call(Call(consumer="d", count=1))))  # does not wait
+    ask(gateway, wire.CallService(table, "get", encode_call(QueueCall(consumer="d", count=1))))  # does not wait
     ask(gateway, wire.ReadTime())
     puts = queue_section.Puts()
     puts.add_many(Messages.of([b"x"] * 3, None, None))
@@ -431,14 +431,14 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     assert not limits.taken
     limits.each_max = 1
     for client in ("one", "other"):  # each has his own
-        shortly = wire.CallService(table, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))
+        shortly = wire.CallService(table, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))
         ask(gateway, shortly, Rights(client=client, tables={"events": "write"}))
 
 
 def test_requests_at_work_are_limited(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_module, "MEMORY_WAIT_S", 0.01)
-    waiting = wire.CallService(3, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))
-    putting = wire.CallService(3, "append", encode_call(Call(payload=b"x")))
+    waiting = wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))
+    putting = wire.CallService(3, "append", encode_call(QueueCall(payload=b"x")))
     places = gateway._work.places
     for limits, request in (
         (places[WAITING], waiting),
@@ -575,7 +575,7 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
 
 
 def test_a_gateway_that_yields_answers_nobody(store: Store, gateway: Gateway) -> None:
-    held = wire.unpack(ask(gateway, wire.TakeSnapshot(60.0)), wire.Held)
+    held = wire.unpack(ask(gateway, wire.TakeSnapshot(60.0)), wire.SnapshotHandle)
     assert "snapshot" in gateway.begin_yield()
     ask(gateway, wire.CloseSnapshot(held.snapshot))
     assert gateway.begin_yield() == ""

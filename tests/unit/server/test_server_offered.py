@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.protocol import wire
-from penstock.scheduler.offers import OfferBoard, Part
+from penstock.scheduler.offers import JobPart, OfferBoard
 from penstock.scheduler.work import pack
 from penstock.server.offered import OfferDesk
 from penstock.server.rights import LOCAL, Rights
@@ -31,7 +31,7 @@ class Owner:
             file.pwrite(data, 0)
             file.close()
         self.desk = OfferDesk(self.board, self.disk, "/store")
-        self.handle = self.board.submit_parts(FUNCTION, [Part(arguments=pack({}), reads=("in",), writes=("out",))])
+        self.handle = self.board.submit_parts(FUNCTION, [JobPart(arguments=pack({}), reads=("in",), writes=("out",))])
 
     def ask(self, request: Any, rights: Rights = LOCAL) -> Any:
         sent = wire.unpack_request(wire.pack(request))  # as it goes over the wire

@@ -41,8 +41,8 @@ def gateway(store: Store, clock: FakeClock) -> Iterator[Gateway]:
     made.close()
 
 
-def take(gateway: Gateway, query: str = "", lease_s: float = 300.0) -> wire.Held:
-    return wire.unpack(gateway.answer(wire.pack(wire.TakeSnapshot(lease_s, query)), LOCAL), wire.Held)
+def take(gateway: Gateway, query: str = "", lease_s: float = 300.0) -> wire.SnapshotHandle:
+    return wire.unpack(gateway.answer(wire.pack(wire.TakeSnapshot(lease_s, query)), LOCAL), wire.SnapshotHandle)
 
 
 def test_a_name_is_used_once(tmp_path: Path, clock: FakeClock) -> None:

@@ -15,8 +15,8 @@ from penstock.kv import section as kv_section
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import Condition, Verdict, encode_condition
 from penstock.protocol import wire
-from penstock.queue.positions import FORGET, SEEK, Forget, Seek, argument
-from penstock.queue.service import Call, encode_call
+from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argument
+from penstock.queue.service import QueueCall, encode_call
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
@@ -88,10 +88,10 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read", wire.CallService(events, "places", b"")),
         ("read", wire.CallService(events, "seek", b"")),
         ("read", wire.CallService(events, "advance", b"")),
-        ("write", wire.CallService(events, "append", encode_call(Call(payload=b"x")))),
-        ("write", wire.CallService(events, "get", encode_call(Call(consumer="c", count=1)))),
-        ("write", wire.CallService(events, "get", encode_call(Call(consumer="c", count=1, timeout_s=0.01)))),
-        ("write", wire.CallService(events, "nack", encode_call(Call(consumer="c")))),
+        ("write", wire.CallService(events, "append", encode_call(QueueCall(payload=b"x")))),
+        ("write", wire.CallService(events, "get", encode_call(QueueCall(consumer="c", count=1)))),
+        ("write", wire.CallService(events, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))),
+        ("write", wire.CallService(events, "nack", encode_call(QueueCall(consumer="c")))),
         ("write", wire.CallService(events, "no such call", b"")),
         ("write", wire.StageFiles(shard, 1, 5.0)),
         ("write", wire.SendFile(shard, 1, "x", 0, b"")),
@@ -99,7 +99,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("write", group(put, token=("p", 1))),
         ("write", group(wire.SentSection(shard, b"", []))),
         ("write", group(others=((SEEK, argument(events, Seek("c", [(0, 1)], "leased"))),))),
-        ("write", group(others=((FORGET, argument(events, Forget("c", 1))),), token=("p", 2))),
+        ("write", group(others=((FORGET, argument(events, ForgetConsumer("c", 1))),), token=("p", 2))),
         ("write something", group(token=("p", 3))),
         ("write something", group(token=("p", 1 << 62))),
         ("write something", group(token=("p", 3), again=True)),
@@ -233,7 +233,7 @@ def test_producers_may_be_shared_by_saying_so(store: Store, gateway: Gateway) ->
 
 
 def take(gateway: Gateway, rights: Rights, query: str = "") -> str:
-    return wire.unpack(gateway.answer(wire.pack(wire.TakeSnapshot(60.0, query)), rights), wire.Held).snapshot
+    return wire.unpack(gateway.answer(wire.pack(wire.TakeSnapshot(60.0, query)), rights), wire.SnapshotHandle).snapshot
 
 
 def test_what_a_client_holds_is_its_own(store: Store, gateway: Gateway) -> None:
@@ -248,7 +248,7 @@ def test_what_a_client_holds_is_its_own(store: Store, gateway: Gateway) -> None:
             gateway.page(wire.pack(wire.More("mine")), rights)
     with pytest.raises(Invalid, match="already"):
         gateway.page(wire.pack(scan), READER)
-    joined = wire.unpack(gateway.answer(wire.pack(wire.JoinSnapshot(mine)), NOBODY), wire.Held)
+    joined = wire.unpack(gateway.answer(wire.pack(wire.JoinSnapshot(mine)), NOBODY), wire.SnapshotHandle)
     assert joined.tables == [], "one who knows its name sees of it what he may read"
     assert list(gateway.page(wire.pack(wire.More("mine")), WRITER)[1])
     gateway.answer(wire.pack(wire.CloseSnapshot(mine)), WRITER)
