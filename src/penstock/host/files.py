@@ -505,9 +505,10 @@ class OsLock:
         self._close()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with threads.holding_forks():  # a child that is forked between the two lines would keep the lock
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def __del__(self) -> None:
         self.release()  # an interrupt came before its taker could release it

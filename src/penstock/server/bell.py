@@ -66,7 +66,7 @@ class Bell:
             logger.debug("nobody waited for an answer")
 
     def _cut_off(self) -> None:
-        """In a forked child: who knocks must not wait for it when the owner is gone."""
+        """In a forked child too: who knocks must not wait for it when the owner is gone."""
         self._listener.close()
         self._ended.close()
         self._end.close()
@@ -75,6 +75,5 @@ class Bell:
         """Answer nobody from now on."""
         self._end.send(b"x")
         self._thread.join(10.0)
-        self._listener.close()
-        self._ended.close()
-        self._end.close()
+        with threads.holding_forks():  # a child that is forked while one is being closed would keep it
+            self._cut_off()
