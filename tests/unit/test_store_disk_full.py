@@ -99,6 +99,18 @@ def test_a_full_disk_takes_deletes_and_gives_space_back(small_disk: Path, write:
         assert not list(store.kv("rows").scan())
 
 
+def test_rows_that_a_range_deleted_need_no_room(small_disk: Path) -> None:
+    """They are in memory and in the journal, more than the disk has left: what is deleted is not written to a file."""
+    with open_store(str(small_disk / "store"), settings=SMALL) as store:
+        rows = store.kv("rows")
+        store.kv("kept")
+        fill_until_refused(store, put_rows)
+        store.flush()
+        rows.delete_range(b"", b"~", durable=True)
+        wait_until_taken(store)
+        assert not list(rows.scan())
+
+
 def test_space_that_others_took_and_gave_back(small_disk: Path) -> None:
     path, ballast = str(small_disk / "store"), small_disk / "ballast"
     with open_store(path, settings=SMALL) as store:

@@ -376,7 +376,8 @@ class Maintenance:
         starts = range(0, max(1, len(ordered)), ROWS_PER_FILE)
         borders = [b"", *(ordered.key(start) for start in starts[1:]), None]
         summaries: list[Summary] = []
-        for chunk_id, start, (low, high) in zip(ids, starts, itertools.pairwise(borders), strict=True):
+        # Rows that are deleted are not written, so that there may be more ids than files.
+        for chunk_id, start, (low, high) in zip(ids, starts, itertools.pairwise(borders), strict=False):
             writer = self._writer(catalog, chunk_id)
             try:
                 writer.delete_ranges(rows.ranges.clip(low or b"", high))

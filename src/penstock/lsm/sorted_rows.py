@@ -5,6 +5,7 @@ Thread: one; the memtable has no writer any more.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import islice, repeat
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.errors import Invalid
 from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable, in_full
 from penstock.lsm.order import Keys, shared_prefix, sort
+from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_array, binary_column, fixed_array
 
 _GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
@@ -56,6 +58,24 @@ class SortedRows:
         self._values = values.array()
         self._hashes = np.concatenate(hashes)
         self._order, _ = sort(self._keys, shared_prefix(min(lowest), max(highest)))
+        if memtable.has_ranges:
+            self._leave_out_deleted(memtable.ranges)
+
+    def _leave_out_deleted(self, ranges: RangeDeletes) -> None:
+        """Forget rows that a later range delete of the same memtable covers: on a full disk they would have no room.
+
+        The range itself is written, so that what is older stays deleted.
+        """
+        kept, lsns = np.ones(self._count, np.bool_), self._lsns[self._order]
+        for start, end, lsn in ranges:
+            low, high = self._first_at(start), self._first_at(end)
+            kept[low:high] &= lsns[low:high] >= lsn
+        self._order = self._order[kept]
+        self._count = len(self._order)
+
+    def _first_at(self, key: bytes) -> int:
+        """The place of the first row at or after a key."""
+        return bisect_left(range(self._count), key, key=self.key)
 
     def _spread(self, rows: list[bytes | Row], at: int) -> list[bytes]:
         """The values of rows, of which some are in full: their other columns are noted at places from `at` on."""

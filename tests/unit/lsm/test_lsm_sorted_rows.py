@@ -69,6 +69,28 @@ def test_large_values_come_in_batches() -> None:
     assert len(read(table, 1_000, 20_000)) == 100
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_later_range_deletes_is_left_out(seed: int) -> None:
+    chance, memtable = random.Random(seed), Memtable()
+    expected: dict[bytes, Row] = {}
+    for lsn in range(1, 12):
+        ranges = (
+            [tuple(sorted((b"%02d" % chance.randrange(100), b"%02d" % chance.randrange(100))))] if lsn % 3 == 0 else []
+        )
+        puts = {b"%02d" % chance.randrange(100): b"%d" % lsn for _ in range(10)}
+        memtable.apply(Edit(lsn=lsn, time_us=0, puts=puts, ranges=ranges))  # type: ignore[arg-type]
+        expected = {key: row for key, row in expected.items() if not any(low <= key < high for low, high in ranges)}
+        expected |= {key: (PUT, value, lsn, NEVER) for key, value in puts.items()}
+    assert read(SortedRows(memtable), 7) == sorted(expected.items())
+
+
+def test_a_memtable_of_deleted_rows_is_empty() -> None:
+    memtable = Memtable()
+    memtable.apply(Edit(lsn=1, time_us=0, puts={b"%d" % n: b"" for n in range(10)}))
+    memtable.apply(Edit(lsn=2, time_us=0, ranges=[(b"", b"~")]))
+    assert len(SortedRows(memtable)) == 0
+
+
 def test_no_rows_are_in_order_too() -> None:
     assert len(SortedRows(Memtable())) == 0
 
