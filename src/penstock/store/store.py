@@ -41,17 +41,15 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
     """Be the owner of the store in `path`; it is made if there is none."""
-    opening = partial(
-        Store,
-        str(path),
-        settings=settings or StoreSettings(),
-        fs=fs or OsFileSystem(),
-        clock=clock or SystemClock(),
-        random=random or system_random(),
-        engine=engine,
-    )
-    with explained():
-        return threads.uninterrupted(opening, undo=Store.close)
+    fs, clock, random = fs or OsFileSystem(), clock or SystemClock(), random or system_random()
+    chosen = settings or StoreSettings()
+
+    def opened() -> Store:
+        with explained():
+            return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
+
+    # Nothing stands between this call and the caller: an interrupt there would leave a store open that nobody has.
+    return threads.uninterrupted(opened, undo=Store.close)
 
 
 class Store(OpenedParts):
