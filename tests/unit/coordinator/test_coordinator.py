@@ -1113,3 +1113,30 @@ def test_the_check_of_publication_catches(
     with pytest.raises((AssertionError, KeyError)):
         check_publication(box)
     box.coordinator._close(PATIENCE_S)
+
+
+# -- writes that are held at the door, and a thread that is awake
+
+
+def test_a_held_coordinator_lets_no_write_in_until_it_is_let_go() -> None:
+    with started() as box:
+        taken = box.write()  # the room is open by now
+        box.coordinator.hold("rows are in no file yet")
+        with pytest.raises(Backpressure, match="rows are in no file yet, and no room came within"):
+            box.coordinator.write(Adds(a=1), timeout_s=0.01)
+        assert box.coordinator.last == taken
+        assert box.coordinator.flush(taken).epoch == taken  # what was taken in before goes on
+        waiting = box.begin(lambda: box.coordinator.write(Adds(a=1), timeout_s=PATIENCE_S))
+        spin_until(lambda: box.coordinator.statistics().waiting_writes == 1)
+        box.coordinator.hold(None)
+        box.join()
+        assert waiting == [taken + 1]
+
+
+def test_what_is_written_while_the_thread_is_awake_is_flushed_without_a_call() -> None:
+    with started(flush_interval_s=0.01) as box:
+        box.coordinator.write_durable(Adds(a=1))
+        spin_until(lambda: box.coordinator._background.awake)
+        for _ in range(50):  # into a room that is open: nobody tells the thread
+            epoch = box.write()
+            spin_until(lambda: box.coordinator.durable >= epoch)  # noqa: B023
