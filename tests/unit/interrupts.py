@@ -1,25 +1,31 @@
 """Raises an interrupt at any chosen point of the project's code: Ctrl-C, at its worst, and again and again.
 
-CPython 3.11 looks for signals when a function begins, after a call, and at a jump backwards, and nowhere else. So these
-are the points at which a handler can raise, and all of them are tried: `sys.settrace` is told before every instruction
-and knows the one before it. (Where the call is the last instruction of a `try` or `with`, the next one is not: raising
-there would be an interrupt that no signal can bring, so it is left out.) The standard library's `contextlib` and
-`threading` count as the project's code: a `with` statement runs through them.
+CPython 3.11 looks for signals when a function begins, after a call of what is written in C, and at a jump backwards, and
+nowhere else. So these are the points at which a handler can raise, and all of them are tried: `sys.settrace` is told
+before every instruction and knows the one before it. Left out is what no signal can bring: an interrupt behind a call
+that is the last instruction of a `try` or `with`, where the next instruction is not; and one behind a function written
+in Python that was called by its name, because its return is no more than a change of frames. The standard library's
+`contextlib` and `threading` count as the project's code: a `with` statement runs through them.
 
 Thread: the one that traces; other threads are not interrupted, as they are not by signals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import opcode
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-_CODE = ("/penstock/", "/contextlib.py", "/threading.py")
+import penstock
+
+_CODE = (str(Path(penstock.__file__).parent), contextlib.__file__, threading.__file__)
 _LOOKS_FOR_SIGNALS = {
     number
     for name, number in opcode.opmap.items()
@@ -51,7 +57,10 @@ def interrupted_at(point: int, act: Callable[[], Any]) -> int:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal count
         if event == "call":
-            if not any(part in frame.f_code.co_filename for part in _CODE):
+            caller = frame.f_back
+            if caller is not None and frame.f_code.co_name in caller.f_code.co_names:
+                previous[id(caller)] = -1
+            if not frame.f_code.co_filename.startswith(_CODE):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
