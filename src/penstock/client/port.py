@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
@@ -34,6 +36,7 @@ from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
 
+T = TypeVar("T")
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
@@ -316,6 +319,10 @@ class FlightPort(_FlightReading):
         repeat = name in kind_named(info.kind, info.name).repeatable
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
+
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        answer = self.call(info, name, msgspec.msgpack.encode(request), wait_s=wait_s)
+        return msgspec.msgpack.decode(answer, type=reply)
 
     # -- files that are built elsewhere
 

@@ -31,7 +31,7 @@ from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import Batch, D, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
-from penstock.coordinator.waiting import Waiter, Waiters
+from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 UNAPPLIED_MAX = 16  # batches that are durable and not applied; more wait with their flush
 _LEAVE_ATTEMPTS = 8  # a second and a third interrupt must not leave a turn taken
 _POLL_S = 0.01
+GATHER_S = 0.001
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -70,6 +71,10 @@ class FlushExecutor(Generic[D, F, V]):
         self.leading: Waiter | None = None  # who has the flush turn
         self._applying: Waiter | None = None  # who has the apply turn
         self.waiters = Waiters()
+        self._gathering: Waiter | None = None  # who has the flush turn and waits for others to share its flush
+        self._group = 1  # how many will share the next flush, if those who were woken come back at once
+        self._woken = 0  # how many the last group had
+        self._joined = 0  # how many came since it was woken
         self._tried = epochs.none  # the last epoch of a batch that was given to the flusher
         self.flushes: Counter[Trigger] = Counter()
         self.flush_failures = 0
@@ -106,17 +111,34 @@ class FlushExecutor(Generic[D, F, V]):
         """Whether the apply turn may be taken, and there is something to do."""
         return self._applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
-    def join(self, waiter: Waiter) -> bool:
-        """Take a turn that is free and leads to the waiter's epoch, or sleep among the others; whether it has one."""
-        if self.has_turn(waiter):
-            return True
-        if waiter.works and waiter.epoch > self._buffer.layers.durable and self.can_lead():
-            self.leading = waiter
-            return True
+    def join(self, waiter: Waiter) -> float:
+        """Take a turn that is free and leads to the waiter's epoch: 0.0. Or sleep among the others: how long."""
+        if self._applying is waiter:
+            return 0.0
+        if not waiter.counted:
+            waiter.counted = True
+            self._joined += 1
+        if waiter.works and waiter.epoch > self._buffer.layers.durable:
+            leading = self.leading
+            if leading is waiter or leading is self._gathering is not None or (leading is None and self.can_lead()):
+                return self._lead_or_gather(waiter)
         if waiter.works and waiter.applied and self.claim_apply(waiter):
-            return True
+            return 0.0
         self.waiters.add(waiter)
-        return False
+        return LOOK_AGAIN_S
+
+    def _lead_or_gather(self, waiter: Waiter) -> float:
+        all_waiters = self.waiters.all
+        all_waiters.pop(waiter, None)
+        if len(all_waiters) + 1 >= self._group or (self.leading is waiter and waiter.gathered):
+            self.leading, self._gathering = waiter, None  # also from one who gathers: the group is complete
+            return 0.0
+        self.waiters.add(waiter)
+        if self.leading is not None and self.leading is not waiter:
+            return LOOK_AGAIN_S
+        self.leading = self._gathering = waiter
+        waiter.gathered = True
+        return GATHER_S
 
     def has_turn(self, waiter: Waiter) -> bool:
         return self.leading is waiter or self._applying is waiter
@@ -166,6 +188,8 @@ class FlushExecutor(Generic[D, F, V]):
                         self.leading = None
                     if self._applying is waiter:
                         self._applying = None
+                    if self._gathering is waiter:
+                        self._gathering = None
                     self._hand_on()
                 return
             except BaseException:
@@ -202,13 +226,23 @@ class FlushExecutor(Generic[D, F, V]):
             return
         with self._lock:
             self._harden(result, trigger, begin_s)
-            reached = self.waiters.take_reached(self._buffer.layers.durable, self._buffer.layers.applied)
-            if self.can_apply():
+            reached = self._take_reached(waiter, applied=False)
+            if self._applying is None and not self.apply_failed:
                 self._applying = waiter
             self.leading = None
             self._hand_on()  # the next fsync can begin while the others wake up
         for other in reached:
             other.wake()
+
+    def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
+        """Those whose epoch came, to be woken; remember how many will come back if they do at once."""
+        layers, waiters = self._buffer.layers, self.waiters
+        reached = waiters.take_reached(layers.durable, layers.applied) if waiters.all else []
+        if reached or (waiter is not None and waiter.applied is applied):
+            group = len(reached) + (waiter is not None and waiter.applied is applied)
+            self._group = group + len(waiters.all) if self._joined >= self._woken else self._joined
+            self._woken, self._joined = group, 0
+        return reached
 
     def _next_batch(self) -> Batch[D] | None:
         """One that was taken and is not durable, or all that is in none. Requires: _lock."""
@@ -246,7 +280,7 @@ class FlushExecutor(Generic[D, F, V]):
         with self._lock:
             self._buffer.retire(view)  # with the watermark: a waiter that wakes must find its write
             layers = self._buffer.layers
-            reached = self.waiters.take_reached(layers.durable, layers.applied)
+            reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self._applying = None
             self._hand_on()  # also to one whom too many unapplied batches kept from flushing

@@ -354,7 +354,9 @@ class BoundedFile:
         self._sync(lambda raw: raw.fdatasync())
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        raw, account = self._lend(), self._account
+        account = self._account
+        raw = self._files.lend(account, self._path, for_sync=False)
+        assert raw is not None
         try:
             account.dirty = account.wrote = True
             for piece in pieces:

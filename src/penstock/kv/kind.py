@@ -31,6 +31,8 @@ class KvService:
     def call(self, name: str, argument: bytes) -> NoReturn:
         raise Invalid(f"a kv table does not know {name!r}")
 
+    perform = call
+
     def admit(self, name: str, argument: bytes) -> None: ...
 
     def tend(self) -> None: ...

@@ -123,5 +123,5 @@ def check_bodies(bodies: Sequence[bytes]) -> int:
             raise Invalid(f"a record's body must be bytes, not {type(body).__name__}")
         if len(body) > BODY_BYTES_MAX:
             raise Invalid(f"a record's body has {len(body)} bytes: at most {BODY_BYTES_MAX} are allowed")
-        total += encoded_size(len(body))
+        total += HEADER.size + len(body) + (-len(body) & 7)  # `encoded_size`, without a call
     return total

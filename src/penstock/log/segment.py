@@ -168,7 +168,9 @@ class SegmentWriter:
 
     def write_synced(self, bodies: Sequence[bytes], *, first: int, synced: int) -> None:
         """Append records and make them durable, with one use of the file."""
-        self.file.write_synced(self._encode(bodies, first, synced, KIND_DATA, 0), self.end)
+        header = self.header
+        pieces = encode_pieces(bodies, salt=header.salt, incarnation=header.incarnation, first=first, synced=synced)
+        self.file.write_synced(pieces, self.end)
         self._grow(bodies, first)
 
     def _encode(self, bodies: Sequence[bytes], first: int, synced: int, kind: int, flags: int) -> list[bytes]:

@@ -20,7 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from penstock.errors import (
     Backpressure,
@@ -37,7 +39,7 @@ from penstock.errors import (
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import ran_out_of_space
-from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
+from penstock.journal.record import SHARD_BITS, JournalRecord, PartitionId, Section, partition_id
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
@@ -102,7 +104,7 @@ class Partition:
         return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
 
 
-class _BegunRecord(NamedTuple):
+class _BegunRecord(msgspec.Struct, frozen=True):
     """A record whose dispatch has not ended."""
 
     record: JournalRecord
@@ -240,47 +242,66 @@ class Dispatcher:
             return self._go_on(begun)
 
     def _go_on(self, begun: _BegunRecord) -> Judgement:
-        record, lsn, decoded = begun
+        record, lsn, decoded = begun.record, begun.lsn, begun.decoded
         judgement = self.ledger.judge(record, lsn)
         for info in judgement.dropped:
             self._drop(info)
         if judgement.repeated:
             self._drop_dead()
-        entries = self._entries(record, lsn, judgement, decoded)
+        entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep it.
         self.tracker.record(lsn, (LEDGER, *entries))
         self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
         for partition, entry in entries.items():
             self._offer(partition, entry)
-        self.published = max(self.published, lsn)
+        if lsn > self.published:
+            self.published = lsn
         self.torn = False
         self._begun = None
         return judgement
 
     def _entries(
-        self, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Sequence[Sequence[Any]] | None
+        self, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Sequence[Sequence[Any]] | None
     ) -> dict[PartitionId, Entry]:
         """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
         found: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
-        is_alive = self.ledger.is_alive
-        for number, (group, verdict) in enumerate(zip(record.groups, judgement.verdicts, strict=True)):
+        tables = self.ledger.ids
+        for number, (group, verdict) in enumerate(zip(record.groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
                 continue
             for place, section in enumerate(group.sections):
                 partition = section.header.partition
-                if partition != LEDGER and is_alive(partition):
+                if partition >> SHARD_BITS in tables:  # which never holds the ledger itself
                     sections, sources = found.setdefault(partition, ([], []))
                     sections.append(section)
                     if decoded is not None:
                         sources.append(decoded[number][place])
-        return {
-            partition: Entry(lsn, record.time_us, tuple(sections), tuple(sources) if decoded else None)
-            for partition, (sections, sources) in found.items()
-        }
+        entries: dict[PartitionId, Entry] = {}
+        for partition, (sections, sources) in found.items():
+            entries[partition] = Entry(lsn, record.time_us, tuple(sections), tuple(sources) if decoded else None)
+        return entries
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
+        """Give a partition its part: applied at once where nothing is in the way, which is nearly always."""
+        partition = self._partitions.get(number)
+        if partition is None or partition.backlog or partition.failures or partition.refusal or self._aside.digests:
+            self._enqueue_and_drain(number, entry)
+            return
+        # An interrupt before the end finds `highest` there and the state as it was or as it will be: the next attempt
+        # begins here again, and a machine that has the entry is left alone.
+        if entry.lsn > partition.highest:
+            partition.highest = entry.lsn
         try:
-            partition = self._partitions.get(number) or self.partition(number)
+            if entry.lsn > partition.machine.applied:
+                partition.machine.apply(entry)
+        except Exception as error:
+            self._enqueue(partition, entry)
+            self._failed(partition, error)
+            self._drain(partition, early=partition.failures > 0)  # else it was set aside
+
+    def _enqueue_and_drain(self, number: PartitionId, entry: Entry) -> None:
+        try:
+            partition = self.partition(number)
         except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed, or a file is not what was written: whoever opens the store must know
@@ -299,14 +320,9 @@ class Dispatcher:
             partition.backlog.append(entry)
         partition.highest = entry.lsn
 
-    def _drain(self, partition: Partition) -> None:
-        """Apply what waits, until it fails."""
-        if not partition.failures and partition.refusal is None and len(partition.backlog) == 1:
-            self._apply_only(partition)
-            if not partition.backlog:
-                return
-            early = partition.failures > 0  # else it was set aside
-        else:
+    def _drain(self, partition: Partition, *, early: bool | None = None) -> None:
+        """Apply what waits, until it fails; `early`: whether it must wait before the next attempt."""
+        if early is None:
             early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             try:
@@ -330,16 +346,6 @@ class Dispatcher:
             partition.failures = 0
         self._set_refusal(partition)
 
-    def _apply_only(self, partition: Partition) -> None:
-        """Apply the one entry of a healthy partition: nearly always all there is to do."""
-        try:
-            entry = partition.backlog[0]
-            if entry.lsn > partition.machine.applied:
-                partition.machine.apply(self._applicable(partition, entry))
-            partition.backlog.popleft()
-        except Exception as error:
-            self._failed(partition, error)
-
     def _renew(self, partition: Partition) -> None:
         """After a failure of its files, let a partition begin anew from what is stored: the journal has the rest."""
         if not partition.machine.broken:
@@ -349,8 +355,7 @@ class Dispatcher:
         entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
         for lsn, record in self._journal(start):
             if lsn <= partition.highest:
-                judgement = Judgement(self.ledger.verdicts(record, lsn))
-                entry = self._entries(record, lsn, judgement, None).get(number)
+                entry = self._entries(record, lsn, self.ledger.verdicts(record, lsn), None).get(number)
                 if entry is not None:
                     entries[lsn] = entry
         entries.update({entry.lsn: entry for entry in partition.backlog})  # these know who waits for them

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
@@ -39,6 +39,8 @@ from penstock.registry import check_create, kind_named
 from penstock.store.flusher import Flushed
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 # What a group that stands alone counts for, beside its bytes: every reader of pending writes goes through all groups,
@@ -232,6 +234,15 @@ class LocalPort:
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
+
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        self._check_usable()
+        try:
+            answer: T = self._service(self._dispatcher.ledger.table_by_id(info.table)).perform(name, request)
+        except Exception:
+            self._check_usable()  # the same
+            raise
+        return answer
 
     def _service(self, info: TableInfo | None) -> TableService:
         if info is None:

@@ -29,7 +29,7 @@ from penstock.protocol import place, wire
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
-from penstock.queue.service import QueueCall, encode_call
+from penstock.queue.calls import QueueCall, encode_call
 from penstock.registry import KINDS
 from penstock.server import work as work_module
 from penstock.server.gateway import Gateway
