@@ -119,9 +119,9 @@ def other_partition_forgotten(patch: Patch) -> None:
     entries = Dispatcher._entries
 
     def first(
-        self: Dispatcher, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Any
+        self: Dispatcher, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Any
     ) -> Mapping[PartitionId, Entry]:
-        found = entries(self, record, lsn, judgement, decoded)
+        found = entries(self, record, lsn, verdicts, decoded)
         return found if decoded is not None else dict(list(found.items())[:1])
 
     patch.setattr(Dispatcher, "_entries", first)

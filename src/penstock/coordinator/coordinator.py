@@ -203,8 +203,9 @@ class WriteCoordinator(Generic[D, F, V]):
         A caller who finds the turn free flushes by itself and returns when that ends, whatever `timeout_s` says. With
         0 it never does: it asks the background thread, and `WaitExpired` says that it is not durable yet.
         """
-        if epoch is None or not self._epochs.none < epoch <= self._buffer.layers.durable:
-            target = self._epochs.last if epoch is None else self._epochs.check(epoch)
+        epochs = self._epochs
+        if epoch is None or not epochs.none < epoch <= self._buffer.layers.durable:
+            target = epochs.last if epoch is None else epochs.check(epoch)
             self._await(Waiter(target, applied=False), timeout_s)
         return Acknowledgement(self._buffer.layers.durable, self._durability)
 
@@ -246,7 +247,7 @@ class WriteCoordinator(Generic[D, F, V]):
                         return  # without a look: sixteen that wake together would queue up for the lock
                 else:
                     executor.work(waiter, Trigger.EXPLICIT)
-            if executor.has_turn(waiter):
+            if executor.leading is waiter or executor.applying is waiter:
                 executor.leave(waiter)  # its epoch came by another way
         except BaseException:
             executor.leave(waiter)

@@ -30,7 +30,8 @@ from penstock.coordinator.protocols import Batch, D, V
 
 V_co = TypeVar("V_co", covariant=True)
 
-_new: Any = tuple.__new__
+T = TypeVar("T")
+_new: Callable[[type[T], tuple[Any, ...]], T] = tuple.__new__  # type: ignore[assignment]
 
 
 class Layers(NamedTuple, Generic[D, V]):
@@ -112,13 +113,6 @@ SHUT = -1
 SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup never goes through many
 
 
-def _size_of(batches: tuple[Batch[Any], ...]) -> int:
-    size = 0
-    for batch in batches:  # few; a sum over a generator would cost more than all of this
-        size += batch.size
-    return size
-
-
 class DeltaBuffer(Generic[D, V]):
     """Writes between their callers and the view."""
 
@@ -153,7 +147,7 @@ class DeltaBuffer(Generic[D, V]):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes in batches that are not in the view."""
-        return _size_of(self.layers.batches)
+        return sum(batch.size for batch in self.layers.batches)
 
     @property
     def flush_due(self) -> bool:
@@ -172,7 +166,9 @@ class DeltaBuffer(Generic[D, V]):
         self.room = self._allowed = SHUT
         if self.held is not None:
             return
-        room = self.bytes_max - self._pending_bytes - _size_of(self.layers.batches)
+        room = self.bytes_max - self._pending_bytes
+        for batch in self.layers.batches:  # few, if any
+            room -= batch.size
         left = self._flush_bytes - self._pending_bytes
         if 0 < left < room:
             room = left

@@ -29,13 +29,14 @@ LOOK_AGAIN_S = 0.5
 class Waiter:
     """A thread that waits for an epoch. It is also what a turn is given to: see `executor`."""
 
-    __slots__ = ("_signal", "applied", "counted", "epoch", "gathered", "reached", "works")
+    __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "reached", "thread", "works")
 
     def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
         self.applied = applied  # waits until the view holds the epoch, not only until it is durable
         self.works = works  # takes a turn when there is one
-        self.counted = False  # among those who came since the last group was woken: see `executor`
+        self.thread = threading.get_ident()
+        self.joined = False  # has asked for a turn
         self.gathered = False  # has waited once for others to share its flush
         self.reached = False  # its epoch came while it slept, and nobody remembers it any more
         self._signal: threading.Lock | None = None  # made when it is needed: who finds a turn free never sleeps

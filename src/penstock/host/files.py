@@ -490,8 +490,11 @@ class OsLock:
 
     def check(self) -> None:
         try:
-            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+            if self._fd < 0:
                 return  # released: by one who closes, in whose hands nothing else is
+            now, then = os.stat(self._path), self._status
+            if now.st_ino == then.st_ino and now.st_dev == then.st_dev:
+                return
         except (FileNotFoundError, NotADirectoryError):
             pass
         raise Closed(

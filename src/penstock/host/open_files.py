@@ -148,8 +148,9 @@ class OpenFiles:
             while not mine:
                 with self._lock:
                     if not account.moving:
-                        self._check(account, path)
                         raw = account.raw
+                        if raw is None or account.failure is not None or account.closed:
+                            self._check(account, path)
                         if raw is not None:
                             account.users += 1
                             self._clean.pop(account, None)

@@ -61,7 +61,9 @@ def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -
     try:
         delta.open[partition][key] = value  # type: ignore[index]
     except (KeyError, TypeError):  # the first of its group, or of its shard
-        put_many(delta, partition, {key: value}, None)
+        sections = delta.begin() if delta.open is None else delta.open
+        rows = sections[partition] = Rows()
+        rows[key] = value
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
@@ -105,10 +107,10 @@ def _in_new_group(delta: PendingDelta, partition: PartitionId, key: bytes, opera
 
 def encode(section: Section) -> bytes:
     """A section as columns."""
-    if (pair := only_put(section)) is not None:  # the same bytes as below, with less ado
-        key, value = pair
-        section.size_bytes = len(key) + len(value)  # type: ignore[union-attr]
-        return _ONE_PUT.pack(PLAIN, 1, len(key), len(value)) + key + value
+    if len(section) == 1 and isinstance(section, Rows) and section.plain:  # the same bytes as below, with less ado
+        ((key, value),) = section.items()
+        section.size_bytes = len(key) + len(value)
+        return _ONE_PUT.pack(PLAIN, 1, len(key), len(value)) + key + value  # type: ignore[operator]
     if isinstance(section, Ranges):
         starts, ends = [a for a, _ in section], [b for _, b in section]
         return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))

@@ -117,7 +117,7 @@ class SegmentWriter:
         self.end = HEADER_BYTES
         self.index = SparseIndex(index_bytes)
         self._allocate_bytes = allocate_bytes
-        self._claimed = HEADER_BYTES
+        self.claimed = HEADER_BYTES
 
     @classmethod
     def create(
@@ -155,8 +155,8 @@ class SegmentWriter:
 
     def claim(self, size: int) -> None:
         """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
-        if self.end + size > self._claimed:
-            self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
+        if self.end + size > self.claimed:
+            self.claimed = claim(self.file, self.claimed, self.end, size, self._allocate_bytes)
 
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
         """Append records, numbered from `first`. Requires: the room for them is claimed."""
@@ -183,7 +183,7 @@ class SegmentWriter:
         end = self.end
         for index, body in enumerate(bodies, first):
             self.index.add(index, end)
-            end += encoded_size(len(body))
+            end += HEADER.size + len(body) + (-len(body) & 7)
         self.end = end
 
     def copy(self, record: Record) -> None:
@@ -200,7 +200,7 @@ class SegmentWriter:
         self.file.pwrite(data, self.end)
         self.index.add(record.index, self.end)
         self.end += len(data)
-        self._claimed = max(self._claimed, self.end)
+        self.claimed = max(self.claimed, self.end)
 
     def seal(self, last: int) -> None:
         """Close the segment for good. Requires: everything up to `last` is synced."""

@@ -254,8 +254,7 @@ class Dispatcher:
         self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
         for partition, entry in entries.items():
             self._offer(partition, entry)
-        if lsn > self.published:
-            self.published = lsn
+        self.published = max(self.published, lsn)
         self.torn = False
         self._begun = None
         return judgement
@@ -264,22 +263,27 @@ class Dispatcher:
         self, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Sequence[Sequence[Any]] | None
     ) -> dict[PartitionId, Entry]:
         """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
+        tables, groups = self.ledger.ids, record.groups
+        if len(groups) == 1 and len(groups[0].sections) == 1 and verdicts[0] is Verdict.ACCEPTED:  # nearly always
+            sections, number = groups[0].sections, groups[0].sections[0].header.partition
+            if number >> SHARD_BITS not in tables:
+                return {}
+            return {number: Entry(lsn, record.time_us, sections, None if decoded is None else tuple(decoded[0]))}
         found: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
-        tables = self.ledger.ids
-        for number, (group, verdict) in enumerate(zip(record.groups, verdicts, strict=True)):
+        for place_of_group, (group, verdict) in enumerate(zip(groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
                 continue
             for place, section in enumerate(group.sections):
                 partition = section.header.partition
                 if partition >> SHARD_BITS in tables:  # which never holds the ledger itself
-                    sections, sources = found.setdefault(partition, ([], []))
-                    sections.append(section)
+                    parts, sources = found.setdefault(partition, ([], []))
+                    parts.append(section)
                     if decoded is not None:
-                        sources.append(decoded[number][place])
-        entries: dict[PartitionId, Entry] = {}
-        for partition, (sections, sources) in found.items():
-            entries[partition] = Entry(lsn, record.time_us, tuple(sections), tuple(sources) if decoded else None)
-        return entries
+                        sources.append(decoded[place_of_group][place])
+        return {
+            partition: Entry(lsn, record.time_us, tuple(parts), tuple(sources) if decoded else None)
+            for partition, (parts, sources) in found.items()
+        }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         """Give a partition its part: applied at once where nothing is in the way, which is nearly always."""
@@ -287,12 +291,11 @@ class Dispatcher:
         if partition is None or partition.backlog or partition.failures or partition.refusal or self._aside.digests:
             self._enqueue_and_drain(number, entry)
             return
-        # An interrupt before the end finds `highest` there and the state as it was or as it will be: the next attempt
-        # begins here again, and a machine that has the entry is left alone.
-        if entry.lsn > partition.highest:
-            partition.highest = entry.lsn
+        # Begun before: by an attempt that an interrupt ended. It may have been applied, or not.
+        begun = entry.lsn <= partition.highest
+        partition.highest = max(entry.lsn, partition.highest)
         try:
-            if entry.lsn > partition.machine.applied:
+            if not begun or entry.lsn > partition.machine.applied:
                 partition.machine.apply(entry)
         except Exception as error:
             self._enqueue(partition, entry)

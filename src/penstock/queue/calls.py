@@ -39,7 +39,7 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     next: int
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True):
+class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand of them would wake the collector
     """A message under a lease."""
 
     shard: int

@@ -37,7 +37,7 @@ class Puts:
     __slots__ = ("_bodies", "_count", "_open", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
-        self._bodies: list[Body] | None = None  # once it is encoded: it does not change any more by then
+        self._bodies: list[bytes] | None = None  # once it is encoded: it does not change any more by then
         self._parts: list[bytes | list[Message]] = []
         self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
         self._count = 0
@@ -67,10 +67,10 @@ class Puts:
     def get(self, key: bytes) -> None:
         """Messages have no number before they are applied, so nobody finds one here."""
 
-    def bodies(self) -> list[Body]:
+    def bodies(self) -> list[bytes]:
         """The batches, encoded without an LSN and a time: once, for the journal and for apply. Requires: sealed."""
         if self._bodies is None:
-            found: list[Body] = []
+            found: list[bytes] = []
             for part in self._parts:
                 found += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
             self._bodies = found

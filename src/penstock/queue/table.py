@@ -23,8 +23,8 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
-from penstock.queue.machine import KEY
 from penstock.queue.calls import Bounds, Found, QueueCall, QueueTotals
+from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
 

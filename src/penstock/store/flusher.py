@@ -99,7 +99,7 @@ class StoreFlusher:
         records = attempt.records
         if records and committed < records[-1].lsn:  # else an interrupt came right behind the sync
             assert committed == attempt.after
-            self._propose(list(map(_body, records)))
+            self._propose([encode(records[0].record)] if len(records) == 1 else list(map(_body, records)))
         self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
         for record in records:
             for group in record.groups:
