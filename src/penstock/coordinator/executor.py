@@ -265,7 +265,8 @@ class FlushExecutor(Generic[D, F, V]):
         group = [*reached, waiter] if waiter is not None and waiter.applied is applied else reached
         if group:
             came_back = self._returned >= len(self._woken) > 0
-            self._group = len(group) + len(waiters.all) if came_back else self._returned
+            next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
+            self._group = len(group) + len(waiters.all) + next_leader if came_back else self._returned
             self._woken = {waiter.thread for waiter in group}
             self._returned = 0
         return reached
