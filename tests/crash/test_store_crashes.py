@@ -14,7 +14,7 @@ from penstock.journal.record import JournalRecord, Lsn, PartitionId
 from penstock.log import Log
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import Judgement, Ledger, Verdict, _LedgerChanges
+from penstock.partition.ledger import Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore

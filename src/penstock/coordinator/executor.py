@@ -18,16 +18,16 @@ readers never look through many layers. A batch that nobody waits for is the bac
 Groups. Sixteen threads that write one durable row after the other wake together, and the first to come back would sync
 its row alone while fifteen wait for the next fsync. So, while those who were woken last came back within one flush
 (their threads are known), the next group is expected to be as large: the first to come takes the turn but sleeps, the
-last to come takes the turn from it and flushes for all. If somebody does not come, the first goes on after GATHER_S, and
-the next group is expected to be as large as this one was. One thread alone, and threads that do something else between
-their writes, never wait.
+last to come takes the turn from it and flushes for all. If somebody does not come, the first goes on after GATHER_S,
+and the next group is expected to be as large as this one was. One thread alone never waits, nor do threads that do
+something else between their writes.
 
 Interrupts. Any line may raise: a Ctrl-C, a signal's handler, a failed allocation. So a turn belongs to a `Waiter`, is
 taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, gives back whatever that waiter
 still has. What it was doing is in the layers: a batch that was taken and is not durable, or one that is durable and not
 applied. Whoever gets the turn next goes on with that: the batch is written again after `flusher.recover()`, which finds
-out what became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`, and
-nothing is tried again before `recover()`.
+out what became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`,
+and nothing is tried again before `recover()`.
 
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
 Invariants: (1) the order is: durable, its waiters; view, applied, its waiters. (2) a batch waits to be applied only
@@ -257,8 +257,10 @@ class FlushExecutor(Generic[D, F, V]):
             other.wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Take out those whose epoch came, for the caller to wake them. They and `waiter`, if that is all it waited for,
-        are a group: how many are expected next depends on whether the last one came back. Requires: _lock.
+        """Take out those whose epoch came, for the caller to wake them. Requires: _lock.
+
+        They, and `waiter` if that is all it waited for, are a group: whether the last one came back says how many are
+        expected next.
         """
         layers, waiters = self._buffer.layers, self.waiters
         reached = waiters.take_reached(layers.durable, layers.applied) if waiters.all else []
