@@ -31,7 +31,7 @@ from penstock.client.store import RemoteSnapshot
 from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
 from penstock.host import threads
 from penstock.host.files import OsFileSystem, make_dirs, parent
-from penstock.kinds import Piece
+from penstock.kinds import FileReadable, Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
 from penstock.scheduler.offers import JobPart, Offer
@@ -242,9 +242,9 @@ def _check(place: StoreLocation, snapshot_id: str, pieces: Sequence[tuple[str, b
     piece, store, root = _piece.decode(encoded), place.store(), place.root
     snapshot = store.snapshot(snapshot_id)
     info = snapshot.info(name)
-    found = None
-    if root is not None and piece.detail:
-        found = kind_named(info.kind, info.name).check_piece(piece, root, store.identity)
+    found, kind = None, kind_named(info.kind, info.name)
+    if root is not None and piece.detail and isinstance(kind, FileReadable):
+        found = kind.check_piece(piece, root, store.identity)
     if found is None:
         found = []
         try:

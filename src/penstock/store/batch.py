@@ -7,28 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from penstock.arguments import whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, KindMismatch, NotFound, TokenTooOld
+from penstock.errors import Invalid, NotFound, TokenTooOld
 from penstock.journal.record import PartitionId, partition_id
 from penstock.kinds import Port
 from penstock.kv.table import KvTable
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
-from penstock.registry import check_name, kind_named, kind_of_condition
+from penstock.queue.table import QueueTable
+from penstock.registry import KV, QUEUE, kind_named, kind_of_condition
+from penstock.store.naming import NamedTables
 
-if TYPE_CHECKING:
-    from penstock.queue.table import QueueTable
 
-
-class StoreBatch:
+class StoreBatch(NamedTables):
     """It happens at the end of the `with` block, if that ends well."""
 
     def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
         self._port = port
+        self._writes = cast(Port, _BatchPort(self))  # it refuses what a batch does not offer
+        self._tables: dict[str, TableInfo] = {}  # each is looked up once
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
@@ -42,30 +43,25 @@ class StoreBatch:
     def table(self, name: str) -> Any:
         """A table of any kind that gathers writes for this batch. It must exist."""
         info = self._info(name)
-        return kind_named(info.kind, name).table(_BatchPort(self), info, durable=False)  # type: ignore[arg-type]
+        return kind_named(info.kind, name).table(self._writes, info, durable=False)
 
     def kv(self, name: str) -> KvTable:
         """A kv table that gathers writes for this batch. It must exist."""
-        found: KvTable = self._of_kind(name, "kv")
-        return found
+        return KV.table(self._writes, self._info(name, KV), durable=False)
 
     def queue(self, name: str) -> QueueTable:
         """A queue that gathers writes for this batch. It must exist."""
-        found: QueueTable = self._of_kind(name, "queue")
-        return found
+        return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
 
-    def _of_kind(self, name: str, kind: str) -> Any:
-        info = self._info(name)
-        if info.kind != kind:
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
-        return self.table(name)
-
-    def _info(self, name: str) -> TableInfo:
+    def _find(self, name: str) -> TableInfo | None:
         self._check_open()
-        info = self._port.table(check_name(name))
-        if info is None:
-            raise NotFound(f"there is no table {name}: make it before the batch")
+        info = self._tables.get(name)
+        if info is None and (info := self._port.table(name)) is not None:
+            self._tables[name] = info
         return info
+
+    def _unknown(self, name: str) -> NotFound:
+        return NotFound(f"there is no table {name}: make it before the batch")
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
         """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""

@@ -38,7 +38,7 @@ from penstock.lsm.rows import KEY_BYTES_MAX
 from penstock.partition.ledger import Condition, encode_condition
 from penstock.partition.reference import sealed
 from penstock.protocol import place, wire
-from penstock.registry import kind_named
+from penstock.registry import KV, QUEUE
 from penstock.store.store import Store
 from penstock.store.tables import Tables
 
@@ -226,8 +226,6 @@ def test_a_snapshot_that_nobody_uses_lapses(store: RemoteStore) -> None:
 
 
 def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: RemoteStore) -> None:
-    from penstock.registry import KINDS
-
     users = store.kv("users")
     users.put_many({b"%06d" % n: b"x" * 50 for n in range(50_000)}, durable=True)
     compact(owner, "users")
@@ -235,7 +233,7 @@ def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: Remo
     with store.snapshot() as snapshot:
         found = []
         for piece in snapshot.pieces("users", 4):
-            batches = KINDS["kv"].read_piece(piece, store.path, store.identity)
+            batches = KV.read_piece(piece, store.path, store.identity)
             assert batches is not None
             found += [
                 (key, value) for b in batches for key, value in zip(*map(b.column, ("key", "value")), strict=True)
@@ -474,7 +472,7 @@ def test_who_moves_a_consumer_that_was_moved_before_is_told_so(
     for n in range(20):
         with store.batch() as batch:
             batch.kv("counts").merge(b"n", 1, operator="add_i64")
-            batch.require(*kind_named("queue", "events").move(info, "c", [(0, 1 + n // 2, 2 + n // 2)]))
+            batch.require(*QUEUE.move(info, "c", [(0, 1 + n // 2, 2 + n // 2)]))
         told.append(batch.duplicate)
     assert told == [False, True] * 10
     assert counts[b"n"] == 10
