@@ -211,7 +211,8 @@ def test_large_requests_are_for_what_carries_data() -> None:
             wire.unpack_request(wire.pack(request))
     with pytest.raises(Invalid, match="send it in parts"):
         wire.unpack_reading(wire.pack(wire.Scan("x", "", 1, bytes(wire.SMALL_BYTES_MAX), None, True)))
-    assert wire.unpack_reading(wire.pack(wire.RunQuery("x", "", 1, "q", bytes(QUERY_BYTES_MAX), 1.0)))
+    query = wire.RunQuery("x", "", 1, "q", bytes(QUERY_BYTES_MAX), 1.0)
+    assert wire.unpack_reading(wire.pack(query)) == query
     with pytest.raises(Invalid, match="bytes: at most"):
         wire.unpack_reading(wire.pack(wire.RunQuery("x", "", 1, "q", bytes(2 * QUERY_BYTES_MAX), 1.0)))
     large = bytes(2 * wire.RESULTS_BYTES_MAX)
