@@ -13,6 +13,7 @@ import pytest
 from owner_processes import outcome
 
 import penstock
+import penstock.client
 from penstock.client.connect import connect
 from penstock.client.flusher import RemoteFlusher
 from penstock.client.store import RemoteStore
@@ -44,7 +45,7 @@ def store(owner: Store) -> Iterator[RemoteStore]:
 
 @pytest.fixture(autouse=True)
 def _in_the_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "_CODE", ("/penstock/client/",))
+    monkeypatch.setattr(interrupts, "_CODE", (str(Path(penstock.client.__file__).parent),))
 
 
 def at_every_point(
