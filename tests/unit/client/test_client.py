@@ -172,7 +172,7 @@ def test_errors_are_of_the_same_classes(store: RemoteStore) -> None:
         store.drop("nothing")
     with pytest.raises(Invalid):
         store.port.pieces(PartitionId(2 << 16), 1)  # of no snapshot
-    with pytest.raises(Invalid):
+    with pytest.raises(KindMismatch):
         store.port.call(store.port.table("users"), "fly", b"")  # type: ignore[arg-type]
 
 
