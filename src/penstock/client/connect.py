@@ -19,9 +19,10 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text, typed
+from penstock.host.files import OsFileSystem, make_dirs, path_text, typed
 from penstock.host.forking import use_grpc
 from penstock.protocol import place, wire
+from penstock.protocol.folder import check_new_folder, store_folder
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -74,6 +75,7 @@ class LocalDoor:
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
+            check_new_folder(self.folder)
             make_dirs(self._fs, self.folder)
         opening = place.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
@@ -150,7 +152,7 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
-        return LocalDoor(absolute(path), create=create, clock=SystemClock())
+        return LocalDoor(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:
