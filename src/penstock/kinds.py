@@ -202,7 +202,7 @@ class Kind(Protocol):
     name: str
     options_default: bytes = b""  # of a table that is made without any
     settings: Any = None  # the default; `StoreSettings(kinds=...)` takes another value of the same type
-    conditions: Mapping[str, KindCondition] = {}  # what groups may depend on, beside tokens
+    conditions: Mapping[str, KindCondition] = {}  # what groups may depend on, beside tokens; by "kind.condition"
 
     # -- sections
 

@@ -79,9 +79,9 @@ def _check_new(kind: Kind) -> None:
     """`Invalid` if a kind takes what belongs to another."""
     if not _NAME.fullmatch(kind.name) or kind.name in KINDS:
         raise Invalid(f"{in_short(kind.name)} is not the name of a new kind")
-    taken = {name for other in KINDS.values() for name in other.conditions} & set(kind.conditions)
-    if taken:
-        raise Invalid(f"the condition {min(taken)} belongs to another kind")
+    for condition in kind.conditions:
+        if not condition.startswith(f"{kind.name}."):
+            raise Invalid(f"the condition {condition} must begin with the name of its kind: {kind.name}.")
     if type(kind.settings) in _settings_types():
         raise Invalid(f"{type(kind.settings).__name__} are the settings of another kind")
 
@@ -138,19 +138,18 @@ def _settings_types() -> list[type]:
     return [type(kind.settings) for kind in tuple(KINDS.values()) if kind.settings is not None]
 
 
-# -- conditions
+# -- conditions: their names begin with that of their kind, as in queue.ack
 
 
 def find_condition(name: str) -> Kind | None:
-    """Return the kind that has a condition; None if no kind of this process has it."""
-    if name not in CONDITIONS:
-        _packages.load()
-    return next((kind for kind in tuple(KINDS.values()) if name in kind.conditions), None)
+    """Return the kind that has a condition; None if there is no such condition."""
+    kind = find_kind(name.partition(".")[0])
+    return kind if kind is not None and name in kind.conditions else None
 
 
 def kind_of_condition(name: str) -> Kind:
-    """Return the kind that has a condition; `KindMismatch` if this process does not have it."""
-    kind = find_condition(name)
+    """Return the kind that a condition's name begins with; `KindMismatch` if this process does not have it."""
+    kind = find_kind(name.partition(".")[0])
     if kind is None:
         raise KindMismatch(
             f"the condition {name} is of a kind that this Penstock lacks: install the package that has it"
@@ -159,13 +158,10 @@ def kind_of_condition(name: str) -> Kind:
 
 
 class _Conditions(Mapping[str, KindCondition]):
-    """What groups may depend on, beside tokens. One whose code is missing raises: it must not count as refused."""
+    """What groups may depend on, beside tokens. A missing kind is an error of its own: it must not count as refused."""
 
     def __getitem__(self, name: str) -> KindCondition:
         return kind_of_condition(name).conditions[name]
-
-    def __contains__(self, name: object) -> bool:
-        return any(name in kind.conditions for kind in tuple(KINDS.values()))
 
     def __iter__(self) -> Iterator[str]:
         return (name for kind in tuple(KINDS.values()) for name in kind.conditions)
