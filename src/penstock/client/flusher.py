@@ -40,7 +40,7 @@ from penstock.errors import (
     StoreLocked,
 )
 from penstock.host.clock import Clock
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Kind
 from penstock.partition.ledger import Condition, Verdict, decode_condition, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
@@ -85,7 +85,7 @@ class _Outgoing:
         return not isinstance(self.group, WholeGroup)
 
     def tables(self) -> set[int]:
-        return {section.partition >> 16 for section in self.sections}
+        return {table_of(section.partition) for section in self.sections}
 
 
 class RemoteFlusher:
@@ -158,7 +158,7 @@ class RemoteFlusher:
                 try:
                     queue.append(self._outgoing(group))
                 except PenstockError as error:
-                    self._refuse(group, {partition >> 16 for partition in group.sections}, error)
+                    self._refuse(group, {table_of(partition) for partition in group.sections}, error)
         self._queue, self._message = queue, ()
         self._last_epoch = batch.last  # after all this: if a line of it raised, it is all done again
 
@@ -173,7 +173,7 @@ class RemoteFlusher:
             return wire.SentSection(partition, b"", list(part.files))
         kind = self._kind_of(partition)
         if kind is None:
-            raise NotFound(f"table {partition >> 16} is not known here")
+            raise NotFound(f"table {table_of(partition)} is not known here")
         return wire.SentSection(partition, kind.encode(part))
 
     # -- sending
@@ -290,6 +290,7 @@ class RemoteFlusher:
             self._full_since_s = None
             if outgoing.group is not None:
                 outgoing.group.verdict = verdict
+                outgoing.group.refused_by = outcome.refused_by
         self._queue.popleft()
 
     def _report(self, batch: Batch[PendingDelta]) -> None:

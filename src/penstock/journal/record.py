@@ -14,12 +14,11 @@ from typing import NewType
 
 import msgspec
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError
+from penstock.journal.partitions import PartitionId
 
 Lsn = NewType("Lsn", int)
-PartitionId = NewType("PartitionId", int)  # table << 16 | shard
 
-SHARD_BITS = 16
 INLINE, REFERENCE = 0, 1
 CODEC_NONE = 0
 
@@ -60,13 +59,6 @@ class JournalRecord(msgspec.Struct, frozen=True, gc=False):
     time_us: int
     last_epoch: int
     groups: tuple[Group, ...]
-
-
-def partition_id(table: int, shard: int) -> PartitionId:
-    """The partition of a shard of a table."""
-    if not 0 < table < 1 << 48 or not 0 <= shard < 1 << SHARD_BITS:
-        raise Invalid(f"table {table}, shard {shard}: a table id has 48 bits and a shard 16")
-    return PartitionId(table << SHARD_BITS | shard)
 
 
 def encode(record: JournalRecord) -> bytes:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from penstock.errors import Invalid
 from penstock.host import threads
-from penstock.journal.record import Lsn, PartitionId
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import Lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ import xxhash
 from penstock.errors import Backpressure, Invalid, PenstockError
 from penstock.host.chance import Random
 from penstock.host.files import FileSystem
-from penstock.journal.record import REFERENCE, Group, JournalRecord, PartitionId, Section, decode, encode
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import REFERENCE, Group, JournalRecord, Section, decode, encode
 from penstock.log import Log, LogSettings
 
 FOLDER = "aside"

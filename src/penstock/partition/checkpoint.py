@@ -18,7 +18,8 @@ from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.files import ran_out_of_space
 from penstock.journal.consensus import Consensus
-from penstock.journal.record import PartitionId, decode
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import decode
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord

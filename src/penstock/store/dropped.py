@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from penstock.errors import PenstockError
 from penstock.host.files import FileSystem, parent, reveal
-from penstock.journal.record import SHARD_BITS, partition_id
+from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
-TABLES_MAX, SHARDS_MAX = 1 << 48, 1 << SHARD_BITS
 _TABLE = re.compile("[1-9][0-9]{0,14}")
 _SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({SPILL})?({GONE}[0-9]*)?")
 # Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days.

@@ -29,10 +29,11 @@ from penstock.errors import (
     PartitionPaused,
     PenstockError,
     Poisoned,
+    PositionConflict,
     TokenTooOld,
     WaitExpired,
 )
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kv.machine import KvMachine
 from penstock.lsm.rows import KEY_BYTES_MAX
 from penstock.partition.ledger import Condition, encode_condition
@@ -479,6 +480,27 @@ def test_who_moves_a_consumer_that_was_moved_before_is_told_so(
     assert told == [False, True] * 10
     assert counts[b"n"] == 10
     assert (lossy.lost > 5) == (chance > 0)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_condition_that_refused_a_batch_decides_its_error(
+    owner: Store, store: RemoteStore, *, remote: bool
+) -> None:
+    """An acknowledgement that holds beside a move that does not: the move is what was refused, and says so."""
+    tables: Tables = store if remote else owner
+    events = tables.queue("events")
+    events.put_many([b"a", b"b"], durable=True)
+    consumer, info = events.consumer("leased"), owner.port.table("events")
+    assert info is not None
+    moved = kind_named("queue", "events").move(info, "streamed", [(0, 1, 2)])
+    with tables.batch() as batch:
+        batch.require(*moved)
+    wrong = kind_named("queue", "events").move(info, "streamed", [(0, 1, 3)])
+    messages = consumer.get(2)
+    with pytest.raises(PositionConflict, match="streamed"), tables.batch() as batch:
+        consumer.ack(messages, batch=batch)
+        batch.require(*wrong)
+    consumer.ack(messages)  # nothing of the batch happened
 
 
 def test_without_tokens_losses_would_be_seen(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
