@@ -49,7 +49,7 @@ class RealPlace:
         if background:
             for task in tree_tasks(self.maintenance, self.collector):
                 self.scheduler.register(task)
-            for runner in job_runners(self.maintenance, self.jobs, self.engines):
+            for runner in job_runners(self.maintenance, self.jobs):
                 self.scheduler.register(runner)
             self.scheduler.start()
 

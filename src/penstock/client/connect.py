@@ -21,6 +21,7 @@ from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text, typed
 from penstock.host.forking import use_grpc
+from penstock.host.waiting import Retries
 from penstock.protocol import place, wire
 
 TIMEOUT_S_MAX = 24 * 3600.0
@@ -52,17 +53,17 @@ class LocalDoor:
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         answer = self._knock(deadline_s)
-        waits_s = place.PAUSE_S
+        # Starting an owner only to hear that the store is locked is dear: pauses grow.
+        retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
             if not self._create and not place.has_store(self.folder):
                 raise NotFound(f"there is no store in {self.folder}: give another path, or make one with penstock.open")
-            if self._is_late(deadline_s):
+            if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
                 raise WaitExpired(f"no owner of {self.folder} came up{reason}: try again")
             answer = self._start(deadline_s)
             if answer is None or not answer.location:
-                place.pause(waits_s)
-                waits_s = min(2 * waits_s, 1.0)  # starting one only to hear that the store is locked is dear
+                retries.again()
         return flight.FlightClient(answer.location, generic_options=OPTIONS)
 
     def _is_late(self, deadline_s: float) -> bool:

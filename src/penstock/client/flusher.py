@@ -40,6 +40,7 @@ from penstock.errors import (
     StoreLocked,
 )
 from penstock.host.clock import Clock
+from penstock.host.waiting import Retries
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Kind
 from penstock.partition.ledger import Condition, Verdict, decode_condition, encode_condition
@@ -180,7 +181,7 @@ class RemoteFlusher:
 
     def _send_all(self, patience_s: float, answer_s: float) -> None:
         """Send the queue; raises if nothing of it was taken for `patience_s`."""
-        deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
+        retries = self._retries(patience_s)
         while self._queue:
             try:
                 busy = self._send_message(answer_s)
@@ -191,11 +192,13 @@ class RemoteFlusher:
                     raise
                 busy = error
             if busy is None:
-                deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
-                continue
-            if self._clock.monotonic_s() >= deadline_s or self._ending.wait(waits_s):
+                retries = self._retries(patience_s)
+            elif not retries.again():
                 raise busy
-            waits_s = min(2 * waits_s, 1.0)
+
+    def _retries(self, patience_s: float) -> Retries:
+        deadline_s = self._clock.monotonic_s() + patience_s
+        return Retries(self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending)
 
     def _send_message(self, answer_s: float) -> PenstockError | None:
         """Send the next message, or the last one again; why the next must wait, if it must."""

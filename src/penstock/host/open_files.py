@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import ProcessLimit
 from penstock.host import threads
+from penstock.host.clock import SystemClock
+from penstock.host.waiting import Retries
 
 if TYPE_CHECKING:
     from penstock.host.files import Buffer, File, FileSystem, Folder, Lock
@@ -107,7 +109,7 @@ class OpenFiles:
 
     def obtain(self, take: Callable[[], T]) -> T:
         """Call `take`, which takes a descriptor; where there is none, make room and call it again."""
-        deadline_s = 0.0
+        retries: Retries | None = None
         while True:
             try:
                 return take()
@@ -116,13 +118,14 @@ class OpenFiles:
                     raise
                 if self._close_one():
                     continue
-                deadline_s = deadline_s or time.monotonic() + self._wait_s
-                if time.monotonic() >= deadline_s:
+                if retries is None:
+                    clock = SystemClock()
+                    retries = Retries(clock, clock.monotonic_s() + self._wait_s, pause_s=_PAUSE_S)
+                if not retries.again():
                     raise ProcessLimit(
                         f"no descriptor for {error.filename or 'a file'} ({error.strerror}), nothing was changed: "
                         "close other files or sockets, or raise the limit (ulimit -n)"
                     ) from error
-            time.sleep(_PAUSE_S)
 
     def admit(self, take: Callable[[], File], reopen: Callable[[], File]) -> _Account:
         """An account for a file that `take` opens, and `reopen` opens again."""

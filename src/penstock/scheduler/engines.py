@@ -28,6 +28,7 @@ from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, check_name
 
 _log = logging.getLogger(__name__)
 
+_POLL_S = 0.05  # between two looks at the stop signal of a call
 _KILL_S_MAX = 10.0  # for a killed process to be gone
 
 
@@ -83,6 +84,15 @@ class Handle:
         if self._error is not None:
             raise self._error
         return unpack(self._result)
+
+    def wait(self, stop: Callable[[], bool]) -> Plain:
+        """What the function returned, whenever that is; it is cancelled as soon as `stop` returns True."""
+        while True:
+            try:
+                return self.result(_POLL_S)
+            except WaitExpired:
+                if stop():
+                    self.cancel()  # the next look finds it cancelled
 
     def done(self) -> bool:
         return self._answered.is_set()

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 
 from penstock.host import threads
+from penstock.host.waiting import pause
 from penstock.protocol import place
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Bell:
             connection, _ = self._listener.accept()
         except OSError as error:  # out of descriptors, or the other side went away
             logger.warning("somebody knocked in vain: %s", error)
-            place.pause(0.1)
+            pause(0.1)
             return
         with connection:
             connection.settimeout(QUESTION_S)

@@ -16,6 +16,7 @@ from penstock.host import threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs, path_text
+from penstock.host.waiting import Retries
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.protocol import place
@@ -89,8 +90,7 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
         reason = str(error)
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
-    if clock.monotonic_s() >= deadline_s:
+    if not Retries(clock, deadline_s).again():
         if answer is not None:
             reason = f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
-    place.pause()

@@ -319,7 +319,7 @@ class OpenedParts(Tables):
         self._coordinator.start()
         for task in tree_tasks(self._maintenance, self._collector):
             self._scheduler.register(task)
-        for runner in job_runners(self._maintenance, self._jobs, self._engines):
+        for runner in job_runners(self._maintenance, self._jobs):
             self._scheduler.register(runner)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
