@@ -25,7 +25,7 @@ BEGIN = """
 import gc, multiprocessing, os, socket, subprocess, sys, threading, time
 import penstock
 from penstock.host import forking, threads
-from penstock.host.files import OsLock
+from penstock.host.file_locks import OsLock
 PATH = sys.argv[1]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -7,7 +7,8 @@ Invariant: a chunk appears under its name whole, synced, or not at all.
 from __future__ import annotations
 
 from penstock.errors import CorruptionError
-from penstock.host.files import Buffer, FileSystem, publish, remove_file
+from penstock.host.file_operations import publish, remove_file
+from penstock.host.files import Buffer, FileSystem
 
 WRITE_BYTES = 1 << 20
 

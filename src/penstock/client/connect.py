@@ -19,7 +19,10 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
 from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text, typed
+from penstock.host.file_errors import typed
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute, path_text
 from penstock.host.forking import use_grpc
 from penstock.host.waiting import Retries
 from penstock.protocol import place, wire

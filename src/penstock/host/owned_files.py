@@ -11,7 +11,8 @@ Files that are open already stay those of the old folder, whatever their names l
 
 from __future__ import annotations
 
-from penstock.host.files import File, FileSystem, Folder, Lock, OsFileSystem
+from penstock.host.files import File, FileSystem, Folder, Lock
+from penstock.host.os_files import OsFileSystem
 
 
 def owned(fs: FileSystem, lock: Lock) -> FileSystem:

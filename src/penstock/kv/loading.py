@@ -18,7 +18,10 @@ import pyarrow.compute as pc
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
+from penstock.host.file_operations import make_dirs, remove_folder
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.kv import section

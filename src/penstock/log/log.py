@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs, remove_file
+from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.files import FileSystem
 from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
-from penstock.host.files import File, FileSystem, claim, is_disk_full, reveal
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import claim, reveal
+from penstock.host.files import File, FileSystem
 from penstock.log.chain import SegmentName
 from penstock.log.record import (
     HEADER,

@@ -36,7 +36,9 @@ from penstock.errors import (
 )
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary

@@ -23,7 +23,8 @@ import numpy as np
 from penstock.archive.chunk import Chunk, KeyRing, crc32c
 from penstock.archive.container import open_chunk
 from penstock.errors import Closed, CorruptionError
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import (

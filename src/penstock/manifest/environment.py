@@ -33,7 +33,9 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import File, FileSystem, absolute, claim, parent
+from penstock.host.file_operations import claim
+from penstock.host.files import File, FileSystem
+from penstock.host.paths import absolute, parent
 from penstock.host.forking import close_on_exec
 from penstock.host.open_files import OPEN_FILES
 from penstock.manifest.engine import TABLES

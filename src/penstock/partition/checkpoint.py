@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import decode

@@ -36,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
 from penstock.journal.record import JournalRecord, Section
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks

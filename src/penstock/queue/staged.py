@@ -13,7 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid
-from penstock.host.files import File, FileSystem, OsFileSystem, make_dirs, parent
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import File, FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX

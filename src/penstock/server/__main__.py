@@ -20,7 +20,9 @@ import msgspec
 
 from penstock.errors import PenstockError, StoreLocked
 from penstock.host.chance import system_random
-from penstock.host.files import OsFileSystem, absolute, typed
+from penstock.host.file_errors import typed
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 from penstock.server.healing import Healer

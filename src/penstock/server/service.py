@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, ref
 from penstock.errors import Closed
 from penstock.host import threads
 from penstock.host.chance import Random
-from penstock.host.files import absolute
+from penstock.host.paths import absolute
 from penstock.host.forking import abandon, hang_up, use_grpc
 from penstock.protocol import place
 from penstock.server.bell import Bell

@@ -29,7 +29,9 @@ from pyspark.errors import PySparkException
 from penstock.client.port import FlightPort
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
-from penstock.host.files import OsFileSystem, make_dirs, parent
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
 from penstock.host.waiting import repeating
 from penstock.kinds import Piece
 from penstock.protocol.wire import PIECE_BYTES

@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
-from penstock.host.files import FileSystem, parent, reveal
+from penstock.host.file_operations import reveal
+from penstock.host.files import FileSystem
+from penstock.host.paths import parent
 from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE

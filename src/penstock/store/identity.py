@@ -15,7 +15,8 @@ from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError
 from penstock.host.chance import Random
-from penstock.host.files import FileSystem, publish
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
 
 IDENTITY_BYTES = 16
 _SUM = struct.Struct("<I")

@@ -19,7 +19,9 @@ from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Po
 from penstock.host import memory, threads
 from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.host.metrics import Metrics
 from penstock.host.owned_files import owned
 from penstock.host.steady_clock import SteadyClock, read_note

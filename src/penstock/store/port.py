@@ -20,7 +20,7 @@ from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import explained
+from penstock.host.file_errors import explained
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
 from penstock.partition.dispatcher import Dispatcher, Partition

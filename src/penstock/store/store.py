@@ -16,7 +16,9 @@ from penstock.coordinator import Durability
 from penstock.host import threads
 from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, explained
+from penstock.host.file_errors import explained
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.kinds import partitions_of
 from penstock.lsm.compacting import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener

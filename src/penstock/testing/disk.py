@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.errors import CorruptionError, StoreLocked
-from penstock.host.files import Buffer, File, Folder, Lock, read_fully, write_fully
+from penstock.host.file_operations import read_fully, write_fully
+from penstock.host.files import Buffer, File, Folder, Lock
 
 SECTOR_BYTES = 512
 

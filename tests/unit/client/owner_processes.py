@@ -112,7 +112,7 @@ def hurry(client: RemoteStore, timeout_s: float) -> None:
 
 FAULTY = """
     import errno, os
-    from penstock.host.files import OsFile
+    from penstock.host.os_files import OsFile
     from penstock.server import healing
     healing.WAIT_S_MIN = healing.WAIT_S_MAX = 0.05
     whole, fails = OsFile.fdatasync, sys.argv[2]

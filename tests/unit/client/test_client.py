@@ -585,7 +585,7 @@ def penstock_clock() -> Any:
 def test_a_staged_file_is_sent_by_one_who_does_not_see_the_folder(store: RemoteStore, tmp_path: Path) -> None:
     import pyarrow as pa
 
-    from penstock.host.files import OsFileSystem
+    from penstock.host.os_files import OsFileSystem
     from penstock.queue.staged import STAGED_SCHEMA
 
     fs, events = OsFileSystem(), store.queue("events")

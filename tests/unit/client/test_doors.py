@@ -15,7 +15,7 @@ from owner_processes import owners, until
 
 from penstock.client.connect import connect
 from penstock.errors import Invalid, OutcomeUnknown, ProcessLimit, RetryLater
-from penstock.host.files import typed
+from penstock.host.file_errors import typed
 
 
 def file_in_the_way(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from owner_processes import owners, said, script, succeeds, until
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.host.waiting import pause
 from penstock.queue.table import QueueTable
 

@@ -10,17 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptionError, Invalid, PenstockError, ProcessLimit, StoreLocked
-from penstock.host.files import (
-    FileSystem,
-    OsFileSystem,
-    explained,
-    make_dirs,
-    publish,
-    ran_out_of_space,
-    read_fully,
-    write_fully,
-    zero_fill,
-)
+from penstock.host.file_errors import explained, ran_out_of_space
+from penstock.host.file_operations import make_dirs, publish, read_fully, write_fully, zero_fill
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.testing import SimulatedDisk
 
 
@@ -150,7 +143,7 @@ def test_a_lock_is_held_once(place: tuple[FileSystem, str]) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
-        "import sys,os; from penstock.host.files import OsFileSystem;"
+        "import sys,os; from penstock.host.os_files import OsFileSystem;"
         " lock = OsFileSystem().lock(sys.argv[1]); print('held', flush=True); os.kill(os.getpid(), 9)"
     )
     child = subprocess.run([sys.executable, "-c", script, str(tmp_path / "l")], stdout=subprocess.PIPE, check=False)

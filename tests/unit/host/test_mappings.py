@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import CorruptionError, ProcessLimit
 from penstock.host import mappings
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.host.mappings import HOLDERS_MIN, Mappings, holders_max
 
 

@@ -17,7 +17,8 @@ from interrupts import every_point, where
 
 import penstock.testing.disk as disk_module
 from penstock.errors import ProcessLimit, RetryLater
-from penstock.host.files import OsFileSystem, UnboundedFileSystem, reveal
+from penstock.host.file_operations import reveal
+from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.host.open_files import OPEN_FILES, OPEN_MAX, BoundedFileSystem, OpenFiles, open_files_max
 from penstock.testing import Fault, SimulatedDisk
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, UnsupportedVersion
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 from penstock.log.chain import SegmentName
 from penstock.log.record import HEADER, encode

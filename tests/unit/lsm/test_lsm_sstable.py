@@ -19,7 +19,7 @@ from lsm_files import STORE, ModelRows, columns, puts, write
 
 from penstock.archive.chunk import ChunkIdentity, Sealing
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm import sstable as sstable_module
 from penstock.lsm import writer as writer_module
 from penstock.lsm.index import PAGE_BYTES, build_slots, fingerprint_mask, hash_keys
