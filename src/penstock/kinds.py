@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import PenstockError
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId, partition_id

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from penstock.errors import Invalid
-from penstock.host.chance import Random, system_random
+from penstock.host.randomness import Random, system_random
 from penstock.host.files import Buffer
 
 crc32c: Callable[[bytes], int] | None

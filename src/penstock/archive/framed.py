@@ -17,7 +17,7 @@ from typing import Any
 from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
 from penstock.archive.plain import WRITE_BYTES, PlainWriter, TemporaryFile
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.files import Buffer, File, FileSystem
 
 BLOCK_BYTES = 1 << 16

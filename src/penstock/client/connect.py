@@ -17,9 +17,9 @@ from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
-from penstock.host.chance import system_random
+from penstock.host.randomness import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.file_errors import typed
+from penstock.host.file_errors import translate_open_errors
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute, path_text
@@ -51,7 +51,7 @@ class LocalDoor:
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         use_grpc()
-        with typed(self.folder):
+        with translate_open_errors(self.folder):
             return self._open(deadline_s)
 
     def _open(self, deadline_s: float) -> flight.FlightClient:

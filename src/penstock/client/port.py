@@ -20,7 +20,7 @@ from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.clock import Clock
 from penstock.host.files import File
 from penstock.journal.partitions import PartitionId, table_of

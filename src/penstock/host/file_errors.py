@@ -1,4 +1,4 @@
-"""Errors of the operating system, turned into Penstock's: which file it was, and what to do about it.
+"""Translation of operating-system errors into Penstock's: which file failed, and what to do about it.
 
 Thread: any.
 """
@@ -11,44 +11,44 @@ from contextlib import contextmanager
 
 from penstock.errors import DiskFailed, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
 
-_MISPLACED = (IsADirectoryError, NotADirectoryError, FileExistsError)
+_WRONG_TYPE = (IsADirectoryError, NotADirectoryError, FileExistsError)
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Let no bare `OSError` reach the caller: say which file it was, and what to do about it."""
+def translate_os_errors() -> Iterator[None]:
+    """Raise Penstock's error for an `OSError` in the block, naming the file and the remedy."""
     try:
         yield
-    except PenstockError:  # some of them are an `OSError`, too
+    except PenstockError:  # some are subclasses of `OSError`
         raise
     except OSError as error:
-        raise _explanation(error) from error
+        raise _translated(error) from error
 
 
-def _explanation(error: OSError) -> PenstockError:
+def _translated(error: OSError) -> PenstockError:
     where, reason = error.filename or "a file of the store", error.strerror or str(error)
     if is_disk_full(error):
         return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
-    if isinstance(error, _MISPLACED):
-        return _misplaced(error)
+    if isinstance(error, _WRONG_TYPE):
+        return _wrong_type(error)
     if error.errno == errno.ELOOP:
-        return Invalid(f"{where} is a link that leads to itself: put back what it stands for")
+        return Invalid(f"{where} is a link to itself: restore the file it should point to")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Invalid(f"{where} cannot be used ({reason}): let this user read and write the whole store")
-    return DiskFailed(f"{where} cannot be used ({reason}): look at the disk, then retry")
+        return Invalid(f"{where} cannot be used ({reason}): give this user read and write access to the whole store")
+    return DiskFailed(f"{where} cannot be used ({reason}): check the disk, then retry")
 
 
 @contextmanager
-def typed(path: str) -> Iterator[None]:
-    """Turn errors of the system on the way to a store into those of Penstock, by what to do about them."""
+def translate_open_errors(path: str) -> Iterator[None]:
+    """Raise Penstock's error for an `OSError` while a store is opened or its owner is contacted."""
     try:
         yield
     except (PenstockError, TimeoutError):
         raise
-    except _MISPLACED as error:
-        raise _misplaced(error) from error
+    except _WRONG_TYPE as error:
+        raise _wrong_type(error) from error
     except OSError as error:
         reason = f"{error.strerror or error} ({error.filename or path})"
         if error.errno in _NO_RESOURCES:
@@ -58,22 +58,22 @@ def typed(path: str) -> Iterator[None]:
         if is_disk_full(error):
             raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
         if error.errno in _WRONG_PATH:
-            raise Invalid(f"{path} cannot be opened: {reason}; see to the folder, or give another path") from error
+            raise Invalid(f"{path} cannot be opened: {reason}; fix the folder, or give another path") from error
         raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
 
 
-def _misplaced(error: OSError) -> Invalid:
+def _wrong_type(error: OSError) -> Invalid:
     wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
-    return Invalid(f"{error.filename or 'something'} is in the place of a {wanted} of the store: move it elsewhere")
+    return Invalid(f"{error.filename or 'a file'} is not a {wanted}, but the store needs one there: move it elsewhere")
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether an error says that space (or quota) ran out."""
+    """Return whether an error means that space or quota ran out."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def ran_out_of_space(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is a full disk."""
+    """Return whether an error or one of its causes is a full disk."""
     while error is not None:
         if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_disk_full(error)):
             return True

@@ -15,15 +15,15 @@ from penstock.host.paths import parent
 
 
 class OsLock:
-    """A `flock`: it ends with the process that took it, however that ends.
+    """A `flock`, released by the kernel when the process ends.
 
-    A forked child shares it, and would keep it for as long as it lives: it closes its copy of the descriptor at once.
+    A forked child inherits the descriptor and would keep the lock while it lives, so it closes its copy at once.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = -1
-        with threads.holding_forks():
+        with threads.without_forks():
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             threads.after_fork(self, OsLock._close)
         try:
@@ -38,12 +38,12 @@ class OsLock:
     def check(self) -> None:
         try:
             if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
-                return  # released: by one who closes, in whose hands nothing else is
+                return  # already released: a closing store changes nothing more
         except (FileNotFoundError, NotADirectoryError):
             pass
         raise Closed(
-            f"{parent(self._path)} was moved, deleted or replaced while it was open, and nothing more is written there"
-            ": close it, and open what is there now"
+            f"{parent(self._path)} was moved, deleted or replaced while it was open, so nothing more is written there"
+            ": close this store and open the path again"
         )
 
     def release(self) -> None:
@@ -52,10 +52,10 @@ class OsLock:
         self._close()
 
     def _close(self) -> None:
-        with threads.holding_forks():  # a child that is forked between the two lines would keep the lock
+        with threads.without_forks():  # a child forked between the two lines would keep the lock
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 os.close(fd)
 
     def __del__(self) -> None:
-        self.release()  # an interrupt came before its taker could release it
+        self.release()  # for a caller that was interrupted before it could release it

@@ -1,6 +1,6 @@
-"""Operations on files that are more than one call: durable names, claimed space, folders.
+"""File operations of several steps: durable renames, reserved space, folder trees.
 
-They work on any `FileSystem`, so that crash tests see every step.
+They use only the protocols, so that crash tests see every step.
 
 Thread: any.
 """
@@ -35,7 +35,7 @@ def write_fully(write_some: Callable[[memoryview, int], int], data: Buffer, offs
 
 
 def read_fully(read_some: Callable[[int, int], bytes], size: int, offset: int) -> bytes:
-    """Call `read_some(size, offset)` until `size` bytes are there or the file ends."""
+    """Call `read_some(size, offset)` until `size` bytes are read or the file ends."""
     parts: list[bytes] = []
     while size > 0:
         try:
@@ -59,10 +59,11 @@ def zero_fill(file: File, start: int, end: int) -> None:
 
 
 def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
-    """Claim space for `size` bytes at `end` in a file that has it up to `claimed`; up to where it has it then.
+    """Reserve space for an append of `size` bytes at `end`; return the offset up to which space is reserved now.
 
-    `DiskFull` if there is none, with nothing written. Small appends are given zero-filled room ahead, in steps, so that
-    their fdatasync writes no new file size. A large one would pay twice for that, so it gets its exact range.
+    `claimed` is that offset so far. `DiskFull` if there is no space; nothing was written then. Small appends get
+    zero-filled space ahead, in multiples of `step`, so that their fdatasync need not write a new file size. A large
+    append would be written twice that way, so it gets its exact range.
     """
     needed = end + size
     if needed <= claimed:
@@ -76,22 +77,22 @@ def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        if target > needed:  # the last bytes of a disk are for those who need no more than that
+        if target > needed:  # the disk has no room for a whole step: reserve only what is needed
             return claim(file, claimed, end, size, 1)
         raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
     return target
 
 
 def publish(fs: FileSystem, file: File, target: str) -> None:
-    """Make `file` appear as `target`, whole or not at all, and for good."""
+    """Sync a file and rename it to `target`, durably: `target` is never seen incomplete."""
     file.fsync()  # before the rename: a name must never lead to missing bytes
-    reveal(fs, file.path, target)
+    rename_durably(fs, file.path, target)
 
 
-def reveal(fs: FileSystem, source: str, target: str) -> None:
-    """Rename a synced file, for good. After an error it may be there under either name.
+def rename_durably(fs: FileSystem, source: str, target: str) -> None:
+    """Rename a synced file and make the new name durable. After an error either name may exist.
 
-    But for `ProcessLimit`: the folder is opened first, so that nothing has changed then.
+    On `ProcessLimit` nothing has changed: the folder is opened first.
     """
     with fs.folder(parent(target)) as folder:
         fs.rename(source, target)
@@ -99,9 +100,9 @@ def reveal(fs: FileSystem, source: str, target: str) -> None:
 
 
 def make_dirs(fs: FileSystem, path: str) -> None:
-    """Make a folder and those above it, each durable in its parent.
+    """Create a folder and its parents, durably.
 
-    One that is there already is synced too: whoever made it may have died before that.
+    Existing folders are synced too: the process that created one may have died before its sync.
     """
     above = parent(path)
     if above == path:
@@ -113,30 +114,30 @@ def make_dirs(fs: FileSystem, path: str) -> None:
     try:
         fs.fsync_dir(above)
     except OSError as error:
-        # A folder that may be passed but not read, or that knows no fsync, is not of our making.
+        # A folder that we may not read, or whose file system has no fsync, was not created by us.
         if not existed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP):
             raise
 
 
 def remove_file(fs: FileSystem, path: str) -> bool:
-    """Unlink a file that nobody needs; whether it is gone. One that stays takes space and does no other harm."""
+    """Unlink a file that is no longer needed; return whether it is gone. One that stays only costs space."""
     try:
         fs.unlink(path)
     except FileNotFoundError:
         pass
     except OSError as error:
-        logger.warning("%s could not be removed (%s): it is tried again later", path, error)
+        logger.warning("%s could not be removed (%s): this is retried later", path, error)
         return False
     return True
 
 
 def remove_folder(fs: FileSystem, path: str) -> None:
-    """Remove a folder and all that is in it, if it is there. Not durable: after a crash, do it again."""
+    """Remove a folder tree, if it exists. Not durable: repeat it after a crash."""
     if not fs.exists(path):
         return
     for name in fs.listdir(path):
         try:
             fs.unlink(f"{path}/{name}")
-        except (IsADirectoryError, PermissionError):  # the second is what some systems say of a folder
+        except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder
             remove_folder(fs, f"{path}/{name}")
     fs.rmdir(path)

@@ -1,4 +1,4 @@
-"""The file seam: what Penstock asks of a file system, as protocols.
+"""The protocols between Penstock and a file system.
 
 `OsFileSystem` (os_files) is this machine's; `penstock.testing` has a simulated disk. Paths are strings.
 
@@ -26,16 +26,16 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def identity(self) -> tuple[int, int]:
-        """Which file it is, whatever its name."""
+        """Return device and inode: the same file under any name has the same."""
 
-    def moved(self, path: str) -> None:
-        """It was renamed: `path` is its name from now on."""
+    def set_path(self, path: str) -> None:
+        """Take over a new name, after a rename."""
 
     def pin(self) -> AbstractContextManager[None]:
-        """Take its descriptor for a block: `ProcessLimit` comes here or not at all."""
+        """Keep the descriptor open during a block. `ProcessLimit` is raised on entry, never inside."""
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+        """Read up to `size` bytes at `offset`; fewer only at the end of the file."""
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         """Write all of `data` at `offset`."""
@@ -43,7 +43,7 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def allocate(self, offset: int, size: int) -> None:
-        """Claim space for a range, so that writing it cannot fail for want of space."""
+        """Reserve disk space for a range, so that writing it cannot fail with ENOSPC."""
 
     def fsync(self) -> None:
         """Make content and size durable. An error here is final: never call it again for the same bytes."""
@@ -52,25 +52,25 @@ class File(Protocol):
         """As `fsync`, without times and other metadata that reading does not need."""
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        """Write pieces one behind the other, then `fdatasync`. `ProcessLimit`: nothing was written."""
+        """Write buffers one after the other, then `fdatasync`. On `ProcessLimit` nothing was written."""
 
     def map(self, size: int) -> memoryview:
-        """The first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
+        """Map the first `size` bytes, read-only; `CorruptionError` if the file is shorter."""
 
     def close(self) -> None: ...
 
 
 class Lock(Protocol):
-    """A lock on a file, held until `release` or the end of the process."""
+    """An exclusive lock on a file, until `release` or the end of the process."""
 
     def check(self) -> None:
-        """`Closed` if the name of the file leads to another one by now, or to none: who has that one has the name."""
+        """Raise `Closed` if the locked path was deleted, or names another file now."""
 
     def release(self) -> None: ...
 
 
 class Folder(Protocol):
-    """A folder whose names can be made durable: nothing more is needed for that once it is open."""
+    """An open folder. Syncing it makes its names durable and needs no further descriptor."""
 
     def fsync(self) -> None: ...
 
@@ -85,7 +85,7 @@ class FileSystem(Protocol):
     """The file operations Penstock uses."""
 
     def create(self, path: str) -> File:
-        """A new file for reading and writing; an existing one is an error. Durable after `fsync_dir` of its folder."""
+        """Create a file for reading and writing; an error if it exists. Durable after `fsync_dir` of its folder."""
 
     def open(self, path: str, *, write: bool = False) -> File: ...
 
@@ -99,17 +99,17 @@ class FileSystem(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def mkdir(self, path: str) -> None:
-        """Make a folder; one that is there is no error. Durable after `fsync_dir` of its parent."""
+        """Create a folder unless it exists. Durable after `fsync_dir` of its parent."""
 
     def rmdir(self, path: str) -> None: ...
 
     def fsync_dir(self, path: str) -> None: ...
 
     def folder(self, path: str) -> Folder:
-        """Open a folder, to make names durable that are yet to change."""
+        """Open a folder before changing names in it, so that syncing them cannot fail for want of a descriptor."""
 
     def free_bytes(self, path: str) -> int | None:
-        """How much can still be written where `path` is; None where nobody knows."""
+        """Return the free bytes of the file system of `path`; None if it does not say."""
 
     def lock(self, path: str) -> Lock:
-        """Lock a file (made if absent), or raise `StoreLocked` at once."""
+        """Lock a file, creating it if absent; `StoreLocked` at once if another process has it."""

@@ -43,7 +43,7 @@ class OsFile:
         status = os.fstat(self._fd)
         return status.st_dev, status.st_ino
 
-    def moved(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         self._path = path
 
     @contextmanager

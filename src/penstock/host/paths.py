@@ -1,6 +1,6 @@
-"""Paths of stores as users give them, and as Penstock keeps them.
+"""Validation of the paths that users pass.
 
-Thread: pure functions, but for `absolute`, which follows links.
+Thread: any. `absolute` reads links; the rest are pure functions.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from penstock.errors import Invalid
 
 
 def path_text(path: object) -> str:
-    """The path of a folder, from a text or a `Path`. `str` would make one of anything: a folder named None."""
+    """Return a path given as text or as a `Path`; `Invalid` for anything else (`str` would accept None)."""
     try:
-        found = os.fspath(path)  # type: ignore[call-overload]
-        if isinstance(found, str):
-            os.fsencode(found)  # half of a surrogate pair is no name
-            return str.__str__(found)
+        text = os.fspath(path)  # type: ignore[call-overload]
+        if isinstance(text, str):
+            os.fsencode(text)  # raises for half of a surrogate pair
+            return str.__str__(text)
     except (TypeError, UnicodeEncodeError):
         pass
-    shown = ascii(path) if isinstance(path, (str, bytes)) else f"a value of the type {type(path).__name__}"
-    raise Invalid(f"{shown} is not a path: give a folder whose name is text")
+    description = ascii(path) if isinstance(path, (str, bytes)) else f"a value of the type {type(path).__name__}"
+    raise Invalid(f"{description} is not a path: give a folder whose name is text")
 
 
 def absolute(path: str) -> str:
-    """A path as every process understands it, whatever its own folder is by then and wherever links lead by then."""
+    """Return an absolute path without links: one that means the same in every process, whatever its working folder."""
     if path and "\0" not in path:
         real = os.path.realpath(path).rstrip("/") or "/"
         if not any("\ud800" <= each <= "\udfff" for each in real):  # bytes that are not text: LMDB takes no such name
@@ -33,5 +33,5 @@ def absolute(path: str) -> str:
 
 
 def parent(path: str) -> str:
-    """The folder that holds `path`."""
+    """Return the folder of `path`."""
     return os.path.dirname(path) or "."

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.file_operations import make_dirs, remove_file
 from penstock.host.files import FileSystem
 from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names

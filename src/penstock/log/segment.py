@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
 from penstock.host.file_errors import is_disk_full
-from penstock.host.file_operations import claim, reveal
+from penstock.host.file_operations import claim, rename_durably
 from penstock.host.files import File, FileSystem
 from penstock.log.chain import SegmentName
 from penstock.log.record import (
@@ -151,8 +151,8 @@ class SegmentWriter:
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
             raise
-        reveal(fs, source, target)
-        file.moved(target)
+        rename_durably(fs, source, target)
+        file.set_path(target)
         return segment
 
     def claim(self, size: int) -> None:

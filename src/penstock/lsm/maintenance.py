@@ -362,7 +362,7 @@ class Maintenance:
         tree.end_flush(frozen, files, rows.time_us)
         tree.withdraw(ids)
         del work, rows, frozen
-        memory.release_unused()
+        memory.release_free_memory()
         return True
 
     def _write(self, rows: Memtable, catalog: Catalog, ids: Sequence[int]) -> list[Summary]:

@@ -97,7 +97,7 @@ class TableFile:
                     table = self._open(self.meta)
                     self._ranges = table.range_deletes  # now: whoever opened a file wants to make a version of it
                     self._table = table
-                    MAPPINGS.hold(self)
+                    MAPPINGS.register(self)
         return table
 
     @property

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, OutcomeUnknown, UniqueJobAlreadyPending
 from penstock.host import threads
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.manifest.engine import ReadView
 from penstock.manifest.keys import WHOLE_STORE, JobId, PendingJobKey, WalStateKey
 from penstock.manifest.manifest import Manifest, ManifestTxn

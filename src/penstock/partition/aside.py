@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from penstock.errors import Backpressure, Invalid, PenstockError
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE, Group, JournalRecord, Section, decode, encode

@@ -166,7 +166,7 @@ class Dispatcher:
                 raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
             if found is None:
-                found = threads.uninterrupted(lambda: self._open(partition))
+                found = threads.run_uninterrupted(lambda: self._open(partition))
                 self._drain(found)
             return found
 

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.files import FileSystem

@@ -28,7 +28,7 @@ class Bell:
 
     def __init__(self, folder: str, answer: Callable[[place.Question], place.Answer]) -> None:
         self._answer = answer
-        with threads.holding_forks():
+        with threads.without_forks():
             self._listener = place.listen(folder)
             self._ended, self._end = socket.socketpair()
             threads.after_fork(self, Bell._cut_off)
@@ -76,5 +76,5 @@ class Bell:
         """Answer nobody from now on."""
         self._end.send(b"x")
         self._thread.join(10.0)
-        with threads.holding_forks():  # a child that is forked while one is being closed would keep it
+        with threads.without_forks():  # a child that is forked while one is being closed would keep it
             self._cut_off()

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.journal.partitions import PartitionId, shard_number, table_of

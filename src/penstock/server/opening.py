@@ -13,9 +13,9 @@ from pathlib import Path
 from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random, system_random
+from penstock.host.randomness import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.file_errors import explained
+from penstock.host.file_errors import translate_os_errors
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
@@ -56,7 +56,7 @@ def open(  # noqa: A001 - penstock.open reads well
     if not settings.serve or not settings.background or not is_real:
         return opener(fs=fs)
     files = fs if isinstance(fs, OsFileSystem) else OsFileSystem()
-    return threads.uninterrupted(
+    return threads.run_uninterrupted(
         lambda: _open_and_serve(name, files, opener, clock=clock, random=random, timeout_s=timeout_s), undo=Store.close
     )
 
@@ -65,7 +65,7 @@ def _open_and_serve(
     name: str, files: OsFileSystem, opener: Callable[..., Store], *, clock: Clock, random: Random, timeout_s: float
 ) -> Store:
     deadline_s = clock.monotonic_s() + timeout_s
-    with explained():
+    with translate_os_errors():
         make_dirs(files, name)
         opening = place.hold_opening(files, name, clock, deadline_s)
     try:

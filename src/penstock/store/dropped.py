@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
-from penstock.host.file_operations import reveal
+from penstock.host.file_operations import rename_durably
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
@@ -101,7 +101,7 @@ class DroppedShards:
             number += 1
             gone = f"{folder}{GONE}{number}"
         if self._names(folder) is not None:
-            reveal(self._fs, folder, gone)
+            rename_durably(self._fs, folder, gone)
             self._empty(gone)
 
     def _names(self, folder: str) -> list[str] | None:

@@ -14,7 +14,7 @@ import struct
 from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.host.file_operations import publish
 from penstock.host.files import FileSystem
 

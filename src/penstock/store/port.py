@@ -20,7 +20,7 @@ from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.file_errors import explained
+from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
 from penstock.partition.dispatcher import Dispatcher, Partition
@@ -286,7 +286,7 @@ class LocalPort:
 
     def _partition(self, partition: PartitionId) -> Partition:
         """A shard, opened on first use: then its files may be anything."""
-        with explained():
+        with translate_os_errors():
             return self._dispatcher.partition(partition)
 
     def machine(self, partition: PartitionId) -> Machine:

@@ -177,7 +177,7 @@ class SimulatedFile:
     def identity(self) -> tuple[int, int]:
         return 0, id(self._target(write=False))
 
-    def moved(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         self._path = path
 
     @contextmanager

@@ -17,7 +17,7 @@ from interrupts import every_point, where
 
 import penstock.testing.disk as disk_module
 from penstock.errors import ProcessLimit, RetryLater
-from penstock.host.file_operations import reveal
+from penstock.host.file_operations import rename_durably
 from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.host.open_files import OPEN_FILES, OPEN_MAX, BoundedFileSystem, OpenFiles, open_files_max
 from penstock.testing import Fault, SimulatedDisk
@@ -210,8 +210,8 @@ def test_a_file_that_was_renamed_is_found_under_its_new_name() -> None:
     file = fs.create("/a.tmp")
     file.pwrite(b"data", 0)
     file.fsync()
-    reveal(fs, "/a.tmp", "/a")
-    file.moved("/a")
+    rename_durably(fs, "/a.tmp", "/a")
+    file.set_path("/a")
     fs.create("/b")
     assert (file.path, file.pread(9, 0)) == ("/a", b"data")
 
@@ -222,7 +222,7 @@ def test_a_rename_takes_its_descriptor_first() -> None:
     fs.create("/a").close()
     disk.open_files_max = 0
     with pytest.raises(ProcessLimit):
-        reveal(fs, "/a", "/b")
+        rename_durably(fs, "/a", "/b")
     assert disk.exists("/a")
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.errors import Backpressure, CorruptionError, Invalid, LeaseLost
-from penstock.host.chance import system_random
+from penstock.host.randomness import system_random
 from penstock.manifest.jobs import JobQueue, JobSettings, Lease
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, Pending

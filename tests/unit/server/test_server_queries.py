@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import Backpressure, Closed, Invalid
-from penstock.host.chance import system_random
+from penstock.host.randomness import system_random
 from penstock.host.os_files import OsFileSystem
 from penstock.host.steady_clock import SteadyClock
 from penstock.protocol import wire
