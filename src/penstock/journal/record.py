@@ -9,7 +9,6 @@ Thread: pure functions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NewType
 
 import msgspec
@@ -93,11 +92,6 @@ def decode(body: bytes, *, where: str = "journal", lsn: int = 0) -> JournalRecor
     if reader.at != len(body):
         raise CorruptionError(where, lsn, f"record {lsn} has {len(body) - reader.at} bytes too many")
     return JournalRecord(time_us, last_epoch, tuple(groups))
-
-
-def encoded_size(sections: Sequence[int], conditions: int = 0) -> int:
-    """The bytes of a record with one group of such payloads: for limits, before anything is encoded."""
-    return _RECORD.size + _GROUP.size + conditions + sum(_SECTION.size + size + 8 for size in sections)
 
 
 class _Reader:

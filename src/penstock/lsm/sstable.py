@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -309,10 +309,6 @@ class Sstable:
                 return batch.kinds[at], self._value(batch, at), batch.lsns[at], batch.expires[at]
             row += 1
         return None
-
-    def multi_get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        """The row of each key."""
-        return list(map(self.get, keys))
 
     # -- ranges
 

@@ -51,9 +51,6 @@ class FileMeta:
     expires: bool  # some of its rows do
     lsn: int | None = None  # stands for the LSN of all rows, in an adopted file
 
-    def overlaps(self, start: bytes, end: bytes) -> bool:
-        return self.start < end and start < self.end
-
 
 def check_disjoint(files: Iterable[FileMeta]) -> None:
     """`Invalid` if two files could hold the same key."""

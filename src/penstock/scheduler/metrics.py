@@ -17,7 +17,7 @@ from penstock.scheduler.task import SchedulerStatistics
 _TASK = "penstock_scheduler_task_"
 
 
-def export(scheduler: Scheduler, metrics: Metrics) -> None:
+def export_scheduler(scheduler: Scheduler, metrics: Metrics) -> None:
     """Show a scheduler in `metrics`, for as long as it lives."""
     reference = weakref.ref(scheduler)
 

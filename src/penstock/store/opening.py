@@ -53,6 +53,7 @@ from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
 from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
+from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, TaskLoad
@@ -316,6 +317,7 @@ class OpenedParts(Tables):
     def _start(self) -> None:
         export_coordinator(self._coordinator, self.metrics)
         export_trees(self._maintenance, self.metrics)
+        export_scheduler(self._scheduler, self.metrics)
         if not self.settings.background:
             return
         self._coordinator.start()

@@ -18,7 +18,6 @@ from penstock.journal.record import (
     SegmentedRecordHeader,
     decode,
     encode,
-    encoded_size,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "journal" / "record_v1.bin"
@@ -80,10 +79,3 @@ def test_damage_gives_a_record_or_an_error(record: JournalRecord, data: st.DataO
     for some in (bytes(body), bytes(body[: data.draw(st.integers(0, len(body)))])):
         with suppress(CorruptionError):
             decode(some)
-
-
-@given(st.lists(st.binary(max_size=50), max_size=5), st.binary(max_size=20))
-def test_size_is_an_upper_bound(payloads: list[bytes], condition: bytes) -> None:
-    sections = tuple(Section(SegmentedRecordHeader(partition_id(2, 0)), payload) for payload in payloads)
-    record = JournalRecord(1, 1, (Group(sections, condition),))
-    assert len(encode(record)) <= encoded_size([len(payload) for payload in payloads], len(condition) + 8)
