@@ -171,7 +171,7 @@ class OpenFiles:
 
     def _check(self, state: _FileState, path: str) -> None:
         if state.failure is not None or (state.raw is None and state.dirty):
-            raise OSError(errno.EIO, f"a sync failed before ({account.failure})", path) from state.failure
+            raise OSError(errno.EIO, f"a sync failed before ({state.failure})", path) from state.failure
         if state.closed:
             raise OSError(errno.EBADF, "the file is closed", path)
 

@@ -173,7 +173,7 @@ class Gateway:
             return "a snapshot is being read"
         if self._port.engaged():
             return "somebody holds a lease"
-        if self._store.offers.engaged():
+        if self._store.offers.has_taken_offers():
             return "a driver works on its files"
         return ""
 
