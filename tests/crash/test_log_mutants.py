@@ -120,7 +120,7 @@ def dead_forgotten(patch: Patch) -> None:
         self._remove(*names)
         return True
 
-    patch.setattr(Log, "_bury", once)
+    patch.setattr(Log, "_remove_dead", once)
 
 
 def leftover_forgotten(patch: Patch) -> None:
