@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from penstock.errors import Invalid
-from penstock.host.randomness import Random, system_random
 from penstock.host.files import Buffer
+from penstock.host.randomness import Random, system_random
 
 crc32c: Callable[[bytes], int] | None
 try:  # A reader on another machine may lack it: then checksums are not verified.

@@ -1,9 +1,9 @@
 """Framed containers: 64 KiB blocks, each compressed (zstd, lz4) and then encrypted (AES-256-GCM), and a table of them.
 
 Thread: a writer belongs to one thread; a chunk may be read by any number.
-Invariants: (1) a chunk appears under its name whole and synced, or not at all. (2) no block is decoded before its stored
-and declared sizes are checked. (3) an encrypted block can be decrypted only at its own position in its own chunk: store,
-chunk id, block number and, for the last block, the block count are authenticated with it.
+Invariants: (1) a chunk appears under its name whole and synced, or not at all. (2) no block is decoded before its
+stored and declared sizes are checked. (3) an encrypted block can be decrypted only at its own position in its own
+chunk: store, chunk id, block number and, for the last block, the block count are authenticated with it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
 from penstock.archive.plain import WRITE_BYTES, PlainWriter, TemporaryFile
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.host.randomness import Random
 from penstock.host.files import Buffer, File, FileSystem
+from penstock.host.randomness import Random
 
 BLOCK_BYTES = 1 << 16
 CACHED_BLOCKS = 64

@@ -17,13 +17,13 @@ from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
-from penstock.host.randomness import system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_open_errors
 from penstock.host.file_operations import make_dirs
+from penstock.host.forking import use_grpc
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute, path_text
-from penstock.host.forking import use_grpc
+from penstock.host.randomness import system_random
 from penstock.host.waiting import Retries
 from penstock.protocol import place, wire
 

@@ -20,9 +20,9 @@ from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.randomness import Random
 from penstock.host.clock import Clock
 from penstock.host.files import File
+from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Insert, Kind, Piece
 from penstock.lsm.rows import bytes_list

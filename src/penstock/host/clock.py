@@ -10,7 +10,9 @@ import time
 from typing import Protocol
 
 UNKNOWN_BOOT = b""
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # on other systems the monotonic clock counts sleep, too
+_BOOT_CLOCK = getattr(
+    time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
+)  # on other systems the monotonic clock counts sleep, too
 
 
 class Clock(Protocol):

@@ -1,8 +1,8 @@
 """Memory-mapped files that hold no descriptor, and a limit on their number.
 
 Python's `mmap` keeps a copy of the descriptor while the mapping lives, and a store maps two files per sstable. So an
-anonymous range is mapped first and the file is mapped over it by the C library: the `mmap` object has no descriptor, and
-unmaps the range when its last view is gone.
+anonymous range is mapped first and the file is mapped over it by the C library: the `mmap` object has no descriptor,
+and unmaps the range when its last view is gone.
 
 A process may have a limited number of mappings (`vm.max_map_count`). Objects that can map their file again at any time
 register (`Mappings.register`); when there are too many, the oldest are told to drop their mappings. Reads are not

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms, exported in Prometheus' text format.
 
-Thread: any. Every name begins with `penstock_`. A store has its own `Metrics`, so that two stores in one process are not
-added up; the process-wide registry of `prometheus_client` is not used.
+Thread: any. Every name begins with `penstock_`. A store has its own `Metrics`, so that two stores in one process are
+not added up; the process-wide registry of `prometheus_client` is not used.
 """
 
 from __future__ import annotations

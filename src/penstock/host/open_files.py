@@ -13,8 +13,9 @@ after a short wait the caller gets `ProcessLimit`. Every operation acquires its 
 caller with several operations that must not stop in between acquires it first: `File.pin`.
 
 Thread: any. One lock guards all states and is never held during I/O: a file that is being opened or closed is `moving`,
-and threads that want it poll. Nothing waits on a condition, because an interrupt could leave its lock taken. The garbage
-collector, which frees files at any line of any thread, takes no lock: it appends to a list, and the next call closes.
+and threads that want it poll. Nothing waits on a condition, because an interrupt could leave its lock taken. The
+garbage collector, which frees files at any line of any thread, takes no lock: it appends to a list, and the next call
+closes.
 Invariants: (1) a descriptor is closed only while nothing uses it. (2) an idle file without a descriptor is synced, or
 has its error. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
 """

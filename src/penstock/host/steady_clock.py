@@ -1,8 +1,8 @@
 """The clock of a store: it follows the wall clock slowly and never jumps.
 
-Records, expiry, retention and tokens use this clock. It advances with the time since boot and is slewed towards the wall
-clock by at most a tenth of the time that passes. So a wall clock that jumps, either way, expires nothing too early and
-delays expiry little, and a wall clock that was corrected, or moved on while the machine slept, is caught up with.
+Records, expiry, retention and tokens use this clock. It advances with the time since boot and is slewed towards the
+wall clock by at most a tenth of the time that passes. So a wall clock that jumps, either way, expires nothing too early
+and delays expiry little, and a wall clock that was corrected, or moved on while the machine slept, is caught up with.
 
 Only opening a store can add time at once, because nothing counted while it was closed. Within one boot a note in the
 store's folder says how much time passed. After another boot the wall clock is trusted, but only for one day if the
@@ -163,8 +163,8 @@ class SteadyClock:
         self._reported_us = self.wall_ahead_us
         if self.wall_ahead_us > REPORT_US:
             logger.warning(
-                "the wall clock is %.0f s ahead of the store's time, which follows slowly: correct the clock, or, if it "
-                "is right, open the store once with trust_clock=True",
+                "the wall clock is %.0f s ahead of the store's time, which follows slowly: correct the clock, or, if "
+                "it is right, open the store once with trust_clock=True",
                 self.wall_ahead_us / 1_000_000,
             )
         elif self.wall_ahead_us < -REPORT_US:

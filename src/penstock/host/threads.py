@@ -1,10 +1,10 @@
 """Threads and locks, created here so that tests can watch them.
 
-Thread: any. `lock`, `rlock` and `condition` return the plain objects of `threading`, at no extra cost, unless a test has
-installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
+Thread: any. `lock`, `rlock` and `condition` return the plain objects of `threading`, at no extra cost, unless a test
+has installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
 Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` registers is
-closed at most once, and never by a forked child, whose threads are gone. (3) what is created inside `without_forks` is in
-no forked child before `after_fork` knows of it.
+closed at most once, and never by a forked child, whose threads are gone. (3) what is created inside `without_forks` is
+in no forked child before `after_fork` knows of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Waiting for what nobody announces, and acting at intervals beside a block of code.
 
 What this process announces is waited for on a condition (`threads.condition`), with a timeout. Other processes, lock
-files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C ends
-either wait at once.
+files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
+ends either wait at once.
 
 Thread: a `Retries` belongs to one thread; `repeating` starts one.
 """

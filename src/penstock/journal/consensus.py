@@ -1,7 +1,7 @@
 """The consensus protocol: how a record becomes durable, on one machine or by quorum.
 
-`Alone` is an fsync of the local log. A replicated implementation commits by quorum behind the same protocol: nothing above
-the journal knows which one it uses.
+`Alone` is an fsync of the local log. A replicated implementation commits by quorum behind the same protocol: nothing
+above the journal knows which one it uses.
 
 Thread: one proposer at a time; reading from any thread.
 Invariants: (1) a record that `propose` returned an LSN for is durable. (2) LSNs follow each other without a gap.

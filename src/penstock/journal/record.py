@@ -1,7 +1,7 @@
 """The body of a journal record: a time, an epoch, and groups of sections.
 
-A *group* is accepted or refused as a whole; a *section* is its part for one partition, as bytes that are encoded once and
-carried unchanged, or as a reference to files with the data. docs/format/journal.md gives the bytes.
+A *group* is accepted or refused as a whole; a *section* is its part for one partition, as bytes that are encoded once
+and carried unchanged, or as a reference to files with the data. docs/format/journal.md gives the bytes.
 
 Thread: pure functions.
 """

@@ -1,7 +1,7 @@
 """Which partitions still need which journal records: truncation is computed only here.
 
-A record is needed until every partition with a section in it has stored that section (in its own files) or spilled it (to
-its own log), on a quorum of members. An idle partition needs no record and delays no truncation.
+A record is needed until every partition with a section in it has stored that section (in its own files) or spilled it
+(to its own log), on a quorum of members. An idle partition needs no record and delays no truncation.
 
 Thread: `_lock` guards all.
 Invariant: `needed_from` never passes a record that some partition would have to replay.

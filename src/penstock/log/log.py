@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
-from penstock.host.randomness import Random
 from penstock.host.file_operations import make_dirs, remove_file
 from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 from penstock.log.chain import Chain, SegmentName, is_damaged_name, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
@@ -418,7 +418,9 @@ class Log:
         if check_end is not None:
             check_end(LogEnd(reader.file.path, tail.end, self.first, tail.last, incarnation))
         for position in {self._chain.position_of(name.first) for name in dead}:
-            self.open_segment(self._chain[position]).close()  # opened, so that a name alone never decides what is unlinked
+            self.open_segment(
+                self._chain[position]
+            ).close()  # opened, so that a name alone never decides what is unlinked
         self._remove_dead(dead)
         if tail.seal is not None:
             reseal(self._fs, reader, tail)
@@ -432,19 +434,22 @@ class Log:
             self._remove_dead({name})
 
     def _check_other_files(self, others: Iterable[str]) -> None:
-        """Handle files that are not segments: remove our temporary ones, raise for damage, leave and report the rest."""
+        """Handle files that are not segments: remove temporary ones, raise for damage, report the others."""
         left: list[str] = []
         for file in others:
             if is_damaged_name(file):  # ignoring it would lose a segment silently
-                raise CorruptionError(
-                    f"{self._folder}/{file}", 0, "it looks like a segment, but its name is damaged"
-                )
+                raise CorruptionError(f"{self._folder}/{file}", 0, "it looks like a segment, but its name is damaged")
             if file.endswith(TEMPORARY) and is_segment(file.removesuffix(TEMPORARY)):
                 remove_file(self._fs, f"{self._folder}/{file}")
             else:
                 left.append(file)
         if left:
-            logger.warning("%s has %d files that are not Penstock's, such as %r: move them elsewhere", self._folder, len(left), left[0])
+            logger.warning(
+                "%s has %d files that are not Penstock's, such as %r: move them elsewhere",
+                self._folder,
+                len(left),
+                left[0],
+            )
 
     def _report(self, repair: Repair) -> None:
         self.repair = repair
@@ -497,7 +502,7 @@ class Log:
         return reader
 
     def sparse_index(self, reader: SegmentReader) -> SparseIndex:
-        """Return a segment's sparse index: stored, the writer's, or (without a closing record) made by reading it."""
+        """Return the sparse index of a segment: stored, the writer's, or (without a closing record) made by reading."""
         active = self._active
         if active is not None and active.header.name == reader.header.name:
             return active.index

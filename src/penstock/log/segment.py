@@ -1,8 +1,9 @@
 """One file of records.
 
 A segment begins with a header record (checksummed without a salt, because it carries the salt) and gets its name by a
-rename after that header is synced: a visible segment has a valid header. It ends sealed (a closing record with the sparse
-index, the file truncated to its length) or cut (the next segment supersedes everything from its own first index on).
+rename after that header is synced: a visible segment has a valid header. It ends sealed (a closing record with the
+sparse index, the file truncated to its length) or cut (the next segment supersedes everything from its own first index
+on).
 
 Thread: `SegmentWriter` belongs to the log's writer. `SegmentReader` belongs to one cursor.
 Invariants: (1) bytes of synced records never change. (2) space is reserved before record bytes are written, so that a
@@ -236,8 +237,8 @@ class SegmentReader:
     def records(self, offset: int) -> Iterator[tuple[int, Record]]:
         """Iterate over offsets and records from `offset` on, the closing record included.
 
-        It ends with a `CorruptionError` at the first bytes that are not a record: only the caller knows whether a record
-        must be there.
+        It ends with a `CorruptionError` at the first bytes that are not a record: only the caller knows whether a
+        record must be there.
         """
         buffer, base, at, size = b"", offset, 0, self.file.size()
         while True:
@@ -298,8 +299,8 @@ class SegmentTail:
 def scan_tail(reader: SegmentReader) -> SegmentTail:
     """Read the last segment to its end, and tell a torn tail from damage.
 
-    Valid records up to the first bad one count. If a valid record after it reports the bad one as synced, the bad one was
-    whole once: that is damage, not a torn tail.
+    Valid records up to the first bad one count. If a valid record after it reports the bad one as synced, the bad one
+    was whole once: that is damage, not a torn tail.
     """
     header, path = reader.header, reader.file.path
     expected, end, synced = header.first, HEADER_BYTES, header.first - 1
@@ -352,8 +353,8 @@ def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:
 def _highest_synced(rest: bytes, header: SegmentHeader, expected: int, path: str, end: int) -> int:
     """Return the highest `synced` of the valid records in `rest`; 0 if there is none.
 
-    Records begin at multiples of 8. Numpy finds the few positions whose fields could be a relevant record's header; only
-    these are decoded. Bytes forged to look like headers could cost endless checksums, so those are limited.
+    Records begin at multiples of 8. Numpy finds the few positions whose fields could be a relevant record's header;
+    only these are decoded. Bytes forged to look like headers could cost endless checksums, so those are limited.
     """
     words = np.frombuffer(rest[: len(rest) & ~7], dtype="<u8")
     if len(words) < HEADER.size // 8:
@@ -371,7 +372,9 @@ def _highest_synced(rest: bytes, header: SegmentHeader, expected: int, path: str
     for position in np.flatnonzero(candidates).tolist():
         budget -= int(length[position])
         if budget < 0:
-            raise CorruptionError(path, end, "the bytes after the last valid record look like too many records to check")
+            raise CorruptionError(
+                path, end, "the bytes after the last valid record look like too many records to check"
+            )
         try:
             highest = max(highest, decode(rest, position * 8, salt=header.salt).synced)
         except CorruptionError:

@@ -14,7 +14,7 @@ Invariants: at most one job of a table and kind waits, at most one is in flight;
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, OutcomeUnknown, UniqueJobAlreadyPending

@@ -420,7 +420,9 @@ class Dispatcher:
                 except ProcessLimit:
                     break  # the others would fare no better
                 except Exception as error:
-                    logger.warning("shard %d of table %d cannot be opened: %s", shard_number(number), table_of(number), error)
+                    logger.warning(
+                        "shard %d of table %d cannot be opened: %s", shard_number(number), table_of(number), error
+                    )
             for partition in self._partitions.values():
                 if partition.machine.broken and not partition.failures:  # a sync failed, and nobody has written since
                     partition.failures = 1
@@ -454,7 +456,9 @@ class Dispatcher:
                 for one in self._aside.entries()
             ]
             for number, waiting in self._unopened.items():
-                found.append(Trouble(self._info(number).name, shard_number(number), "it cannot be opened", waiting[0].lsn))
+                found.append(
+                    Trouble(self._info(number).name, shard_number(number), "it cannot be opened", waiting[0].lsn)
+                )
             for partition in self._partitions.values():
                 behind, descriptor = partition.behind, partition.descriptor
                 if behind is not None:
@@ -490,7 +494,9 @@ class Dispatcher:
         except PenstockError as error:
             return error
         except Exception as error:
-            return PartitionPaused(f"shard {shard_number(number)} of {self._info(number).name} cannot be opened ({error})")
+            return PartitionPaused(
+                f"shard {shard_number(number)} of {self._info(number).name} cannot be opened ({error})"
+            )
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):

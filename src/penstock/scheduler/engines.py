@@ -1,7 +1,8 @@
 """Engines: where the heavy part of a job runs.
 
-An `Engine` takes a function's name and plain arguments and returns a `Handle`. `thread` runs the function on a few threads
-of this process, `process` in a few worker processes; others (Spark) are added to `Engines` under a name of their own.
+An `Engine` takes a function's name and plain arguments and returns a `Handle`. `thread` runs the function on a few
+threads of this process, `process` in a few worker processes; others (Spark) are added to `Engines` under a name of
+their own.
 
 Thread: any. Each slot of a pool is one thread that waits for work; a slot of `process` owns one worker process.
 Invariants: (1) every handle is answered once: with a result, an error, or a cancellation at shutdown at the latest.
@@ -320,5 +321,7 @@ class Engines:
         with self._lock:
             self._closed = True
             made, self._made = list(self._made.values()), {}
-        ended = [engine.shutdown(timeout_s) for engine in made]  # all of them: a failing engine does not stop the others
+        ended = [
+            engine.shutdown(timeout_s) for engine in made
+        ]  # all of them: a failing engine does not stop the others
         return all(ended)

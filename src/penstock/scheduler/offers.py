@@ -20,8 +20,8 @@ import msgspec
 
 from penstock.errors import Backpressure, Closed, Invalid, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.randomness import Random
 from penstock.host.clock import Clock
+from penstock.host.randomness import Random
 from penstock.scheduler.engines import Handle
 from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, WorkFailed, check_name, pack, unpack
 

@@ -1,7 +1,7 @@
 """Which task runs next, and when: pure functions over the state of the tasks.
 
-Order: higher priority first, then the task that has been due longer. A waiting task gains one priority per `AGEING_S`, so
-that a busy task of high priority cannot starve the others.
+Order: higher priority first, then the task that has been due longer. A waiting task gains one priority per `AGEING_S`,
+so that a busy task of high priority cannot starve the others.
 
 Runs-after: a task that is due waits while a task that it runs after is due or running, but only until one run of that
 task, begun since it became due, has ended. Without this bound a task that is always due would stop its followers.

@@ -1,7 +1,7 @@
 """The job runner: leases durable jobs, renews the leases, and records how the jobs ended.
 
-`run_job` is the one way in which a job is run, by a thread of the scheduler or by a caller's own. A job's handler runs in
-the owner of the store: it decides what to do, gives the heavy part to an engine (`Engine.submit`, `Handle.wait`) and
+`run_job` is the one way in which a job is run, by a thread of the scheduler or by a caller's own. A job's handler runs
+in the owner of the store: it decides what to do, gives the heavy part to an engine (`Engine.submit`, `Handle.wait`) and
 publishes the result.
 
 Thread: a `JobRunner` is a task of a scheduler and handles one job at a time; register several for more. While a job

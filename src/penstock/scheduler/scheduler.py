@@ -20,8 +20,8 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.scheduler import plan
-from penstock.scheduler.task_table import TaskLimits, TaskRun, TaskTable
 from penstock.scheduler.task import BackgroundTask, SchedulerStatistics, TaskContext
+from penstock.scheduler.task_table import TaskLimits, TaskRun, TaskTable
 
 _log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from logging.handlers import RotatingFileHandler
 import msgspec
 
 from penstock.errors import PenstockError, StoreLocked
-from penstock.host.randomness import system_random
 from penstock.host.file_errors import translate_open_errors
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
+from penstock.host.randomness import system_random
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 from penstock.server.healing import Healer

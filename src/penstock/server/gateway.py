@@ -18,9 +18,9 @@ from msgspec import structs
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.randomness import Random
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
+from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Reading
 from penstock.partition.aside import Trouble

@@ -13,13 +13,13 @@ from pathlib import Path
 from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
-from penstock.host.randomness import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute, path_text
+from penstock.host.randomness import Random, system_random
 from penstock.host.waiting import Retries
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine

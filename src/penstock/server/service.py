@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary, ref
 
 from penstock.errors import Closed
 from penstock.host import threads
-from penstock.host.randomness import Random
-from penstock.host.paths import absolute
 from penstock.host.forking import abandon, detach_sockets, use_grpc
+from penstock.host.paths import absolute
+from penstock.host.randomness import Random
 from penstock.protocol import place
 from penstock.server.bell import Bell
 from penstock.store.store import Store

@@ -17,13 +17,13 @@ from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
 from penstock.host import memory, threads
-from penstock.host.randomness import Random
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.metrics import Metrics
 from penstock.host.owner_files import owner_file_system
+from penstock.host.randomness import Random
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, decode

@@ -14,11 +14,11 @@ from types import TracebackType
 from penstock.arguments import seconds
 from penstock.coordinator import Durability
 from penstock.host import threads
-from penstock.host.randomness import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import Random, system_random
 from penstock.kinds import partitions_of
 from penstock.lsm.compacting import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener

@@ -18,8 +18,8 @@ from interrupts import every_point, where
 import penstock.testing.disk as disk_module
 from penstock.errors import ProcessLimit, RetryLater
 from penstock.host.file_operations import rename_durably
-from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.host.open_files import OPEN_FILES, OPEN_MAX, BoundedFileSystem, OpenFiles, open_files_max
+from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.testing import Fault, SimulatedDisk
 
 
@@ -267,7 +267,7 @@ def test_a_user_who_was_interrupted_keeps_no_descriptor_of_a_freed_file() -> Non
     files = OpenFiles(lambda: 100, wait_s=0.0)
     fs = BoundedFileSystem(disk, files)
     file = fs.create("/a")
-    file._lend()  # type: ignore[attr-defined]  # the interrupt comes right behind it
+    file._acquire()  # type: ignore[attr-defined]  # the interrupt comes right behind it
     del file
     gc.collect()
     fs.create("/b").close()

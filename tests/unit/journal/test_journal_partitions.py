@@ -28,7 +28,7 @@ def test_a_key_stays_in_its_shard(key: bytes) -> None:
     assert tuple(shard_of(key, count) for count in COUNTS) == GOLDEN[key]
 
 
-@pytest.mark.parametrize(("column", "count"), enumerate(COUNTS))
+@pytest.mark.parametrize(("column", "count"), list(enumerate(COUNTS)))
 def test_a_column_of_keys_goes_to_the_same_shards(column: int, count: int) -> None:
     expected = [shards[column] for shards in GOLDEN.values()]
     assert shards_of(pa.array(GOLDEN, pa.binary()), count).tolist() == expected

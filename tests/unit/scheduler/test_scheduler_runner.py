@@ -299,9 +299,7 @@ def test_jobs_of_the_manifest_run_in_processes_and_end_durably(
         queue.complete(lease)
         return JobResult.COMMITTED
 
-    runner = JobRunner(
-        "jobs", queue, {JobKind.COMPACTION: handler}, settings=JobRunnerSettings(interval_s=0.01)
-    )
+    runner = JobRunner("jobs", queue, {JobKind.COMPACTION: handler}, settings=JobRunnerSettings(interval_s=0.01))
     with Scheduler() as scheduler:
         scheduler.register(runner)
         wait_until(lambda: isinstance(state_of(manifest, bad), FailedPermanent))
