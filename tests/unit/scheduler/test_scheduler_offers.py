@@ -161,7 +161,7 @@ def test_only_the_files_of_an_offer_that_is_worked_on_are_lent(desk: Desk) -> No
     board.check_file(offer.offer, "in1.idx", write=False)
     board.check_file(offer.offer, "out0", write=True)
     for name, write in (("in0", True), ("out0", False), ("../STORE", False), ("", True)):
-        with pytest.raises(Invalid, match="no file that this offer"):
+        with pytest.raises(Invalid, match="this offer does not"):
             board.check_file(offer.offer, name, write=write)
     handle.cancel()
     with pytest.raises(Invalid, match="withdrawn"):
