@@ -22,10 +22,11 @@ from penstock.host.file_errors import translate_open_errors
 from penstock.host.file_operations import make_dirs
 from penstock.host.forking import use_grpc
 from penstock.host.os_files import OsFileSystem
-from penstock.host.paths import absolute, path_text
+from penstock.host.paths import path_text
 from penstock.host.randomness import system_random
 from penstock.host.waiting import Retries
 from penstock.protocol import place, wire
+from penstock.protocol.folder import check_new_folder, store_folder
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -78,6 +79,7 @@ class LocalDoor:
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
+            check_new_folder(self.folder)
             make_dirs(self._fs, self.folder)
         opening = place.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
@@ -154,7 +156,7 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
-        return LocalDoor(absolute(path), create=create, clock=SystemClock())
+        return LocalDoor(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:

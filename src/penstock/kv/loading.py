@@ -120,7 +120,9 @@ class Loader:
         merged = self._take_merges(keys, stored, ops, shards, deletes)
         for number, shard in enumerate(self._shards):
             rows = np.flatnonzero((shards == number) & ~merged)
-            if len(rows):
+            if len(rows) == batch.num_rows:
+                self._add_rows(number, shard, keys, stored, kinds)  # all of them: without a copy
+            elif len(rows):
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:

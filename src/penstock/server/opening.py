@@ -18,12 +18,13 @@ from penstock.host.file_errors import translate_os_errors
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
-from penstock.host.paths import absolute, path_text
+from penstock.host.paths import path_text
 from penstock.host.randomness import Random, system_random
 from penstock.host.waiting import Retries
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.protocol import place
+from penstock.protocol.folder import check_new_folder, store_folder
 from penstock.server.service import Service
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -48,10 +49,12 @@ def open(  # noqa: A001 - penstock.open reads well
     """
     if settings is not None and not isinstance(settings, StoreSettings):
         raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")
-    timeout_s, path = seconds(timeout_s, "timeout_s", math.inf), path_text(path)
+    timeout_s = seconds(timeout_s, "timeout_s", math.inf)
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
-    name = absolute(path) if is_real else path
+    name = store_folder(path) if is_real else path_text(path)
+    if is_real:
+        check_new_folder(name)
     opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
         return opener(fs=fs)
