@@ -10,7 +10,8 @@ import pytest
 
 from penstock.errors import Closed, PenstockError, StoreLocked
 from penstock.host.clock import SystemClock
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.manifest.engine import ManifestEngine
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.settings import ManifestSettings

@@ -12,7 +12,9 @@ import os
 import re
 
 from penstock.errors import Invalid
-from penstock.host.files import absolute, path_text, typed
+from penstock.host.file_errors import translate_open_errors
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute, path_text
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # `//` becomes `/` in a Path
 _IN_EVERY_FOLDER = frozenset({"lost+found"})
@@ -31,10 +33,10 @@ def check_new_folder(folder: str) -> None:
     """Raise `Invalid` if no store may be created in `folder`. A folder that holds a store, or parts of one, passes."""
     if os.path.exists(f"{folder}/STORE"):
         return
-    with typed(folder):
+    with translate_open_errors(folder):
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise Invalid(f"{folder} is a file: give a folder")
-        names = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        names = set(OsFileSystem().listdir(folder)) if os.path.isdir(folder) else set()
     others = {name for name in names - _IN_EVERY_FOLDER if not name.startswith(".")}
     if others and not others & _STORE_FILES:
         raise Invalid(f"{folder} holds other files ({min(others)}) and no store: give a new or an empty folder")

@@ -18,9 +18,10 @@ from msgspec import structs
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.chance import Random
-from penstock.host.files import OsFileSystem, absolute
-from penstock.journal.record import PartitionId
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Reading, as_serviced, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
@@ -175,7 +176,7 @@ class Gateway:
             return "a snapshot is being read"
         if self._port.engaged():
             return "somebody holds a lease"
-        if self._store.offers.engaged():
+        if self._store.offers.has_taken_offers():
             return "a driver works on its files"
         return ""
 
@@ -240,7 +241,7 @@ class Gateway:
 
     def _shard(self, reading: Reading, partition: int, right: Right, rights: Rights) -> PartitionId:
         """Return a partition that exists and that the client has a right to."""
-        self._table(reading, partition >> 16, partition & 0xFFFF, right, rights)
+        self._table(reading, table_of(partition), shard_number(partition), right, rights)
         return PartitionId(partition)
 
     def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:

@@ -18,7 +18,7 @@ from penstock.client.connect import connect
 from penstock.client.flusher import RemoteFlusher
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.store.store import Store
 
 # An interrupt may hit a finalizer, which can tell nobody, or leave a socket to the next finalizer.

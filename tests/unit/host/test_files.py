@@ -10,17 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptionError, Invalid, PenstockError, ProcessLimit, StoreLocked
-from penstock.host.files import (
-    FileSystem,
-    OsFileSystem,
-    explained,
-    make_dirs,
-    publish,
-    ran_out_of_space,
-    read_fully,
-    write_fully,
-    zero_fill,
-)
+from penstock.host.file_errors import ran_out_of_space, translate_os_errors
+from penstock.host.file_operations import make_dirs, publish, read_fully, write_fully, zero_fill
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.testing import SimulatedDisk
 
 
@@ -150,7 +143,7 @@ def test_a_lock_is_held_once(place: tuple[FileSystem, str]) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
-        "import sys,os; from penstock.host.files import OsFileSystem;"
+        "import sys,os; from penstock.host.os_files import OsFileSystem;"
         " lock = OsFileSystem().lock(sys.argv[1]); print('held', flush=True); os.kill(os.getpid(), 9)"
     )
     child = subprocess.run([sys.executable, "-c", script, str(tmp_path / "l")], stdout=subprocess.PIPE, check=False)
@@ -183,18 +176,18 @@ def test_every_protocol_method_is_there() -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None], write: bool) -> None:
     """Opening a fifo would wait for ever for its other end; a folder would fail later, without its name."""
     make(tmp_path / "x")
-    with pytest.raises(Invalid, match=f"{tmp_path}/x is in the place of a file"), explained():
+    with pytest.raises(Invalid, match=f"{tmp_path}/x is not a file"), translate_os_errors():
         OsFileSystem().open(str(tmp_path / "x"), write=write)
 
 
 @pytest.mark.parametrize("code", sorted(errno.errorcode))
 def test_no_bare_error_of_the_system_reaches_a_caller(code: int) -> None:
-    with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, explained():
+    with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, translate_os_errors():
         raise OSError(code, os.strerror(code), "/store/STORE")
     assert isinstance(caught.value.__cause__, OSError)
     assert ran_out_of_space(caught.value) == (code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def test_an_error_that_says_what_to_do_is_left_as_it_is() -> None:
-    with pytest.raises(ProcessLimit, match="none is left"), explained():
+    with pytest.raises(ProcessLimit, match="none is left"), translate_os_errors():
         raise ProcessLimit("none is left")

@@ -14,7 +14,8 @@ import pytest
 
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, KindMismatch, PenstockError, PositionConflict, WaitExpired
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.journal.partitions import shard_number
 from penstock.kinds import (
     QUERY_BYTES_MAX,
     FileReadable,
@@ -60,7 +61,7 @@ def _commit(store: Store | RemoteStore, info: TableInfo, kind: Any, loads: Seque
     with store.batch() as batch:
         for load in loads:
             if load.file is not None:
-                batch.adopt(info.name, [load.file], load.partition & 0xFFFF)
+                batch.adopt(info.name, [load.file], shard_number(load.partition))
             else:
                 batch.add_section(load.partition, kind.decode(load.payload), len(load.payload))
 

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CorruptionError, Invalid
+from penstock.journal.partitions import shard_of
 from penstock.kinds import (
     Kind,
     Loadable,
@@ -39,7 +40,6 @@ from penstock.testing.kinds.accounts.table import (
     AccountsTable,
     BalanceQuery,
     in_table_schema,
-    shard_of,
 )
 
 BATCH_ACCOUNTS = 1_024

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import CorruptionError, Invalid
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.partition.pending import PendingDelta
 
 ACCOUNT_BYTES_MAX = 100

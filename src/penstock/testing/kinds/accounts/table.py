@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from penstock.coordinator import Epoch
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import QUERY_S, Port, Reading, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -40,11 +39,6 @@ class BalanceQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """The argument of the query `balances`: of accounts that begin with a prefix."""
 
     prefix: str = ""
-
-
-def shard_of(account: bytes, shards: int) -> int:
-    """Return the shard of an account."""
-    return 0 if shards == 1 else int(xxhash.xxh3_64_intdigest(account) % shards)
 
 
 def in_table_schema(batch: Any) -> Any:
