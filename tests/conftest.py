@@ -1,9 +1,12 @@
-"""Settings for the whole suite."""
+"""Settings and fixtures for the whole suite."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +17,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a store whose detached owners end with the test."""
+    from owner_processes import owners, until
+
+    folder = tmp_path / "store"
+    yield folder
+    for pid in owners(folder):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not owners(folder))

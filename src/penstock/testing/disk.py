@@ -382,6 +382,11 @@ class SimulatedDisk:
         self._locks: set[int] = set()  # the nodes of files that are locked
         self._synced_version = 0
 
+    @property
+    def is_faulty(self) -> bool:
+        """Whether an operation may fail here that does nothing wrong."""
+        return bool(self._faults) or self.capacity_bytes is not None
+
     # -- crashes and damage
 
     def image(self, label: str = "end") -> Image:
