@@ -88,7 +88,7 @@ class CrashReport:
         return absent(self.crashed_in_recovery, *steps)
 
 
-def absent(reached: Counter[str], *steps: str) -> list[str]:
+def absent(reached: Counter[str], *wanted: str) -> list[str]:
     """The steps that are not among those reached."""
 
     def is_at(step: str, label: str) -> bool:
@@ -96,7 +96,12 @@ def absent(reached: Counter[str], *steps: str) -> list[str]:
         found, _, place = label.partition(" ")
         return found == name and path in place
 
-    return [step for step in steps if not any(is_at(step, label) for label in reached)]
+    return [step for step in wanted if not any(is_at(step, label) for label in reached)]
+
+
+def steps(images: Sequence[Image]) -> Counter[str]:
+    """The operations that a disk recorded an image before."""
+    return Counter(_step(image.label) for image in images)
 
 
 def _step(label: str) -> str:
