@@ -34,7 +34,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Files go out whole, in the order above."""
     from xdist.scheduler import LoadFileScheduling
 
-    class SlowFilesFirst(LoadFileScheduling):
+    class SlowFilesFirst(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
 

@@ -31,7 +31,8 @@ def filled(path: Path) -> Iterator[Store]:
 
 class TestLiveReading(ReadingContract):
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         with filled(folder(tmp_path_factory)) as store:
             yield store.port
 
@@ -40,21 +41,28 @@ class TestPendingReading(ReadingContract):
     """What is read was written by this process and has not gone to the journal."""
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         with penstock.open(folder(tmp_path_factory), settings=SLOW) as store:
             fill(store.port)
             yield store.port
+
+    def test_messages(self, reading: Reading) -> None:
+        """Messages get their numbers when they are applied: nobody reads them before that."""
+        for partition in self._shards(reading, "events"):
+            assert list(reading.scan(partition, b"", None, False)) == []
 
 
 class TestStoredReading(ReadingContract):
     """What is read lies in files, and the store was opened again."""
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         path = folder(tmp_path_factory)
         with filled(path) as store:
             for name in ("plain", "spread"):
-                assert store.compact(name)
+                store.compact(name)
             store.checkpoint()
         with penstock.open(path) as store:
             yield store.port
@@ -62,7 +70,8 @@ class TestStoredReading(ReadingContract):
 
 class TestAppliedReading(ReadingContract):
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         with filled(folder(tmp_path_factory)) as store:
             yield AppliedReading(store.port)
 
@@ -71,7 +80,8 @@ class TestSnapshot(ReadingContract):
     is_snapshot = True
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         with filled(folder(tmp_path_factory)) as store:
             snapshot = store.port.snapshot()
             store.port.drop("plain")
@@ -83,7 +93,8 @@ class TestStoredSnapshot(ReadingContract):
     is_snapshot = True
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         with filled(folder(tmp_path_factory)) as store:
             store.compact("plain")
             store.compact("spread")
@@ -94,7 +105,8 @@ class TestStoredSnapshot(ReadingContract):
 
 class TestClient(ReadingContract):
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         path = folder(tmp_path_factory)
         with penstock.open(path), connect(path) as client:
             fill(client.port)
@@ -105,7 +117,8 @@ class TestClientSnapshot(ReadingContract):
     is_snapshot = True
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         path = folder(tmp_path_factory)
         with filled(path), connect(path) as client:
             snapshot = client.port.snapshot()
@@ -119,7 +132,8 @@ class TestJoinedSnapshot(ReadingContract):
     is_snapshot = True
 
     @pytest.fixture(scope="class")
-    def reading(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         path = folder(tmp_path_factory)
         with filled(path), connect(path) as client, connect(path) as other:
             snapshot = client.port.snapshot()
@@ -143,7 +157,8 @@ def client_of(path: Path) -> Iterator[OpenPort]:
 
 class TestLocalPort(PortContract):
     @pytest.fixture(scope="class")
-    def opened(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
+    @classmethod
+    def opened(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
         with owner(folder(tmp_path_factory)) as opened:
             yield opened
 
@@ -155,7 +170,8 @@ class TestLocalPort(PortContract):
 
 class TestFlightPort(PortContract):
     @pytest.fixture(scope="class")
-    def opened(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
+    @classmethod
+    def opened(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
         with client_of(folder(tmp_path_factory)) as opened:
             yield opened
 

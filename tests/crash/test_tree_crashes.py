@@ -19,9 +19,16 @@ from penstock.lsm.tree import Tree
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import absent, steps
 
-
 # A flush or a merge gives a file its name, the manifest lists it, what it replaced is removed.
-STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "commit /manifest", "unlink .sst", "unlink .idx")
+STEPS = (
+    "fsync .sst",
+    "rename .sst",
+    "rename .idx",
+    "fsync_dir /tables/",
+    "commit /manifest",
+    "unlink .sst",
+    "unlink .idx",
+)
 
 
 def crashes() -> None:
@@ -30,7 +37,9 @@ def crashes() -> None:
     assert report.crashes > 300
 
 
-@pytest.mark.parametrize(("part", "missing"), [((Maintenance, "flush"), "rename .sst"), ((Collector, "collect"), "unlink .sst")])
+@pytest.mark.parametrize(
+    ("part", "missing"), [((Maintenance, "flush"), "rename .sst"), ((Collector, "collect"), "unlink .sst")]
+)
 def test_a_step_that_is_no_longer_reached_is_noticed(
     part: tuple[type, str], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

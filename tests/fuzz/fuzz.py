@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of one target; `make crash` runs each of them for a while.
 
-    fuzz.py --list              the names of the targets
-    fuzz.py NAME [-options]     fuzz one, with options of libFuzzer: -max_total_time=60 -artifact_prefix=tests/fuzz/
+fuzz.py --list              the names of the targets
+fuzz.py NAME [-options]     fuzz one, with options of libFuzzer: -max_total_time=60 -artifact_prefix=tests/fuzz/
 """
 
 from __future__ import annotations

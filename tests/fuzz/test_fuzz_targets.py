@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from fuzz_targets import TARGETS
 
-MUTATIONS = 400  # of each target
+MUTATIONS = 2_000  # of each target
 MEMORY_TIMES_MAX, MEMORY_CONSTANT = 64, 2 << 20  # a few copies, and objects for each byte
 NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 62, (1 << 64) - 1]
 
@@ -73,7 +73,7 @@ def test_broken_bytes_take_little_memory(name: str) -> None:
     target.one(seeds[0])  # what is made once
     tracemalloc.start()
     try:
-        for _ in range(MUTATIONS // 8):
+        for _ in range(MUTATIONS // 20):
             data = mutated(chance, seeds)
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()

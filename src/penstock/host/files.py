@@ -361,6 +361,13 @@ def ran_out_of_space(error: BaseException | None) -> bool:
     return False
 
 
+def _open_fd(fd: int, path: str) -> int:
+    """A descriptor to sync; without this, that of a closed file would be a `ValueError`."""
+    if fd < 0:
+        raise OSError(errno.EBADF, "the file is closed", path)
+    return fd
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -411,16 +418,17 @@ class OsFile:
                 raise
 
     def fsync(self) -> None:
+        fd = _open_fd(self._fd, self._path)
         if sys.platform == "darwin":  # fsync there stops at the drive's cache
-            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
         else:
-            os.fsync(self._fd)
+            os.fsync(fd)
 
     def fdatasync(self) -> None:
         if sys.platform == "darwin":
             self.fsync()
         else:
-            os.fdatasync(self._fd)
+            os.fdatasync(_open_fd(self._fd, self._path))
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
         for piece in pieces:
@@ -450,10 +458,11 @@ class OsFolder:
     """A folder of the operating system."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def fsync(self) -> None:
-        os.fsync(self._fd)
+        os.fsync(_open_fd(self._fd, self._path))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -16,7 +16,8 @@ Thread: any. One lock guards the accounts, and is never held during I/O: a file 
 those who want it look again. No condition is waited for: an interrupt could leave its lock taken. The garbage
 collector, which frees a file at any line of any thread, takes no lock: it makes a note, and the next call closes it.
 Invariants: (1) a descriptor is closed only while nobody uses it. (2) an idle file without a descriptor is synced, or
-has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
+has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file; files are
+told apart by their inodes, so no name of an open file is unlinked and then given to a new one.
 """
 
 from __future__ import annotations
@@ -167,10 +168,10 @@ class OpenFiles:
                     account.moving = False
 
     def _check(self, account: _Account, path: str) -> None:
+        if account.closed and account.failure is None:
+            raise OSError(errno.EBADF, "the file is closed", path)
         if account.failure is not None or (account.raw is None and account.dirty):
             raise OSError(errno.EIO, f"a sync failed before ({account.failure})", path) from account.failure
-        if account.closed:
-            raise OSError(errno.EBADF, "the file is closed", path)
 
     def _reopen(self, account: _Account, path: str) -> File:
         self._make_room()

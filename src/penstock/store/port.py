@@ -489,6 +489,8 @@ class SnapshotPort:
         return self._state(partition).scan_arrow(start, end)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        if count < 1:
+            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
         return self._state(partition).pieces(count, start, end)
 
     @contextmanager

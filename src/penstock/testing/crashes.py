@@ -27,7 +27,7 @@ class Violation(AssertionError):
     """A promise was broken: the message says which, and `where` says at which crash."""
 
 
-class Skipped(Exception):  # noqa: N818 - not an error
+class Skipped(Exception):
     """Raised by a `resume` that leaves an image out: it is not counted."""
 
 
@@ -186,15 +186,13 @@ class _Explorer:
                 if mode == "strict" and state in tried:  # nothing synced and nothing told since: the same disk
                     resumed = tried[state]
                 else:
-                    resumed = self._crash(image, mode, history, depth, where, recovering)
+                    resumed = self._crash(image, mode, history, depth, where, recovering=recovering)
                     if mode == "strict":
                         tried[state] = resumed
                 if resumed:
                     reached[_step(image.label)] += 1
 
-    def _crash(
-        self, image: Image, mode: Mode, history: History, depth: int, where: str, recovering: bool
-    ) -> bool:
+    def _crash(self, image: Image, mode: Mode, history: History, depth: int, where: str, *, recovering: bool) -> bool:
         """Whether it was resumed after this crash: some scenarios leave some out."""
         resumed = False
         for seed in range(self._torn_seeds if mode == "torn" else 1):

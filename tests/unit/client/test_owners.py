@@ -22,7 +22,6 @@ from penstock.host.files import OsFileSystem
 from penstock.protocol import place
 from penstock.queue.table import QueueTable
 
-
 # -- found and started
 
 

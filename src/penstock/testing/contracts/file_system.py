@@ -1,11 +1,13 @@
 """The contract of `FileSystem`, `File`, `Folder` and `Lock`: every operation, and how each of them fails.
 
 Renames stay within a folder, and a file that was unlinked or replaced while it was open may be gone for its reader
-(`FileNotFoundError`): Penstock needs no more than that. What survives a crash is no part of it: see `explore`.
+(`FileNotFoundError`): Penstock needs no more than that, and gives no name of an open file to another that it creates.
+What survives a crash is no part of it: see `explore`.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -165,7 +167,12 @@ class FileSystemContract(ABC):
     def test_a_file_that_is_open_for_reading_is_not_written(self, fs: FileSystem, root: str) -> None:
         fs.create(f"{root}/f").pwrite(b"0123", 0)
         file = fs.open(f"{root}/f")
-        for act in (lambda: file.pwrite(b"x", 0), lambda: file.truncate(1), lambda: file.write_synced([b"x"], 0)):
+        acts: list[Callable[[], object]] = [
+            lambda: file.pwrite(b"x", 0),
+            lambda: file.truncate(1),
+            lambda: file.write_synced([b"x"], 0),
+        ]
+        for act in acts:
             with pytest.raises(OSError, match=r"writing|Bad file|nvalid"):
                 act()
         assert file.pread(10, 0) == b"0123"
@@ -194,8 +201,9 @@ class FileSystemContract(ABC):
             lambda: file.map(0),
         ]
         for use in uses:
-            with pytest.raises(OSError, match=r"closed|Bad file"):
+            with pytest.raises(OSError) as caught:
                 use()
+            assert caught.value.errno == errno.EBADF
         assert fs.open(f"{root}/f").pread(10, 0) == b"0123"
 
     def test_a_pin_is_a_block(self, fs: FileSystem, root: str) -> None:
@@ -352,12 +360,12 @@ class FileSystemContract(ABC):
         file.pwrite(b"old", 0)
         fs.unlink(f"{root}/f")
         assert fs.listdir(root) == []
-        fs.create(f"{root}/f").pwrite(b"new", 0)
         try:
             found = file.pread(10, 0)
         except FileNotFoundError:
             found = b"old"
         assert found == b"old"
+        fs.create(f"{root}/f").pwrite(b"new", 0)
         assert fs.open(f"{root}/f").pread(10, 0) == b"new"
 
     def test_folders(self, fs: FileSystem, root: str) -> None:
@@ -384,8 +392,9 @@ class FileSystemContract(ABC):
         fs.fsync_dir(root)
         assert fs.listdir(root) == ["f"]
         folder.close()
-        with pytest.raises(OSError, match=r"closed|Bad file"):
+        with pytest.raises(OSError) as caught:
             folder.fsync()
+        assert caught.value.errno == errno.EBADF
 
     def test_free_bytes(self, fs: FileSystem, root: str) -> None:
         found = fs.free_bytes(root)
