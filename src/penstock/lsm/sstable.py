@@ -199,6 +199,10 @@ class Sstable:
         if crc32c is not None and crc32c(bytes(data)) != self._index.page_sums[page]:
             raise CorruptionError(self.path, page << _PAGE_SHIFT, "this page does not match its checksum")
 
+    def check_places(self) -> None:
+        """`CorruptionError` if its index leads to rows that are not there: one that another process built may."""
+        self._index.check_places()
+
     def damaged_pages(self) -> list[CorruptionError]:
         """Read every page of the file and of its index anew, and say which do not match."""
         damage: list[CorruptionError] = []
