@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 # A record, a sealed segment, a checkpoint that drops one, a spill, a flush, a commit of the manifest.
 SHORT_STEPS = (
     "fdatasync /journal/",
+    "truncate /journal/",
     "rename /journal/",
     "unlink /journal/",
     "rename -log/",
@@ -34,7 +35,12 @@ SHORT_STEPS = (
     "commit /manifest",
 )
 RECOVERY_STEPS = ("rename /journal/", "unlink /journal/", "commit /manifest", "rename .sst")
-STEPS = (*SHORT_STEPS, "unlink .sst", "rmdir /tables/")  # compacted files are collected; a dropped table is removed
+STEPS = (
+    *SHORT_STEPS,
+    "unlink .sst",
+    "rename -gone",
+    "rmdir /tables/",
+)  # compacted files are collected; a dropped table is removed
 
 
 def test_every_crash() -> None:

@@ -197,6 +197,7 @@ class Index:
         if (
             chunk.size != self._slots_at + 4 * (slots + rows)
             or least > body_bytes
+            or homes < 1
             or homes & (homes - 1)
             or slots <= homes
         ):

@@ -99,7 +99,10 @@ class _Batch:
         self.value_base = value_base
         self.special = int(place["flags"]) != ALL_PUTS
         # The length of every key (value) where they have one length: a get then need not look at offsets. Else 0.
-        self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, int(place["lsns"]))
+        if key_base < start:
+            raise CorruptionError(table.path, start, "the keys of a batch are not inside it")
+        keys_end = min(int(place["lsns"]), value_base)
+        self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, keys_end)
         self.value_bytes = _equal_length(table.path, self.value_offsets, value_base, int(place["end"]))
 
     def key(self, row: int) -> bytes:
