@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from penstock.errors import Closed, CorruptionError, StoreLocked
@@ -308,6 +309,12 @@ class SimulatedFolder:
         self.close()
 
 
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    """The names on the way to a path, from the root on."""
+    return tuple(part for part in posixpath.normpath("/" + path).split("/") if part)
+
+
 def _check_place(offset: int, path: str) -> None:
     if offset < 0:
         raise OSError(errno.EINVAL, "Invalid argument", path)
@@ -441,7 +448,7 @@ class SimulatedDisk:
         with self._operation(f"rename {source} {target}", failing=("eio", "enospc")):
             folder, name = self._folder_of(source)
             target_name = self._folder_of(target)[1]
-            if posixpath.dirname(posixpath.normpath(source)) != posixpath.dirname(posixpath.normpath(target)):
+            if _parts(source)[:-1] != _parts(target)[:-1]:
                 raise OSError(errno.EXDEV, "a simulated rename stays within its folder", source)
             if name not in folder.live:
                 raise FileNotFoundError(errno.ENOENT, "no such file", source)
@@ -554,22 +561,24 @@ class SimulatedDisk:
             raise OSError(errno.ENOTEMPTY, "not empty", path)
 
     def _folder(self, path: str) -> _Folder:
+        return self._walk(_parts(path), path)
+
+    def _walk(self, parts: tuple[str, ...], path: str) -> _Folder:
         folder = self._folders[0]
-        for part in posixpath.normpath("/" + path).split("/"):
-            if part:
-                node = folder.live.get(part)
-                if node in self._inodes:
-                    raise NotADirectoryError(errno.ENOTDIR, "is not a folder", path)
-                if node not in self._folders:
-                    raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-                folder = self._folders[node]
+        for part in parts:
+            node = folder.live.get(part)
+            if node in self._inodes:
+                raise NotADirectoryError(errno.ENOTDIR, "is not a folder", path)
+            if node not in self._folders:
+                raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+            folder = self._folders[node]
         return folder
 
     def _folder_of(self, path: str) -> tuple[_Folder, str]:
-        head, name = posixpath.split(posixpath.normpath("/" + path))
-        if len(name.encode()) > NAME_BYTES_MAX:
+        *parents, name = _parts(path) or ("",)
+        if len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
             raise OSError(errno.ENAMETOOLONG, "the name is too long", path)
-        return self._folder(head), name
+        return self._walk(tuple(parents), path), name
 
     def _find(self, path: str) -> int | None:
         """The node that a path leads to, if it leads anywhere."""
