@@ -15,7 +15,7 @@ The way of a write, and the packages it goes through (each may import only those
     scheduler      background tasks, engines, the runner of durable jobs
     manifest       what is durable about files, progress, work (LMDB)
     log            append-only files of records
-    host           files, time, chance: the operating system
+    host           files, time, randomness: the operating system
 """
 
 from __future__ import annotations

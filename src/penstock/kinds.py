@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import PenstockError
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
-from penstock.journal.record import PartitionId, partition_id
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.manifest.manifest import Manifest
 from penstock.partition.ledger import KindCondition, TableInfo

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.journal.consensus import Alone
 from penstock.log import Log, LogSettings
 from penstock.testing import Fault, SimulatedDisk

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host.files import FileSystem, OsFileSystem, UnboundedFileSystem
+from penstock.host.files import FileSystem
 from penstock.host.open_files import BoundedFileSystem, OpenFiles
-from penstock.host.owned_files import OwnedFiles
+from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
+from penstock.host.owner_files import OwnerFileSystem
 from penstock.testing import SimulatedDisk
 from penstock.testing.contracts.file_system import FileSystemContract
 
@@ -32,11 +33,11 @@ class TestOneDescriptor(FileSystemContract):
         return BoundedFileSystem(UnboundedFileSystem(), OpenFiles(lambda: 1))
 
 
-class TestOwnedFiles(FileSystemContract):
+class TestOwnerFileSystem(FileSystemContract):
     @pytest.fixture
     def fs(self, tmp_path: Path) -> Iterator[FileSystem]:
         lock = OsFileSystem().lock(str(tmp_path / "owner"))
-        yield OwnedFiles(OsFileSystem(), lock)
+        yield OwnerFileSystem(OsFileSystem(), lock)
         lock.release()
 
     @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.manifest.environment import LmdbEngine
 from penstock.testing import SimulatedDisk
 from penstock.testing.contracts.manifest_engine import ManifestEngineBench, ManifestEngineContract

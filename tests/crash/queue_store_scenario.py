@@ -18,14 +18,14 @@ from queue_model import build, contents, machine_of, open_queues, staged_table
 from store_model import START_US
 
 from penstock.errors import LeaseLost, PenstockError
-from penstock.queue import section
+from penstock.journal.partitions import shard_of
 from penstock.queue.positions import decode_place, parse_key, rows_of
 from penstock.queue.qmft import data_files
 from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
 SHARDS = {"a": 2, "b": 1}
-KEYS = [next(b"%d" % n for n in range(99) if section.shard_of(b"%d" % n, 2) == shard) for shard in range(2)]
+KEYS = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in range(2)]
 Place = tuple[int, int]  # shard, sequence
 
 

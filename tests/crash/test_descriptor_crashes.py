@@ -89,7 +89,7 @@ def test_logs_with_one_descriptor(monkeypatch: Patch) -> None:
 def closed_unsynced(patch: Patch) -> None:
     """A file gives its descriptor up with what was written to it still in the page cache."""
 
-    def close(files: OpenFiles, account: open_files._Account, raw: File) -> None:
+    def close(files: OpenFiles, account: open_files._FileState, raw: File) -> None:
         account.dirty = False
         raw.close()
 
@@ -100,7 +100,7 @@ def failure_forgotten(patch: Patch) -> None:
     """The sync of a file that gives its descriptor up fails, and nobody is told."""
     sync_and_close = OpenFiles._sync_and_close
 
-    def forget(files: OpenFiles, account: open_files._Account, raw: File) -> None:
+    def forget(files: OpenFiles, account: open_files._FileState, raw: File) -> None:
         sync_and_close(files, account, raw)
         account.failure, account.dirty = None, False
 

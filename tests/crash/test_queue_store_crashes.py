@@ -10,7 +10,7 @@ from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
 from shared import Patch, Sampled
 
-from penstock.host.files import remove_folder
+from penstock.host.file_operations import remove_folder
 from penstock.partition.ledger import Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.reference import Staging

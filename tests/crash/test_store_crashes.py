@@ -10,7 +10,8 @@ from shared import Patch, Sampled, fsync_retried
 from store_scenario import Short, StoreScenario
 
 from penstock.journal.consensus import Alone
-from penstock.journal.record import JournalRecord, Lsn, PartitionId
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import JournalRecord, Lsn
 from penstock.log import Log
 from penstock.lsm.collection import Collector
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport

@@ -24,9 +24,9 @@ import penstock
 import penstock.spark
 from penstock.client.connection import Connection, GoneError
 from penstock.errors import Backpressure, PositionConflict
+from penstock.journal.partitions import shard_of
 from penstock.partition import ledger
 from penstock.protocol import wire
-from penstock.queue.section import shard_of
 from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.spark.streaming import start_option
 from penstock.store.batch import StoreBatch

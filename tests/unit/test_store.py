@@ -335,7 +335,7 @@ def test_an_idle_table_never_holds_the_journal_back(store: Store) -> None:
     report = store.checkpoint()
     assert report.spilled == 0
     assert report.segments_dropped > 3
-    assert len(store._consensus.pieces()) == 1
+    assert len(store._consensus.segment_starts()) == 1
 
 
 def test_what_is_durable_but_not_applied_is_not_dropped(
@@ -351,7 +351,7 @@ def test_what_is_durable_but_not_applied_is_not_dropped(
         assert reached.wait(30)
         for number in range(1, 6):  # durable, and in further segments; not applied
             store._coordinator.flush(table.put(b"k%d" % number, bytes(700)))
-        assert len(store._consensus.pieces()) > 3
+        assert len(store._consensus.segment_starts()) > 3
         store.compact("t")
         store._maintenance.flush(store._ledger.tree)
         store.checkpoint()

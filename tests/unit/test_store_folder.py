@@ -14,7 +14,7 @@ from owner_processes import owners, until
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 
 
 def fill(folder: Path, value: bytes) -> None:

@@ -20,10 +20,10 @@ from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import File
-from penstock.journal.record import PartitionId
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Insert, Kind, Piece
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
@@ -148,7 +148,7 @@ class FlightPort(_FlightReading):
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
         with self._lock:
-            return self._kinds.get(partition >> 16)
+            return self._kinds.get(table_of(partition))
 
     def _learn(self, tables: Sequence[TableInfo]) -> None:
         kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
@@ -188,7 +188,7 @@ class FlightPort(_FlightReading):
             whole.awaited = False  # what comes now is told to others
         if whole.error is not None:
             raise whole.error
-        group.verdict = whole.verdict
+        group.verdict, group.refused_by = whole.verdict, whole.refused_by
         return epoch
 
     def _in_doubt(self, error: PenstockError, token: tuple[str, int] | None) -> OutcomeUnknown:

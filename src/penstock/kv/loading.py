@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
-from penstock.journal.record import PartitionId
+from penstock.host.file_operations import make_dirs, remove_folder
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
@@ -114,19 +116,14 @@ class Loader:
         stored = stored_values(values, self._options)
         _check_lengths(stored, VALUE_BYTES_MAX, "value")
         kinds = np.where(deletes, np.uint8(DELETE), np.uint8(PUT))
-        shards = self._shards_of(keys)
+        shards = shards_of(keys, len(self._partitions))
         merged = self._take_merges(keys, stored, ops, shards, deletes)
         for number, shard in enumerate(self._shards):
             rows = np.flatnonzero((shards == number) & ~merged)
-            if len(rows):
+            if len(rows) == batch.num_rows:
+                self._add_rows(number, shard, keys, stored, kinds)  # all of them: without a copy
+            elif len(rows):
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
-
-    def _shards_of(self, keys: Any) -> Any:
-        count = len(self._partitions)
-        if count == 1:
-            return np.zeros(len(keys), np.int64)
-        digest = xxhash.xxh3_64_intdigest
-        return np.fromiter((digest(key) % count for key in bytes_list(keys)), np.int64, len(keys))
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
         """Put operands into sections; which rows they were."""

@@ -12,12 +12,11 @@ from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
-import xxhash
 
 from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
 from penstock.kv.values import (
@@ -77,7 +76,7 @@ class KvReader:
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:
             return self._one
-        return self._partitions[xxhash.xxh3_64_intdigest(key) % len(self._partitions)]
+        return self._partitions[shard_of(key, len(self._partitions))]
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,8 @@ import numpy as np
 from penstock.archive.chunk import Chunk, KeyRing, crc32c
 from penstock.archive.container import open_chunk
 from penstock.errors import Closed, CorruptionError
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import (
@@ -315,10 +316,6 @@ class Sstable:
                 return batch.kinds[at], self._value(batch, at), batch.lsns[at], batch.expires[at]
             row += 1
         return None
-
-    def multi_get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        """The row of each key."""
-        return list(map(self.get, keys))
 
     # -- ranges
 

@@ -21,7 +21,8 @@ from penstock.arguments import seconds, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs, remove_file
+from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.files import FileSystem
 from penstock.journal.record import REFERENCE, JournalRecord
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey

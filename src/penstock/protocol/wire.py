@@ -286,6 +286,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     verdict: int
     fault: ErrorMessage | None = None
     happened: bool = False  # a duplicate, because an earlier sending of this group was accepted
+    refused_by: int | None = None  # the index of the condition that refused it
 
 
 class Outcomes(msgspec.Struct, frozen=True, array_like=True):

@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DiskFull, Invalid, ManifestCorrupted, ManifestNotFound, UnsupportedManifestVersion
-from penstock.host.files import FileSystem, is_disk_full, publish
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
 
 MAGIC = b"QMFT"
 VERSION = 1

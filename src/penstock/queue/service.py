@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock.errors import Invalid
-from penstock.host.files import File, FileSystem, OsFileSystem, make_dirs, parent
-from penstock.journal.record import PartitionId
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import File, FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from penstock.partition.ledger import TableInfo
@@ -118,9 +120,7 @@ class MessageLoader:
         if count == 1:
             yield 0, batch
             return
-        digest, spare = xxhash.xxh3_64_intdigest, number % count
-        keys = batch.column("key").to_pylist()
-        shards = np.fromiter((spare if key is None else digest(key) % count for key in keys), np.int64, len(keys))
+        shards = shards_of(batch.column("key"), count, keyless=number % count)
         for shard in np.unique(shards).tolist():
             yield shard, batch.take(pa.array(np.flatnonzero(shards == shard)))
 

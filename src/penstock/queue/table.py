@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.arguments import in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Filters, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
@@ -238,7 +238,7 @@ class QueueTable(QueueView):
             return self._partitions[0]
         if key is None:
             return self._partitions[next(self._turn) % len(self._partitions)]
-        return self._partitions[section.shard_of(key, len(self._partitions))]
+        return self._partitions[shard_of(key, len(self._partitions))]
 
     def _put_once(self, token: Any, partition: PartitionId, insert: Any, message: Any, size: int) -> Epoch:
         delta = PendingDelta()

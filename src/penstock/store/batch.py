@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.arguments import whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, KindMismatch, NotFound, TokenTooOld
-from penstock.journal.record import PartitionId, partition_id
+from penstock.errors import Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
+from penstock.journal.partitions import PartitionId, partition_id
 from penstock.kinds import Port
 from penstock.kv.table import KvTable
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
@@ -119,9 +119,15 @@ class StoreBatch:
         if group.verdict is Verdict.TOKEN_TOO_OLD:
             raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
         if group.verdict is Verdict.REFUSED:
-            condition, argument = self._conditions[0]
-            raise kind_of_condition(condition).refusal(condition, argument)
+            raise self._refusal(group.refused_by)
         self.duplicate = group.verdict is Verdict.DUPLICATE
+
+    def _refusal(self, index: int | None) -> PenstockError:
+        """The error of the condition that refused this batch."""
+        if index is None:
+            return Invalid("a condition of this batch could not be judged, nothing was written: please report it")
+        condition, argument = self._conditions[index]
+        return kind_of_condition(condition).refusal(condition, argument)
 
     def _group(self) -> PendingGroup | None:
         bound = self._token is not None or bool(self._conditions)

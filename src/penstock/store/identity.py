@@ -14,8 +14,9 @@ import struct
 from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError
-from penstock.host.chance import Random
-from penstock.host.files import FileSystem, publish
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 
 IDENTITY_BYTES = 16
 _SUM = struct.Struct("<I")

@@ -20,8 +20,8 @@ from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import explained
-from penstock.journal.record import PartitionId
+from penstock.host.file_errors import translate_os_errors
+from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
@@ -112,7 +112,7 @@ class LocalPort:
     def _gives_room(self, group: PendingGroup) -> bool:
         """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
         for partition, sections in group.sections.items():
-            info = self._dispatcher.ledger.table_by_id(partition >> 16)
+            info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
                 kind = kind_named(info.kind, info.name)
                 if not all(not isinstance(part, Reference) and kind.gives_room(part) for part in parts(sections)):
@@ -205,7 +205,7 @@ class LocalPort:
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         self._partition(partition)  # `NotFound` if the table has no such shard
-        reference = self._staging.accept(partition >> 16, files)
+        reference = self._staging.accept(table_of(partition), files)
         try:
             self.machine(partition).check_staged(reference.files)
         except BaseException:
@@ -216,7 +216,7 @@ class LocalPort:
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
         """Bytes of a staged file, or of the index beside it, from one who cannot write it; from 0 on, in order."""
         self._check_usable()
-        self._staging.write(partition >> 16, chunk_id, file_name, offset, data)
+        self._staging.write(table_of(partition), chunk_id, file_name, offset, data)
 
     # -- what kinds do for their tables
 
@@ -286,7 +286,7 @@ class LocalPort:
 
     def _partition(self, partition: PartitionId) -> Partition:
         """A shard, opened on first use: then its files may be anything."""
-        with explained():
+        with translate_os_errors():
             return self._dispatcher.partition(partition)
 
     def machine(self, partition: PartitionId) -> Machine:

@@ -29,7 +29,8 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from penstock.errors import Closed, CorruptionError, StoreLocked
-from penstock.host.files import Buffer, File, Folder, Lock, read_fully, write_fully
+from penstock.host.file_operations import read_fully, write_fully
+from penstock.host.files import Buffer, File, Folder, Lock
 
 SECTOR_BYTES = 512
 NAME_BYTES_MAX = 255
@@ -178,7 +179,7 @@ class SimulatedFile:
     def identity(self) -> tuple[int, int]:
         return 0, id(self._target(write=False))
 
-    def moved(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         self._path = path
 
     @contextmanager

@@ -32,7 +32,7 @@ from penstock.errors import (
     Poisoned,
     WaitExpired,
 )
-from penstock.host.files import OsFile
+from penstock.host.os_files import OsFile
 from penstock.kv.kind import KvKind
 from penstock.kv.section import Rows
 from penstock.partition.ledger import Condition, Verdict, encode_condition

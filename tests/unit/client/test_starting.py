@@ -14,7 +14,7 @@ from owner_processes import hurry, outcome, owners, said, script, state_of, succ
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import PenstockError, StoreLocked, WaitExpired
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid, PenstockError, ProcessLimit
-from penstock.host.files import OsFileSystem, explained, make_dirs, ran_out_of_space, read_fully, write_fully
+from penstock.host.file_errors import ran_out_of_space, translate_os_errors
+from penstock.host.file_operations import make_dirs, read_fully, write_fully
+from penstock.host.os_files import OsFileSystem
 from penstock.testing import SimulatedDisk
 
 
@@ -69,7 +71,7 @@ def test_a_failed_sync_is_raised_and_not_tried_again(
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
-        "import sys,os; from penstock.host.files import OsFileSystem;"
+        "import sys,os; from penstock.host.os_files import OsFileSystem;"
         " lock = OsFileSystem().lock(sys.argv[1]); print('held', flush=True); os.kill(os.getpid(), 9)"
     )
     child = subprocess.run([sys.executable, "-c", script, str(tmp_path / "l")], stdout=subprocess.PIPE, check=False)
@@ -97,18 +99,18 @@ def test_folders_one_may_pass_but_not_read_are_no_obstacle() -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None], write: bool) -> None:
     """Opening a fifo would wait for ever for its other end; a folder would fail later, without its name."""
     make(tmp_path / "x")
-    with pytest.raises(Invalid, match=f"{tmp_path}/x is in the place of a file"), explained():
+    with pytest.raises(Invalid, match=f"{tmp_path}/x is not a file"), translate_os_errors():
         OsFileSystem().open(str(tmp_path / "x"), write=write)
 
 
 @pytest.mark.parametrize("code", sorted(errno.errorcode))
 def test_no_bare_error_of_the_system_reaches_a_caller(code: int) -> None:
-    with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, explained():
+    with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, translate_os_errors():
         raise OSError(code, os.strerror(code), "/store/STORE")
     assert isinstance(caught.value.__cause__, OSError)
     assert ran_out_of_space(caught.value) == (code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def test_an_error_that_says_what_to_do_is_left_as_it_is() -> None:
-    with pytest.raises(ProcessLimit, match="none is left"), explained():
+    with pytest.raises(ProcessLimit, match="none is left"), translate_os_errors():
         raise ProcessLimit("none is left")

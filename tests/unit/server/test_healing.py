@@ -13,7 +13,7 @@ from owner_processes import faulty_owner, outcome, owners
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import OutcomeUnknown, Poisoned
-from penstock.host.files import OsFile
+from penstock.host.os_files import OsFile
 from penstock.server.healing import TRIES_MAX, Healer
 from penstock.testing.clock import FakeClock
 

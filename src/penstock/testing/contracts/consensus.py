@@ -44,7 +44,7 @@ def _all(consensus: Consensus, start: int = 1) -> list[tuple[int, bytes]]:
 
 
 class ConsensusContract(ABC):
-    """Tests of a consensus. Its pieces hold at least a few hundred bytes each."""
+    """Tests of a consensus. Its segments hold at least a few hundred bytes each."""
 
     @abstractmethod
     @pytest.fixture
@@ -197,17 +197,17 @@ class ConsensusContract(ABC):
 
     # -- truncation
 
-    def test_pieces_are_given_up_as_a_whole(self, consensus: Consensus) -> None:
+    def test_segments_are_given_up_as_a_whole(self, consensus: Consensus) -> None:
         for number in range(1, 10):
             consensus.propose([b"%d" % number])
             if number % 3 == 0:
                 consensus.roll()
         consensus.roll()  # nothing came since the last one
-        pieces = consensus.pieces()
-        assert pieces == [1, 4, 7, 10]
+        starts = consensus.segment_starts()
+        assert starts == [1, 4, 7, 10]
         assert consensus.truncate(0) == consensus.truncate(1) == consensus.truncate(3) == 1
         assert consensus.truncate(5) == 4
-        assert (consensus.first, consensus.pieces(), consensus.committed) == (4, [4, 7, 10], 9)
+        assert (consensus.first, consensus.segment_starts(), consensus.committed) == (4, [4, 7, 10], 9)
         assert _all(consensus, 4) == [(number, b"%d" % number) for number in range(4, 10)]
         with pytest.raises(NotFound):
             _all(consensus, 3)

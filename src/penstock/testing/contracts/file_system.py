@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Closed, CorruptionError, StoreLocked
-from penstock.host.files import File, FileSystem, Folder, Lock, make_dirs, publish, remove_folder, zero_fill
+from penstock.host.file_operations import make_dirs, publish, remove_folder, zero_fill
+from penstock.host.files import File, FileSystem, Folder, Lock
 
 NAME_BYTES_MAX = 255
 _FOLDER_FOR_FILE = (IsADirectoryError, PermissionError)  # the second is what macOS says when a folder is unlinked
@@ -219,7 +220,7 @@ class FileSystemContract(ABC):
         assert one.identity() != other.identity()
         assert one.identity() == fs.open(f"{root}/one").identity()
         fs.rename(f"{root}/one", f"{root}/moved")
-        one.moved(f"{root}/moved")
+        one.set_path(f"{root}/moved")
         assert one.path == f"{root}/moved"
         assert one.identity() == fs.open(f"{root}/moved").identity()
 
@@ -227,7 +228,7 @@ class FileSystemContract(ABC):
         file = fs.create(f"{root}/f")
         file.pwrite(b"01", 0)
         fs.rename(f"{root}/f", f"{root}/g")
-        file.moved(f"{root}/g")
+        file.set_path(f"{root}/g")
         file.pwrite(b"23", 2)
         file.fsync()
         assert fs.open(f"{root}/g").pread(10, 0) == b"0123"

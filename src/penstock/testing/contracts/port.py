@@ -18,8 +18,8 @@ import pytest
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Closed, Invalid, NotFound, PenstockError
-from penstock.host.files import OsFileSystem
-from penstock.journal.record import PartitionId, partition_id
+from penstock.host.os_files import OsFileSystem
+from penstock.journal.partitions import PartitionId, partition_id
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv.section import Rows
 from penstock.kv.values import Options, encode_options
