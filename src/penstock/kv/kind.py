@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import KindMismatch
 from penstock.kinds import (
     FileReadable,
     Filters,
@@ -49,11 +48,6 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         """Return the options of a table that holds values of a type; `Invalid` if there is no such type."""
         return self.options_default if value is None else encode_options(Options(check_value_type(value)))
 
-    def check_made(self, info: TableInfo, value: ValueType | None) -> None:
-        """`KindMismatch` if a table was made for values of another type than the one that is asked for."""
-        if value is not None and decode_options(info.options).value != value:
-            raise KindMismatch(f"table {info.name} holds values of another type than {value}")
-
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
 
@@ -78,10 +72,10 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
         return KvMachine(tree, site.maintenance, descriptor, options)
 
-    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable:
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:
         return KvTable(port, info, durable=durable)
 
-    def reader(self, port: Reading, info: TableInfo) -> KvReader:
+    def reader(self, port: Reading, info: TableInfo) -> KvReader[Any]:
         return KvReader(port, info)
 
     def schema(self, options: bytes) -> Any:

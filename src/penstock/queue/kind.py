@@ -158,7 +158,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return load_schema(given)
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
-        return MessageLoader(info, place, place.time_us).run(batches)
+        return MessageLoader(info, place).run(batches)
 
     def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         return bundle(loads, info, place)

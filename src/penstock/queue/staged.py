@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from penstock.errors import Invalid
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import File, FileSystem
-from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.log.record import KIND_DATA, Index, Record
-from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
@@ -59,10 +58,10 @@ def load_schema(given: Any) -> Any:
     fields = []
     for name in names:
         found = given.field(name).type
-        text = pa.types.is_string(found) or pa.types.is_large_string(found)
+        text = pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
         if name == "timestamp" and not pa.types.is_timestamp(found):
             raise Invalid(f"column timestamp is {found}, and must be a timestamp")
-        if name != "timestamp" and not (text or pa.types.is_binary(found) or pa.types.is_large_binary(found)):
+        if name != "timestamp" and not (text or is_binary(found) or pa.types.is_null(found)):
             raise Invalid(f"column {name} is {found}, but messages hold binary: cast or encode it first")
         fields.append(pa.field(name, STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()))
     return pa.schema(fields)
@@ -71,10 +70,10 @@ def load_schema(given: Any) -> Any:
 class MessageLoader:
     """Prepares messages outside the owner: few as sections, many as files, in the order in which they come."""
 
-    def __init__(self, info: TableInfo, place: Workplace, now_us: int, fs: FileSystem | None = None) -> None:
+    def __init__(self, info: TableInfo, place: Workplace) -> None:
         self._place = place
-        self._now_us = now_us  # for messages without a time
-        self._fs = fs or OsFileSystem()
+        self._now_us = place.time_us  # for messages without a time
+        self._fs = place.fs
         self._partitions = partitions_of(info)
         self._held: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
@@ -175,4 +174,4 @@ def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> 
     shards = {load.partition for load in loads if load.file is not None}
     beside = [load for load in loads if load.file is None and load.partition in shards]
     others = [load for load in loads if load.file is not None or load.partition not in shards]
-    return others + MessageLoader(info, place, place.time_us).as_files(beside)
+    return others + MessageLoader(info, place).as_files(beside)

@@ -32,6 +32,7 @@ from penstock.kinds import (
     Serviced,
     ShardSnapshot,
     TableService,
+    Workplace,
     as_loadable,
     as_serviced,
     partitions_of,
@@ -73,6 +74,7 @@ class LocalPort:
         *,
         clock: Clock,
         incarnation: int,
+        identity: bytes,
         check_usable: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
@@ -80,6 +82,7 @@ class LocalPort:
         self._staging = staging
         self.clock = clock
         self.incarnation = incarnation
+        self._identity = identity
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
@@ -219,6 +222,14 @@ class LocalPort:
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
+
+    @contextmanager
+    def building(self, lease_s: float) -> Iterator[Workplace]:
+        def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
+            return self.stage(partition, count, lease_s)
+
+        staging, name = self._staging, threads.process_name()
+        yield Workplace(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
@@ -505,6 +516,7 @@ class SnapshotPort:
         self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
         self._tables = dict(tables)
         self._time_us = time_us
+        self._closed = False
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
@@ -517,8 +529,10 @@ class SnapshotPort:
 
     def _state(self, partition: PartitionId) -> ShardSnapshot:
         state = self._states.get(partition)
-        if state is None:
+        if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
+        if state is None:
+            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state
@@ -536,6 +550,8 @@ class SnapshotPort:
         return self._state(partition).scan_arrow(start, end)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        if count < 1:
+            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
         state = self._state(partition)
         return state.pieces(count, start, end) if isinstance(state, PieceSnapshot) else [Piece(partition, start, end)]
 
@@ -551,6 +567,7 @@ class SnapshotPort:
         yield self
 
     def close(self) -> None:
+        self._closed = True  # first: a reader beside this must not be told that there is no such shard
         for state in self._pinned:
             if not isinstance(state, PenstockError):
                 state.close()
