@@ -159,6 +159,6 @@ def test_a_key_that_cannot_be_stored_is_refused(bench: Bench) -> None:
     for key in (b"", b"x" * 512):
         with pytest.raises(PenstockError), engine.write() as view:
             view.put("db", key, b"")
-    engine.tend()
+    engine.maintain()
     assert engine.grow(for_deletes=False) in (True, False)
     _fill(engine, b"still works")
