@@ -34,6 +34,7 @@ LAYERS = [
     {"client"},
     {"server"},
     {"spark"},
+    {"aio"},
     {"cli"},
 ]
 

@@ -17,7 +17,8 @@ and threads that want it poll. Nothing waits on a condition, because an interrup
 garbage collector, which frees files at any line of any thread, takes no lock: it appends to a list, and the next call
 closes.
 Invariants: (1) a descriptor is closed only while nothing uses it. (2) an idle file without a descriptor is synced, or
-has its error. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
+has its error. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file. Inodes tell
+files apart, and the system uses them again: so no name of an open file is unlinked and then given to a new file.
 """
 
 from __future__ import annotations
@@ -171,10 +172,10 @@ class OpenFiles:
                     state.moving = False
 
     def _check(self, state: _FileState, path: str) -> None:
+        if state.closed and state.failure is None:  # first: a closed file may be dirty, and no sync of it failed
+            raise OSError(errno.EBADF, "the file is closed", path)
         if state.failure is not None or (state.raw is None and state.dirty):
             raise OSError(errno.EIO, f"a sync failed before ({state.failure})", path) from state.failure
-        if state.closed:
-            raise OSError(errno.EBADF, "the file is closed", path)
 
     def _reopen(self, state: _FileState, path: str) -> File:
         self._make_room()

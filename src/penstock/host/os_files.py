@@ -25,6 +25,13 @@ from penstock.host.mappings import map_file
 from penstock.host.open_files import OPEN_FILES, BoundedFileSystem
 
 
+def _open_fd(fd: int, path: str) -> int:
+    """Return a descriptor to sync; `os.fsync` answers a closed one (-1) with a `ValueError`."""
+    if fd < 0:
+        raise OSError(errno.EBADF, "the file is closed", path)
+    return fd
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -75,16 +82,17 @@ class OsFile:
                 raise
 
     def fsync(self) -> None:
+        fd = _open_fd(self._fd, self._path)
         if sys.platform == "darwin":  # fsync there stops at the drive's cache
-            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
         else:
-            os.fsync(self._fd)
+            os.fsync(fd)
 
     def fdatasync(self) -> None:
         if sys.platform == "darwin":
             self.fsync()
         else:
-            os.fdatasync(self._fd)
+            os.fdatasync(_open_fd(self._fd, self._path))
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
         for piece in pieces:
@@ -114,10 +122,11 @@ class OsFolder:
     """A folder of the operating system."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def fsync(self) -> None:
-        os.fsync(self._fd)
+        os.fsync(_open_fd(self._fd, self._path))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -130,7 +130,7 @@ def decode_condition(data: bytes) -> Condition:
     """The condition that `encode_condition` was given; none in no bytes."""
     try:
         return _condition.decode(data) if data else Condition()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("condition", 0, f"it does not decode ({error})") from None
 
 
@@ -408,7 +408,7 @@ def _accepted(groups: int) -> Judgement:
 def _read_table(key: bytes, value: bytes) -> TableInfo:
     try:
         return _table.decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
 
 

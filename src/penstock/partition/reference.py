@@ -65,7 +65,7 @@ def decode_reference(payload: bytes) -> Reference:
     """The files a section refers to."""
     try:
         return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("reference", 0, f"it does not decode ({error})") from None
 
 

@@ -486,5 +486,5 @@ def decode_fault(data: bytes) -> ErrorMessage | None:
     """The fault beside a status; None if the transport itself failed."""
     try:
         return _faults.decode(data) if data else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -455,6 +455,7 @@ class SnapshotPort:
         self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
         self._tables = dict(tables)
         self._time_us = time_us
+        self._closed = False
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
@@ -467,8 +468,10 @@ class SnapshotPort:
 
     def _state(self, partition: PartitionId) -> ShardSnapshot:
         state = self._states.get(partition)
-        if state is None:
+        if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
+        if state is None:
+            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state
@@ -486,6 +489,8 @@ class SnapshotPort:
         return self._state(partition).scan_arrow(start, end)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        if count < 1:
+            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
         return self._state(partition).pieces(count, start, end)
 
     @contextmanager
@@ -493,6 +498,7 @@ class SnapshotPort:
         yield self
 
     def close(self) -> None:
+        self._closed = True  # first: a reader beside this must not be told that there is no such shard
         for state in self._pinned:
             if not isinstance(state, PenstockError):
                 state.close()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,6 @@ from penstock.client.connection import Connection
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host.waiting import pause
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
 
 
 class Tables:

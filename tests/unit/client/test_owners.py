@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
 from penstock.host.waiting import pause
 from penstock.queue.table import QueueTable
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
-
 
 # -- found and started
 

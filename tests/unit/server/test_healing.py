@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from owner_processes import faulty_owner, outcome, owners, until
+from owner_processes import faulty_owner, outcome, owners
 
 import penstock
 from penstock.client.connect import connect
@@ -21,14 +19,11 @@ from penstock.testing.clock import FakeClock
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    with penstock.open(folder) as store:
+def path(path: Path) -> Path:
+    """A store."""
+    with penstock.open(path) as store:
         store.kv("counts", value="int64")
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
+    return path
 
 
 def merge(client: Any) -> Any:
