@@ -81,6 +81,11 @@ class Connection:
         return self._owner
 
     @property
+    def folder(self) -> str:
+        """Where the store is on this machine; empty if it is not."""
+        return self._door.folder
+
+    @property
     def patience_s(self) -> float:
         """How long a call waits."""
         return self._patience_s

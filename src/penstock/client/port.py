@@ -12,9 +12,10 @@ error of a write says that it did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn
 
+from penstock.client.building import building
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
@@ -24,7 +25,7 @@ from penstock.host.clock import Clock
 from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import Insert, Kind, Piece
+from penstock.kinds import Insert, Kind, Piece, Workplace
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
@@ -321,6 +322,11 @@ class FlightPort(_FlightReading):
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
+
+    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+        owner = self._connection.owner
+        root = self._connection.folder or owner.path
+        return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """What a group says of files; the owner checks and syncs them before it takes the group."""

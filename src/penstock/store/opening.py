@@ -213,6 +213,7 @@ class OpenedParts(Tables):
             self._staging,
             clock=self._clock,
             incarnation=self._consensus.incarnation,
+            identity=self.identity,
             check_usable=self._check_usable,
         )
         self._checkpoint = Checkpoint(

@@ -22,7 +22,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
+from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService, Workplace
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
@@ -58,6 +58,7 @@ class LocalPort:
         *,
         clock: Clock,
         incarnation: int,
+        identity: bytes,
         check_usable: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
@@ -65,6 +66,7 @@ class LocalPort:
         self._staging = staging
         self.clock = clock
         self.incarnation = incarnation
+        self._identity = identity
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
@@ -202,6 +204,14 @@ class LocalPort:
         descriptor = self._partition(partition).descriptor
         suffix = kind_named(descriptor.kind, descriptor.name).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
+
+    @contextmanager
+    def building(self, lease_s: float) -> Iterator[Workplace]:
+        def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
+            return self.stage(partition, count, lease_s)
+
+        staging, name = self._staging, threads.process_name()
+        yield Workplace(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         self._partition(partition)  # `NotFound` if the table has no such shard

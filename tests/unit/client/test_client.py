@@ -335,7 +335,7 @@ def test_large_values_go_both_ways(store: RemoteStore) -> None:
     table.put(b"a", value)
     assert table[b"a"] == value
     table.put_many({b"%d" % n: value[: 5 << 20] for n in range(6)})
-    assert [len(found) for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
+    assert [len(found or b"") for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
     assert [key for key, _ in table.scan()] == [b"0", b"1", b"2", b"3", b"4", b"5", b"a"]
     events = store.queue("events")
     events.put(value[: 9 << 20], durable=True)
@@ -447,11 +447,11 @@ def write_through_losses(store: RemoteStore) -> tuple[int, int, list[bool]]:
         with store.batch() as batch:  # without a token: the client's own makes it safe to send again
             consumer.ack(got, batch=batch)
             for _ in got:
-                batch.kv("counts").merge(b"acked", 1, operator="add_i64")
+                batch.kv("counts", value="int64").merge(b"acked", 1, operator="add_i64")
     duplicates = []
     for n in range(10):
         with store.batch(token=("p", n // 2)) as batch:
-            batch.kv("counts").merge(b"tokened", 1, operator="add_i64")
+            batch.kv("counts", value="int64").merge(b"tokened", 1, operator="add_i64")
         duplicates.append(batch.duplicate)
     return counts[b"n"], counts[b"acked"], [counts[b"tokened"] == 5, *duplicates[1::2]]
 
@@ -475,7 +475,7 @@ def test_who_moves_a_consumer_that_was_moved_before_is_told_so(
     told = []
     for n in range(20):
         with store.batch() as batch:
-            batch.kv("counts").merge(b"n", 1, operator="add_i64")
+            batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
             batch.require(*kind_named("queue", "events").move(info, "c", [(0, 1 + n // 2, 2 + n // 2)]))
         told.append(batch.duplicate)
     assert told == [False, True] * 10
@@ -564,7 +564,7 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
         store.recover()  # sends what was kept
         assert counts[b"n"] == 2
         store.close()
-        assert owner.kv("counts")[b"n"] == 2
+        assert owner.kv("counts", value="int64")[b"n"] == 2
 
 
 def _door(path: Path) -> Any:

@@ -513,7 +513,7 @@ def test_new_and_forgotten_consumers(store: Store) -> None:
     queue = store.queue("events", shards=2)
     queue.put_many([b"a", b"b", b"c"], keys=[b"1", b"1", b"2"], durable=True)
     consumer = queue.consumer("c")
-    assert {place.mode for place in consumer.places()} == {"new"}
+    assert {place.mode for place in consumer.positions()} == {"new"}
     assert consumer.lag == 3
     consumer.ack(consumer.get())
     assert consumer.lag == 0
