@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from examples import report
 from examples.run import Latency, MicroBatch, Run, Sample, percentile
 
