@@ -72,11 +72,11 @@ def taken(store: Store, kind: JobKind) -> Iterator[Lease]:
     """A job that somebody has taken and not begun: it waits, and nobody else can have it."""
     job = next(job for job in store._manifest.read(jobs._runnable) if job.kind == kind)
     lease = Lease(job=job, worker_id="other", token=job.attempts + 1)
-    assert store._jobs._hold(lease)
+    assert store._jobs._add_lease(lease)
     try:
         yield lease
     finally:
-        store._jobs._let_go(lease)
+        store._jobs._drop_lease(lease)
 
 
 # -- flushes
