@@ -12,21 +12,22 @@ error of a write says that it did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from penstock.client.building import building
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import File
-from penstock.journal.record import PartitionId
-from penstock.kinds import Insert, Kind, Piece
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, table_of
+from penstock.kinds import QUERY_S, Insert, Kind, Piece, Workplace, as_serviced
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
@@ -35,6 +36,7 @@ from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
+from penstock.store.querying import check_query
 
 T = TypeVar("T")
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
@@ -82,6 +84,14 @@ class _FlightReading:
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for batch in page)
+
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        check_query(info, name, argument, timeout_s)
+        self._settle_writes()
+        scan = self._random.randbytes(16).hex()
+        request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
+        # The first page waits for two batches: one to send, and whether there is another.
+        return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for batch in page)
 
     def _scan(
         self, partition: PartitionId, start: bytes, end: bytes | None, *, arrow: bool, reverse: bool
@@ -151,7 +161,7 @@ class FlightPort(_FlightReading):
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
         with self._lock:
-            return self._kinds.get(partition >> 16)
+            return self._kinds.get(table_of(partition))
 
     def _learn(self, tables: Sequence[TableInfo]) -> None:
         kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
@@ -191,7 +201,7 @@ class FlightPort(_FlightReading):
             whole.awaited = False  # what comes now is told to others
         if whole.error is not None:
             raise whole.error
-        group.verdict = whole.verdict
+        group.verdict, group.refused_by = whole.verdict, whole.refused_by
         return epoch
 
     def _in_doubt(self, error: PenstockError, token: tuple[str, int] | None) -> OutcomeUnknown:
@@ -316,7 +326,7 @@ class FlightPort(_FlightReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._settle_writes()
-        repeat = name in kind_named(info.kind, info.name).repeatable
+        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
@@ -328,6 +338,11 @@ class FlightPort(_FlightReading):
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
+
+    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+        owner = self._connection.owner
+        root = self._connection.folder or owner.path
+        return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """What a group says of files; the owner checks and syncs them before it takes the group."""

@@ -1,4 +1,4 @@
-"""What a queue can be asked, and what it answers: values that go to the owner's service, as they are or as bytes.
+"""What a queue can be asked, and what it answers: values that reach the owner's service as they are or as bytes.
 
 Thread: values, shared freely.
 """
@@ -32,14 +32,14 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delay_s: float = 0.0
 
 
-class Bounds(msgspec.Struct, frozen=True, array_like=True):
+class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
     """The messages [first, next) of a shard."""
 
     first: int
     next: int
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand of them would wake the collector
+class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand would wake the collector
     """A message under a lease."""
 
     shard: int
@@ -51,7 +51,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousa
     lease: int
 
 
-class ConsumerPlace(msgspec.Struct, frozen=True, array_like=True):
+class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
     """Where a consumer is in a shard."""
 
     consumer: str
@@ -64,10 +64,10 @@ class ConsumerPlace(msgspec.Struct, frozen=True, array_like=True):
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
     """A queue at one moment."""
 
-    shards: list[Bounds]
+    shards: list[ShardBounds]
     files: int
     bytes: int
-    consumers: list[ConsumerPlace]
+    consumers: list[ConsumerPosition]
 
     @property
     def messages(self) -> int:
@@ -84,5 +84,5 @@ def encode_call(call: QueueCall) -> bytes:
 
 
 def decode_call(argument: bytes) -> QueueCall:
-    """The call that `encode_call` was given; a call of nothing in no bytes."""
+    """Return the call that `encode_call` was given; an empty call for no bytes."""
     return _call.decode(argument) if argument else QueueCall()

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
-from penstock.queue.calls import Bounds, ConsumerPlace, QueueCall, QueueTotals, decode_call
+from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, ShardBounds, decode_call
 from penstock.queue.delivery import Deliveries
 from penstock.queue.machine import QueueMachine
 from penstock.queue.options import Retention, decode_queue_options
@@ -98,8 +98,8 @@ class QueueService:
         machine = self._machine(self._partitions[call.shard])
         return max(machine.first, machine.queue.seek_time(call.time_us or 0))
 
-    def _bounds(self, _: QueueCall) -> list[Bounds]:
-        return [Bounds(machine.first, machine.next) for machine in map(self._machine, self._partitions)]
+    def _bounds(self, _: QueueCall) -> list[ShardBounds]:
+        return [ShardBounds(machine.first, machine.next) for machine in map(self._machine, self._partitions)]
 
     def _statistics(self, call: QueueCall) -> QueueTotals:
         numbers = [self._machine(partition).queue.statistics() for partition in self._partitions]
@@ -136,7 +136,7 @@ class QueueService:
             end = batches[-1].next
         return end, used
 
-    def _places(self, call: QueueCall) -> list[ConsumerPlace]:
+    def _places(self, call: QueueCall) -> list[ConsumerPosition]:
         """Where consumers are: one of them, or all."""
         found = []
         for key, row in self._host.remembered_range(rows_of(self._info.table)):
@@ -145,7 +145,7 @@ class QueueService:
                 place, machine = decode_place(row), self._machine(self._partitions[shard])
                 place = place if place.mode == "streamed" else place.raised(machine.first)
                 lag = max(0, machine.next - max(place.floor, machine.first) - int(place.flags().sum()))
-                found.append(ConsumerPlace(consumer, shard, place.mode, place.floor, lag))
+                found.append(ConsumerPosition(consumer, shard, place.mode, place.floor, lag))
         return found
 
     # -- conditions

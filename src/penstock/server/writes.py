@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import threads
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Kind
 from penstock.partition.ledger import (
     LEDGER,
@@ -35,7 +35,7 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.pending import PendingGroup
 from penstock.protocol import wire
-from penstock.registry import conditions, kind_named, kind_of_condition
+from penstock.registry import find_condition, kind_named
 from penstock.server.rights import WRITE, Rights
 from penstock.server.work import Work
 from penstock.store.port import LocalPort
@@ -122,7 +122,7 @@ class GroupTaker:
             raise OutcomeUnknown("the owner does not know what became of this: send it again")
         if outcome.verdict is Verdict.DUPLICATE and self._was_used(group):
             return HAPPENED  # otherwise a condition said so, and then no token was used
-        return wire.Outcome(int(outcome.verdict))
+        return wire.Outcome(int(outcome.verdict), refused_by=outcome.refused_by)
 
     def _was_used(self, group: _Checked) -> bool:
         return group.asked.token is not None and self._port.was_used(group.asked.token)
@@ -147,7 +147,7 @@ class GroupTaker:
         """The memory that a group takes when it is decoded, about."""
         weight = CONDITION_WEIGHT * len(sent.condition)
         for section in sent.sections:
-            info = self._table(section.partition >> 16)
+            info = self._table(table_of(section.partition))
             if section.files is None and info is not None:
                 weight += kind_named(info.kind, info.name).weight(section.payload)
         return weight
@@ -180,9 +180,9 @@ class GroupTaker:
             self._check_section(group, section, rights)
 
     def _check_condition(self, name: str, argument: bytes, rights: Rights) -> None:
-        if name not in conditions():
+        kind = find_condition(name)
+        if kind is None:
             raise Invalid(f"there is no condition {name!r}")
-        kind = kind_of_condition(name)
         info = self._table(int.from_bytes(argument[:8], "big"))
         if info is None:
             raise NotFound("the table of a condition was dropped")
@@ -195,11 +195,11 @@ class GroupTaker:
         partition = PartitionId(section.partition)
         if partition == LEDGER:
             raise Invalid("clients do not write to the ledger")
-        info = self._table(partition >> 16)
+        info = self._table(table_of(partition))
         if info is None:
-            raise NotFound(f"table {partition >> 16} was dropped")
-        if partition & 0xFFFF >= info.shards:
-            raise Invalid(f"table {info.name} has no shard {partition & 0xFFFF}")
+            raise NotFound(f"table {table_of(partition)} was dropped")
+        if shard_number(partition) >= info.shards:
+            raise Invalid(f"table {info.name} has no shard {shard_number(partition)}")
         rights.check(WRITE, info.name)
         kind: Kind = kind_named(info.kind, info.name)
         if section.files is not None:

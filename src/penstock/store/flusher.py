@@ -18,16 +18,8 @@ from penstock.coordinator import Batch, Durability
 from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
-from penstock.journal.record import (
-    INLINE,
-    REFERENCE,
-    SHARD_BITS,
-    Group,
-    JournalRecord,
-    Section,
-    SegmentedRecordHeader,
-    encode,
-)
+from penstock.journal.partitions import SHARD_BITS
+from penstock.journal.record import INLINE, REFERENCE, Group, JournalRecord, Section, SegmentedRecordHeader, encode
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
@@ -134,7 +126,7 @@ class StoreFlusher:
         decoded: list[Any] = []
         refers = False
         for number, waiting in group.sections.items():
-            info = self._dispatcher.ledger.ids.get(number >> SHARD_BITS)
+            info = self._dispatcher.ledger.tables_by_id.get(number >> SHARD_BITS)
             for part in waiting if type(waiting) is tuple else (waiting,):
                 form, payload = INLINE, b""  # dropped since: the section is void, and stays in its place
                 if number == LEDGER:
@@ -167,6 +159,8 @@ class StoreFlusher:
                 judgement = _in_spite_of_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(flushed_record.groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
+            for number, index in judgement.refused_by.items():
+                flushed_record.groups[number].refused_by = index
         self._applied(flushed.size)
         return self._dispatcher.published
 

@@ -12,16 +12,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
 from penstock.host import memory, threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.host.metrics import Metrics
-from penstock.host.owned_files import owned
+from penstock.host.owner_files import owner_file_system
+from penstock.host.randomness import Random
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, decode
@@ -49,8 +52,9 @@ from penstock.partition.machine import PartitionDescriptor, PartitionStateMachin
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
-from penstock.registry import KINDS, conditions, kind_named
+from penstock.registry import CONDITIONS, KINDS, kind_named
 from penstock.scheduler.engines import Engines
+from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, TaskLoad
@@ -86,13 +90,13 @@ class OpenedParts(Tables):
         self._closed = False
         self._started = False  # background work is done by threads
         self.metrics = Metrics()
-        memory.expect_large_blocks()
+        memory.map_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
         try:
             make_dirs(fs, self.path)
             self._lock = fs.lock(f"{self.path}/LOCK")
             self._parts.callback(self._lock.release)
-            self._fs = owned(fs, self._lock)
+            self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
             self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
@@ -152,14 +156,14 @@ class OpenedParts(Tables):
             random=self._random,
             manifest=self._manifest,
             maintenance=self._maintenance,
-            settings={"queue": settings.queue},
+            settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
         self._parts.callback(self._aside.close)
-        self._ledger = Ledger(ledger, conditions(), self._aside)
+        self._ledger = Ledger(ledger, CONDITIONS, self._aside)
         self._aside.is_alive = self._ledger.is_alive
         self._tracker = SegmentedAckTracker()
         self._dispatcher = Dispatcher(
@@ -210,6 +214,7 @@ class OpenedParts(Tables):
             self._staging,
             clock=self._clock,
             incarnation=self._consensus.incarnation,
+            identity=self.identity,
             check_usable=self._check_usable,
         )
         self._checkpoint = Checkpoint(
@@ -252,7 +257,8 @@ class OpenedParts(Tables):
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
         try:
-            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+            kind = kind_named(descriptor.kind, descriptor.name)
+            return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
@@ -303,23 +309,24 @@ class OpenedParts(Tables):
         ahead = self.metrics.gauge(
             "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
         )
-        ahead.set_function(self._clock.ahead_s)
+        ahead.set_function(self._clock.wall_ahead_s)
         self._keep_time()
 
     def _keep_time(self) -> None:
-        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
 
     # -- background
 
     def _start(self) -> None:
         export_coordinator(self._coordinator, self.metrics)
         export_trees(self._maintenance, self.metrics)
+        export_scheduler(self._scheduler, self.metrics)
         if not self.settings.background:
             return
         self._coordinator.start()
         for task in tree_tasks(self._maintenance, self._collector):
             self._scheduler.register(task)
-        for runner in job_runners(self._maintenance, self._jobs, self._engines):
+        for runner in job_runners(self._maintenance, self._jobs):
             self._scheduler.register(runner)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
@@ -379,7 +386,7 @@ class OpenedParts(Tables):
             if self._maintenance.request_flush(tree):
                 self._wake("flush")
         else:
-            threads.uninterrupted(lambda: self._maintenance.flush(tree))
+            threads.run_uninterrupted(lambda: self._maintenance.flush(tree))
 
     # -- the end
 
@@ -387,7 +394,7 @@ class OpenedParts(Tables):
         """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
-        threads.uninterrupted(self._close)
+        threads.run_uninterrupted(self._close)
 
     def _close(self) -> None:
         if self._closed:

@@ -21,7 +21,9 @@ import pytest
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
+from penstock.errors import Backpressure, Closed, Invalid, KindMismatch, NotFound, PenstockError
+from penstock.host.waiting import pause
+from penstock.kinds import Serviced
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
@@ -140,13 +142,17 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.CallService(3, "nack", encode_call(QueueCall(consumer="c", leases=[(9, 1, 1)]))),
         wire.CallService(3, "advance", encode_call(QueueCall(places=[(2, 1)]))),
         wire.CallService(3, "fly", b""),
-        wire.CallService(2, "append", b""),
     ],
     ids=lambda request: type(request).__name__,
 )
 def test_requests_out_of_range_are_refused(gateway: Gateway, request_: Any) -> None:
     with pytest.raises(Invalid):
         ask(gateway, request_)
+
+
+def test_a_table_without_a_service_takes_no_calls(gateway: Gateway) -> None:
+    with pytest.raises(KindMismatch, match="table users is of the kind kv, which takes no calls"):
+        ask(gateway, wire.CallService(2, "append", b""))
 
 
 @pytest.mark.parametrize(
@@ -418,7 +424,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     for thread in threads:
         thread.start()
     while limits.taken[LOCAL.client] < 3:
-        place.pause()
+        pause(0.02)
     with pytest.raises(Backpressure, match="waiting"):
         ask(gateway, waiting)
     ask(gateway, wire.CallService(table, "get", encode_call(QueueCall(consumer="d", count=1))))  # does not wait
@@ -564,7 +570,7 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
     line = flight.FlightClient(service.location())
     asked = wire.Scan("s", "", partition(store, "users"), b"", None, True)
     stream = line.do_get(flight.Ticket(wire.pack(asked)), flight.FlightCallOptions(timeout=3.0))
-    place.pause(0.5)  # and nothing is read
+    pause(0.5)  # and nothing is read
     closing = threading.Thread(target=store.close)
     closing.start()
     closing.join(30.0)
@@ -621,5 +627,7 @@ def test_a_store_costs_no_flight_until_somebody_knocks(tmp_path: Path) -> None:
 
 
 def test_every_kind_says_which_calls_are_safe() -> None:
-    for kind in KINDS.values():
+    serviced = [kind for kind in KINDS.values() if isinstance(kind, Serviced)]
+    assert serviced
+    for kind in serviced:
         assert kind.asking <= kind.repeatable
