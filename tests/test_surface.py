@@ -46,9 +46,21 @@ PUBLIC = {
 
 # Members of public classes that serve other packages of Penstock, and say so in their docstrings or names.
 INTERNAL = {
-    "Store": {"port", "clock", "files", "check_folder", "at_close", "readers", "settings", "open", "collect", "table"},
-    "StoreSettings": {"coordinator", "tree"},
-    "RemoteStore": {"port", "query_snapshot", "table"},
+    "Store": {
+        "port",
+        "clock",
+        "files",
+        "check_folder",
+        "at_close",
+        "readers",
+        "settings",
+        "open",
+        "collect",
+        "table",
+        "create",
+    },
+    "StoreSettings": {"coordinator", "tree", "of_kind"},
+    "RemoteStore": {"port", "query_snapshot", "table", "create"},
     "RemoteSnapshot": {"info", "pieces", "read", "table"},
     "StoreBatch": {"add_section", "add_files", "require", "table"},
     "StoreSnapshot": {"table"},
