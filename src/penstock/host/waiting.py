@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces, and acting at intervals beside a block of code.
+"""Retries with deadlines, periodic calls beside a block, and stop signals.
 
 What this process announces is waited for on a condition (`threads.condition`), with a timeout. Other processes, lock
 files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
@@ -34,7 +34,7 @@ class Retries:
         pause_s_max: float | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """`deadline_s` is on the clock's monotonic hand. Pauses double up to `pause_s_max`, if it is given."""
+        """`deadline_s` is by the monotonic clock. With `pause_s_max`, pauses double up to it."""
         self._clock = clock
         self._deadline_s = deadline_s
         self._pause_s = pause_s
