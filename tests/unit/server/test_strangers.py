@@ -81,6 +81,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read", wire.CutPieces("", shard, 1)),
         ("read", wire.Scan("s", "", shard, b"", None, True)),
         ("read", wire.Scan("s", "", shard, b"", None, False)),
+        ("read", wire.RunQuery("s", "", shard >> 16, "select", b"", 5.0)),
         ("read something", wire.TakeSnapshot(5.0)),
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
@@ -133,7 +134,7 @@ NEEDS_NO_OTHER_TEST = {wire.JoinSnapshot, wire.More}  # of things that somebody 
 def refused(gateway: Gateway, request: Any, rights: Rights) -> bool:
     """Whether a request is refused because of rights; other errors are none of this."""
     try:
-        if isinstance(request, wire.Scan | wire.More):
+        if isinstance(request, wire.Scan | wire.RunQuery | wire.More):
             list(gateway.page(wire.pack(request), rights)[1])
             return False
         answer = gateway.answer(wire.pack(request), rights)
