@@ -45,6 +45,7 @@ PUBLIC = {
 }
 
 # Members of public classes that serve other packages of Penstock, and say so in their docstrings or names.
+ANY_KIND = {"table", "create"}  # tables of whatever kind, also of one that Penstock does not know
 INTERNAL = {
     "Store": {
         "port",
@@ -56,14 +57,13 @@ INTERNAL = {
         "settings",
         "open",
         "collect",
-        "table",
-        "create",
+        *ANY_KIND,
     },
     "StoreSettings": {"coordinator", "tree", "of_kind"},
-    "RemoteStore": {"port", "query_snapshot", "table", "create"},
-    "RemoteSnapshot": {"info", "pieces", "read", "table"},
-    "StoreBatch": {"add_section", "add_files", "require", "table"},
-    "StoreSnapshot": {"table"},
+    "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
+    "RemoteSnapshot": {"info", "pieces", "read", *ANY_KIND},
+    "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
+    "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
