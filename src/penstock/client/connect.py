@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import flight
 
+from penstock.arguments import flag
 from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
@@ -148,6 +149,7 @@ def connect(
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
+    create, durable = flag(create, "create"), flag(durable, "durable")
     clock, door = SystemClock(), _door_of(path_text(path), create, token, authority)
     return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
 
