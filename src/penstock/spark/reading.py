@@ -137,7 +137,9 @@ class TableReader(DataSourceReader):
         snapshot = self._moment()
         info = snapshot.info(self._place.table)
         if info.table != self._info.table:  # its ranges are of other shards: some rows would be left out
-            raise NotFound(f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew")
+            raise NotFound(
+                f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew"
+            )
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
         shown = (kind.shown(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot))
