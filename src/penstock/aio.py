@@ -31,11 +31,25 @@ import penstock
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
-from penstock.queue.consumer import Consumer, Delivered
+from penstock.queue.calls import LeasedMessage
+from penstock.queue.consumer import Consumer
 from penstock.queue.table import QueueTable, QueueView
 from penstock.store.batch import StoreBatch
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncConsumer",
+    "AsyncKvReader",
+    "AsyncKvTable",
+    "AsyncQueueTable",
+    "AsyncQueueView",
+    "AsyncSnapshot",
+    "AsyncStore",
+    "connect",
+    "open",
+]
 
 THREADS_MAX = 32
 WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
@@ -128,21 +142,24 @@ def _iterated(
     return functools.wraps(method)(iterate)
 
 
-K = TypeVar("K", bound=KvReader)
+K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
 
 
 class AsyncKvReader(_Async[K]):
     """A kv table of a snapshot. Methods are those of `KvReader`."""
 
-    get = _awaited(KvReader.get)
     multi_get = _awaited(KvReader.multi_get)
     to_arrow = _awaited(KvReader.to_arrow)
     scan = _iterated(KvReader.scan)
     scan_arrow = _iterated(KvReader.scan_arrow)
 
+    async def get(self, key: bytes, default: Any = None) -> Any:
+        """The value of a key."""
+        return await self._threads.run(partial(self._sync.get, key, default))
 
-class AsyncKvTable(AsyncKvReader[KvTable]):
+
+class AsyncKvTable(AsyncKvReader[KvTable[Any]]):
     """A kv table. Methods are those of `KvTable`."""
 
     put = _awaited(KvTable.put)
@@ -188,7 +205,7 @@ class AsyncConsumer(_Async[Consumer]):
     def name(self) -> str:
         return self._sync.name
 
-    async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[Delivered]:  # noqa: A002 - it reads well
+    async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
         """Take up to `max` messages that no other consumer of this name has; wait up to `timeout_s` for the first."""
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + timeout_s
@@ -200,16 +217,16 @@ class AsyncConsumer(_Async[Consumer]):
             if messages or clock() >= deadline_s:
                 return messages
 
-    def _give_back(self, messages: list[Delivered]) -> None:
+    def _give_back(self, messages: list[LeasedMessage]) -> None:
         if messages:
             self._sync.nack(messages)
 
-    async def __aiter__(self) -> AsyncIterator[Delivered]:
+    async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
         while True:
             for message in await self.get(1, 60.0):
                 yield message
 
-    async def ack(self, messages: Delivered | Iterable[Delivered], *, batch: AsyncBatch | None = None) -> None:
+    async def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: AsyncBatch | None = None) -> None:
         """Acknowledge messages, durably; with a batch, together with what that writes."""
         together = None if batch is None else batch.sync
         await self._threads.run(partial(self._sync.ack, messages, batch=together))
@@ -226,9 +243,12 @@ class AsyncConsumer(_Async[Consumer]):
 class AsyncBatch(_Async[StoreBatch]):
     """Writes that happen together at the end of `async with`. Its tables collect in memory: they are not awaited."""
 
-    kv = _awaited(StoreBatch.kv)
     queue = _awaited(StoreBatch.queue)
     commit = _awaited(StoreBatch.commit)
+
+    async def kv(self, name: str, **options: Any) -> KvTable[Any]:
+        """A kv table that gathers writes for this batch; the options are those of `StoreBatch.kv`."""
+        return await self._threads.run(partial(self._sync.kv, name, **options))
 
     @property
     def sync(self) -> StoreBatch:
@@ -260,7 +280,7 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
     def lsn(self) -> int:
         return self._sync.lsn
 
-    async def kv(self, name: str) -> AsyncKvReader[KvReader]:
+    async def kv(self, name: str) -> AsyncKvReader[KvReader[Any]]:
         """A kv table at that LSN."""
         return AsyncKvReader(await self._threads.run(partial(self._sync.kv, name)), self._threads)
 

@@ -78,7 +78,7 @@ def both(tmp_path: Path) -> Iterator[dict[str, Input]]:
         yield {"one": Input(one), "several": Input(several)}
 
 
-def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.Progress:
+def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.StreamProgress:
     """Run a stream over all that is there."""
     given = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
     query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **given)

@@ -13,6 +13,7 @@ import _thread
 import atexit
 import logging
 import os
+import socket
 import threading
 import time
 import weakref
@@ -284,3 +285,8 @@ def cores() -> int:
 def process_id() -> int:
     """Return the id of this process: another one after a fork."""
     return os.getpid()
+
+
+def process_name() -> str:
+    """This process, as the files that it builds name it: host and process id."""
+    return f"{socket.gethostname()}:{process_id()}"

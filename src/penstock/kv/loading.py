@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.archive.chunk import ChunkIdentity
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
 from penstock.host.file_operations import make_dirs, remove_folder
-from penstock.host.files import FileSystem
-from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
@@ -31,7 +29,7 @@ from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstabl
 from penstock.lsm.operators import check_operand
 from penstock.lsm.order import Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
-from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list
+from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list, is_binary
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta
@@ -60,13 +58,15 @@ def load_schema(given: Any, options: Options) -> Any:
 
 def _fits(found: Any, wanted: Any) -> bool:
     """Types that hold the same values without a loss."""
+    if pa.types.is_null(found):
+        return True  # no rows, or deletes only
     if pa.types.is_integer(wanted):
         return bool(pa.types.is_integer(found) and found != pa.uint64())
     if pa.types.is_floating(wanted):
         return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
     if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
-    return bool(pa.types.is_binary(found) or pa.types.is_large_binary(found))
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
+    return is_binary(found)
 
 
 class _Shard:
@@ -82,11 +82,11 @@ class _Shard:
 class Loader:
     """Prepares the rows of one call."""
 
-    def __init__(self, info: TableInfo, options: Options, place: Workplace, fs: FileSystem | None = None) -> None:
+    def __init__(self, info: TableInfo, options: Options, place: Workplace) -> None:
         self._info = info
         self._options = options
         self._place = place
-        self._fs = fs or OsFileSystem()
+        self._fs = place.fs
         self._partitions = partitions_of(info)
         self._shards = [_Shard() for _ in self._partitions]
         self._merges = PendingDelta()  # operands, which no file can hold
@@ -114,6 +114,8 @@ class Loader:
         if deletes.any():  # what stands beside a delete says nothing
             values = pc.if_else(pa.array(deletes), pa.scalar(None, values.type), values)
         stored = stored_values(values, self._options)
+        if deletes.any():  # a null number is stored as 8 bytes, and a delete has no value
+            stored = pc.if_else(pa.array(deletes), pa.scalar(b"", stored.type), stored)
         _check_lengths(stored, VALUE_BYTES_MAX, "value")
         kinds = np.where(deletes, np.uint8(DELETE), np.uint8(PUT))
         shards = shards_of(keys, len(self._partitions))
@@ -187,8 +189,9 @@ class Loader:
 
     def _merged(self, number: int) -> Iterator[PreparedRows]:
         """Merge sorted files, the newest first, into as few as hold them."""
-        self._sort_away(number)
         shard, partition = self._shards[number], self._partitions[number]
+        if shard.parts:
+            self._sort_away(number)
         size = sum(self._size(path) for path in shard.sorted)
         places = self._place.reserve(partition, outputs_max(shard.rows, size))
         by_id = {place.chunk_id: place for place in places}
@@ -253,12 +256,31 @@ def _rows(columns: Columns) -> section.Rows:
 # -- one group
 
 
+def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
+    """Return the batches; `Invalid` at the first key outside [start, end)."""
+    for batch in batches:
+        keys = batch.column("key")
+        outside = pc.less(keys, pa.scalar(start, keys.type))
+        if end is not None:
+            outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))
+        stray = keys.filter(outside)
+        if len(stray):
+            raise Invalid(f"key {stray[0].as_py()!r} is outside the range of start and end that is replaced")
+        yield batch
+
+
 def bundle(
     loads: Sequence[PreparedRows], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:
-    """In each shard either sections or files: a group that names files has them applied by themselves."""
+    """In each shard either sections or files: a group that names files has them applied by themselves.
+
+    `NotFound` if rows were prepared for another table: the one of this name was dropped since, and made again.
+    """
     bundled: list[PreparedRows] = []
-    for partition in partitions_of(info):
+    partitions = partitions_of(info)
+    if not {load.partition for load in loads} <= set(partitions):
+        raise NotFound(f"table {info.name} was dropped and made again while its rows were prepared: write them again")
+    for partition in partitions:
         mine = [load for load in loads if load.partition == partition]
         files = [load for load in mine if load.file is not None]
         gone = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)
@@ -276,8 +298,7 @@ def _as_files(
     partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: Workplace
 ) -> list[PreparedRows]:
     """Rows that came as sections, and the delete of a range, as files beside the others."""
-    fs = OsFileSystem()
-    columns = None
+    fs, columns = place.fs, None
     if few:
         edit = section.to_edit(few, 1, 0)
         rows = {key: (PUT, value) for key, value in edit.puts.items()} | {k: row[:2] for k, row in edit.rows.items()}

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import in_short, plain_int, text, whole
+from penstock.arguments import ArrowSource, in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -23,10 +23,10 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
+from penstock.queue.calls import LeasedMessage, QueueCall, QueueTotals, ShardBounds
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
-from penstock.queue.service import Bounds, Found, QueueCall, QueueTotals, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
@@ -93,7 +93,7 @@ class QueueView:
         return self._info.shards
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """Shard, sequence, timestamp, key, payload."""
         return TABLE_SCHEMA
 
@@ -123,18 +123,18 @@ class QueueView:
 
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Record batches of the table's schema, of one shard or of all."""
         start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
         for number in range(self.shards) if shard is None else [shard]:
             for batch in self._reading.scan_arrow(self._partition(number), start, end):
                 yield in_table_schema(batch, number)
 
-    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> Any:
+    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
         """An Arrow table of messages."""
         return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), TABLE_SCHEMA)
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self) -> pa.Table:
         """All messages as an Arrow table."""
         return self.read_arrow()
 
@@ -187,7 +187,7 @@ class QueueTable(QueueView):
 
     def put_many(
         self,
-        messages: Any,
+        messages: Iterable[bytes] | ArrowSource,
         *,
         keys: Sequence[bytes | None] | None = None,
         token: tuple[str, int] | None = None,
@@ -225,7 +225,7 @@ class QueueTable(QueueView):
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._place(key))
         asked = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
-        lsn, sequence = msgspec.msgpack.decode(self._port.call(self._info, "append", encode_call(asked)))
+        lsn, sequence = self._port.ask(self._info, "append", asked, tuple[int, int])
         return Position(shard, sequence, lsn)
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
@@ -268,12 +268,12 @@ class QueueTable(QueueView):
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
         """The sequence of the first message whose record has this time or a later one."""
         self._partition(shard)
-        answer = self._port.call(self._info, "seek", encode_call(QueueCall(shard=shard, time_us=microseconds(time))))
-        return msgspec.msgpack.decode(answer, type=int)
+        asked = QueueCall(shard=shard, time_us=microseconds(time))
+        return self._port.ask(self._info, "seek", asked, int)
 
-    def bounds(self) -> list[Bounds]:
+    def bounds(self) -> list[ShardBounds]:
         """For each shard: the oldest sequence, and the next one."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[Bounds])
+        return self._port.ask(self._info, "bounds", QueueCall(), list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
         """For each shard the sequence to begin with, as an option names it.
@@ -307,12 +307,15 @@ class QueueTable(QueueView):
     def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
         asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
-        answer = self._port.call(self._info, "advance", encode_call(asked))
-        return msgspec.msgpack.decode(answer, type=dict[int, int])
+        return self._port.ask(self._info, "advance", asked, dict[int, int])
+
+    def lag(self, consumer: str) -> int:
+        """Return how many messages a consumer has not acknowledged."""
+        return self.consumer(consumer).lag
 
     def statistics(self) -> QueueTotals:
         """Messages, files and bytes, and how far each consumer is."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "statistics", b""), type=QueueTotals)
+        return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
     # -- consuming
 
@@ -394,4 +397,4 @@ def narrowed_sequences(filters: Filters, table: QueueTable, shard: int) -> tuple
     return KEY.pack(max(0, low)), None if high >= 1 << 63 else KEY.pack(max(0, low, high))
 
 
-__all__ = ["Found", "Message", "Position", "QueueTable", "QueueView"]
+__all__ = ["LeasedMessage", "Message", "Position", "QueueTable", "QueueView"]

@@ -44,6 +44,14 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
     return identity
 
 
+def read_identity(fs: FileSystem, root: str) -> bytes | None:
+    """The identity of the store in a folder; None if this process sees none there."""
+    try:
+        return _read(fs, f"{root}/STORE")
+    except OSError:
+        return None
+
+
 def _read(fs: FileSystem, path: str) -> bytes:
     file = fs.open(path)
     content = file.pread(64, 0)

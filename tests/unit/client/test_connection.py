@@ -73,7 +73,7 @@ WRITES: dict[str, Callable[[Tables], Any]] = {
 
 def batch(tables: Tables, token: tuple[str, int] | None) -> None:
     with tables.client.batch(token=token) as writes:
-        writes.kv("counts").merge(b"batched", 1, operator="add_i64")
+        writes.kv("counts", value="int64").merge(b"batched", 1, operator="add_i64")
 
 
 def test_calls_to_a_stopped_owner_come_back(path: Path) -> None:
@@ -82,7 +82,7 @@ def test_calls_to_a_stopped_owner_come_back(path: Path) -> None:
         tables.counts.merge(b"n", 0, operator="add_i64", durable=True)
         batches = client.batch(token=("p", 1)), client.batch()
         for each in batches:  # tables are looked up before the owner stops
-            each.kv("counts").merge(b"batched", 1, operator="add_i64")
+            each.kv("counts", value="int64").merge(b"batched", 1, operator="add_i64")
         owner = owners(path)[0]
         with stopped(owner):
             hurry(client, 0.5)
@@ -174,7 +174,7 @@ def test_an_owner_killed_between_request_and_answer(path: Path, successor: str) 
             if successor == "opened":
                 with penstock.open(path, timeout_s=30.0) as store:
                     writer.join(HANGS_S)
-                    assert store.kv("counts")[b"n"] == number
+                    assert store.kv("counts", value="int64")[b"n"] == number
             writer.join(HANGS_S)
             assert len(results) == 1
             assert counts[b"n"] == number

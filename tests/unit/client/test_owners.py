@@ -41,13 +41,13 @@ def test_many_who_come_at_once_get_one_owner(path: Path) -> None:
     code = """
         with penstock.connect(sys.argv[1]) as store:
             store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
-            print(store.kv("counts")[b"n"] > 0)
+            print(store.kv("counts", value="int64")[b"n"] > 0)
     """
     processes = [script(code, path) for _ in range(6)]
     assert [said(process) for process in processes] == ["True"] * 6
     assert len(owners(path)) == 1
     with connect(path) as store:
-        assert store.kv("counts")[b"n"] == 6
+        assert store.kv("counts", value="int64")[b"n"] == 6
 
 
 def test_a_path_without_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ CONSUMER = """
                 with store.batch() as batch:
                     consumer.ack(got, batch=batch)
                     for message in got:
-                        batch.kv("counts").merge(message.payload, 1, operator="add_i64")
+                        batch.kv("counts", value="int64").merge(message.payload, 1, operator="add_i64")
             except penstock.errors.LeaseLost:
                 pass
     print("done")
@@ -337,4 +337,4 @@ def test_two_processes_never_own_one_store(path: Path) -> None:
     processes = [script(code, path, number) for number in range(3)]
     total = sum(int(said(process)) for process in processes)
     with connect(path) as store:
-        assert store.kv("counts")[b"n"] == total > 4
+        assert store.kv("counts", value="int64")[b"n"] == total > 4
