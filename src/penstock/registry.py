@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
-from penstock.kinds import Kind
+from penstock.kinds import Kind, Port
 from penstock.kv.kind import KvKind
-from penstock.partition.ledger import KindCondition
+from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -27,6 +27,14 @@ def kind_named(name: str, table: str) -> Kind:
     if kind is None:
         raise KindMismatch(f"table {table} is of the kind {name}, which this Penstock lacks")
     return kind
+
+
+def streamed_table(port: Port, info: TableInfo) -> Any:
+    """A table that hands out offsets; `KindMismatch` for one that cannot be streamed."""
+    table = kind_named(info.kind, info.name).table(port, info, durable=False)
+    if not hasattr(table, "offsets"):
+        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, which cannot be streamed: read it instead")
+    return table
 
 
 def check_name(name: Any) -> str:

@@ -20,15 +20,16 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.forking import abandon
 from penstock.protocol import wire
-from penstock.protocol.place import pause
+from penstock.protocol.locator import pause
 
 T = TypeVar("T")
+Page = list[tuple[int, Any]]  # record batches, each with the number of its range among those that were asked for
 PATIENCE_S = 30.0  # for an owner to be there (again) and to answer
 FORGET_S = 5.0  # for what nobody waits for
 CALL_S_MIN = 0.05  # an owner was found in the last moment: it is asked all the same
 
 
-class Door(Protocol):
+class OwnerLocator(Protocol):
     """How an owner is found."""
 
     @property
@@ -57,8 +58,8 @@ class GoneError(Exception):
 class Connection:
     """Requests and answers."""
 
-    def __init__(self, door: Door, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
-        self._door = door
+    def __init__(self, locator: OwnerLocator, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._locator = locator
         self._clock = clock
         self._patience_s = patience_s
         self._lock = threads.lock("client.connection")
@@ -109,7 +110,7 @@ class Connection:
                 self._drop(line)
                 if not repeat and not gone.untouched:
                     raise OutcomeUnknown(
-                        f"the owner of {self._door.name} did not answer ({gone}): "
+                        f"the owner of {self._locator.name} did not answer ({gone}): "
                         f"it did {type(request).__name__}, or it did not"
                     ) from None
                 if self._clock.monotonic_s() >= deadline_s:
@@ -133,8 +134,8 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading) -> tuple[list[Any], bool]:
-        """The record batches of a page, and whether there are more pages."""
+    def read(self, reading: wire.Reading) -> tuple[Page, bool]:
+        """A page, and whether there are more."""
         deadline_s = self.deadline_s()
         while True:
             line = self._open(deadline_s)
@@ -143,24 +144,27 @@ class Connection:
             except GoneError as gone:
                 self._drop(line)
                 if isinstance(reading, wire.More):
-                    raise Closed(f"the owner of {self._door.name} ended while this was read: read it again") from None
+                    raise Closed(
+                        f"the owner of {self._locator.name} ended while this was read: read it again"
+                    ) from None
                 if self._clock.monotonic_s() >= deadline_s:
                     raise self._nobody(gone) from None
             pause()
 
-    def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[list[Any], bool]:
-        more, batches = False, list[Any]()
+    def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
+        more, batches = False, list[tuple[int, Any]]()
         try:
             for chunk in line.do_get(flight.Ticket(ticket), self._options(timeout_s)):
-                more = chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == b"+"
-                batches.append(chunk.data)
+                mark = chunk.app_metadata
+                source, more = (0, False) if mark is None else wire.read_mark(mark.to_pybytes())
+                batches.append((source, chunk.data))
         except flight.FlightError as error:
             raise _error_of(error) from None
         except pa.ArrowException as error:  # the stream broke off within a batch
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
 
-    def pages(self, reading: wire.Scan) -> Iterator[list[Any]]:
+    def pages(self, reading: wire.Scan | wire.ScanRanges) -> Iterator[Page]:
         """All pages of a scan, the first of them at once."""
         deadline_s = self.deadline_s()
         while True:
@@ -172,7 +176,7 @@ class Connection:
                     raise
             pause(0.1)
 
-    def _pages(self, reading: wire.Scan, page: list[Any], more: bool) -> Iterator[list[Any]]:
+    def _pages(self, reading: wire.Scan | wire.ScanRanges, page: Page, more: bool) -> Iterator[Page]:
         try:
             yield page
             while more:
@@ -196,7 +200,7 @@ class Connection:
     # -- the line
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout_s, headers=self._door.headers())
+        return flight.FlightCallOptions(timeout=timeout_s, headers=self._locator.headers())
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         if self._in_child:
@@ -205,13 +209,13 @@ class Connection:
             with self._lock:
                 closed = self._closed
             if closed:
-                raise Closed(f"the connection to {self._door.name} was closed: connect again")
+                raise Closed(f"the connection to {self._locator.name} was closed: connect again")
             self._find_owner(deadline_s)
         return line
 
     def _find_owner(self, deadline_s: float) -> None:
         """Try once to open a line to an owner."""
-        line = self._door.open(deadline_s)
+        line = self._locator.open(deadline_s)
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
         except GoneError as gone:
@@ -221,7 +225,7 @@ class Connection:
             return
         with self._lock:
             if self._owner is not None and owner.identity != self._owner.identity:
-                raise Closed(f"there is another store in {self._door.name} than before: connect again")
+                raise Closed(f"there is another store in {self._locator.name} than before: connect again")
             if self._line is None and not self._closed:
                 self._owner, self._line = owner, line
 
@@ -231,7 +235,7 @@ class Connection:
                 self._line = None
 
     def _nobody(self, gone: Exception) -> WaitExpired:
-        return WaitExpired(f"no owner of {self._door.name} answered within {self._patience_s} s ({gone}): try again")
+        return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
 
     def close(self) -> None:
         """Hang up."""

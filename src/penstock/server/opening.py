@@ -18,7 +18,7 @@ from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs, path_text
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
-from penstock.protocol import place
+from penstock.protocol import locator
 from penstock.server.service import Service
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -62,7 +62,7 @@ def _open_and_serve(
     deadline_s = clock.monotonic_s() + timeout_s
     with explained():
         make_dirs(files, name)
-        opening = place.hold_opening(files, name, clock, deadline_s)
+        opening = locator.hold_opening(files, name, clock, deadline_s)
     try:
         while True:
             try:
@@ -84,7 +84,7 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
     """Make an owner go that a client started; `StoreLocked` if it does not go before the deadline."""
     answer, reason = None, "its owner does not answer"
     try:
-        answer = place.knock(path, "yield", deadline_s - clock.monotonic_s())
+        answer = locator.knock(path, "yield", deadline_s - clock.monotonic_s())
     except WaitExpired as error:
         reason = str(error)
     if answer is not None and not answer.detached:
@@ -93,4 +93,4 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
         if answer is not None:
             reason = f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
-    place.pause()
+    locator.pause()

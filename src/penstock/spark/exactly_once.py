@@ -4,9 +4,13 @@ Spark plans micro-batches of a queue; a function turns each into DataFrames for 
 the consumer from the start of the batch to its end, if it stands at the start. The position in the store is the truth:
 Spark's checkpoint may be deleted or restored from long ago.
 
+A batch costs the driver two requests: one finds the tables that the batch function named, the consumer's position and
+how far the queue is; the other is the commit. The process in which Spark plans makes one (see `streaming`), and tasks
+one for each page of messages and for each file that they stage.
+
 Thread: the batch function runs in a thread of the driver, one batch after the other.
 Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
-driver that finds the consumer moved by somebody else, between its batches or while it writes one, was overtaken, and
+driver that finds the consumer moved by somebody else, before it writes a batch or while it does, was overtaken, and
 stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the
 reason, and all others are written.
 """
@@ -20,7 +24,7 @@ import re
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,15 +37,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock import errors
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
-from penstock.partition.ledger import TableInfo
+from penstock.protocol.wire import SourceState
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
 from penstock.spark.loading import check_schema
-from penstock.spark.offset_log import OffsetLog, Places
-from penstock.spark.place import StoreLocation
+from penstock.spark.offset_log import OffsetLog, Offsets
 from penstock.spark.reading import whole_number
 from penstock.spark.sessions import muted
-from penstock.spark.streaming import start_option, table_with_offsets
+from penstock.spark.streaming import start_option
+from penstock.spark.table_ref import BatchTables, PlannedTable, TableRef
 
 logger = logging.getLogger(__name__)
 clock = SystemClock()
@@ -60,7 +64,7 @@ class StreamProgress:
     rows_out: int = 0
     dead: int = 0  # messages set aside
     skipped: int = 0  # batches that had been written before
-    lag: int = 0  # messages that wait, when the last batch ended
+    lag: int = 0  # messages behind the last batch, as the queue was when it was written
     committed_s: float | None = None  # when that was, in seconds since 1970
 
 
@@ -83,7 +87,7 @@ def stream(
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name goes there with its column `reason`,
     and so does every record that makes `batch` fail.
     """
-    runner = _Runner(StoreLocation.of({"path": path, "table": source}), consumer, batch, dead_letter)
+    runner = _Runner(TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
@@ -151,35 +155,36 @@ class _Runner:
 
     log: OffsetLog
 
-    def __init__(self, source: StoreLocation, consumer: str, route: Route, dead_letter: str | None) -> None:
+    def __init__(self, source: TableRef, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
         self._consumer = consumer
         self._route = route
-        self._dead = None if dead_letter is None else replace(source, table=dead_letter)
+        self._dead = dead_letter
         self.progress = StreamProgress()
         self.error: Exception | None = None  # why it ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
-        self._at: Places | None = None  # where this driver left the consumer
+        self._at: Offsets | None = None  # where this driver left the consumer
 
-    def _table(self) -> tuple[Any, TableInfo, Any]:
-        kind, info = self._source.kind()
-        return kind, info, table_with_offsets(self._source)
+    def _plan(self, tables: Iterable[str] = ()) -> tuple[BatchTables, SourceState]:
+        """The tables that a batch writes to, and where the source and its consumer are."""
+        plan = self._source.plan(tables, source=self._source.table, consumer=self._consumer)
+        assert plan.source is not None
+        return plan, plan.source
 
-    def begin(self) -> Places:
+    def begin(self) -> Offsets:
         """Where the consumer is; a new one begins at the beginning."""
         if not self._consumer:
             raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
         if not callable(self._route):
             raise Invalid(f"batch is {self._route!r}: give a function that makes DataFrames by table of a DataFrame")
-        if self._dead is not None:
-            if self._dead.table == self._source.table:
-                raise Invalid(f"dead_letter is {self._dead.table}, the source: each would be read again; give another")
-            _check_takes_letters(self._dead)
-        position = self._position()
-        _, _, table = self._table()
-        first = table.offsets("earliest")
-        lost = {shard: place for shard, place in position.items() if place < first[shard]}
+        if self._dead == self._source.table:
+            raise Invalid(f"dead_letter is {self._dead}, the source: each would be read again; give another")
+        plan, source = self._plan([] if self._dead is None else [self._dead])
+        for table in plan.tables.values():
+            _check_takes_letters(table)
+        position, first = source.position, source.earliest
+        lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
         if lost:
             raise NotFound(
                 f"messages of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
@@ -212,12 +217,11 @@ class _Runner:
         planned, end = self.log.range_of(number)
         if planned == end:
             return  # Spark runs batches without data too
-        position = self._position()
-        if self._at is not None and position != self._at:
-            raise PositionConflict(
-                f"consumer {self._consumer} is at {position}, and this driver left it at {self._at}: another one took "
-                "over, so this one stops"
-            )
+        position = self._at
+        if position is None:  # the first batch of this driver
+            _, source = self._plan()
+            position = self._at = source.position
+            self.progress = replace(self.progress, lag=_distance(position, source.latest))
         if all(position[shard] >= end[shard] for shard in end):
             self._count(skipped=1)
             return
@@ -231,18 +235,13 @@ class _Runner:
             frame = within(frame, start, end)
         frame = frame.persist()
         try:
-            self._at = position
             # Where broken records are expected, Spark would tell of each attempt on many lines.
             with nullcontext() if self._dead is None else muted(frame.sparkSession):
                 self._write(frame, start, end)
         finally:
             frame.unpersist()
 
-    def _position(self) -> Places:
-        _, _, table = self._table()
-        return dict(table.offsets(f"consumer:{self._consumer}"))
-
-    def _write(self, frame: DataFrame, start: Places, end: Places, *, judged: bool = False) -> None:
+    def _write(self, frame: DataFrame, start: Offsets, end: Offsets, *, judged: bool = False) -> None:
         """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
         try:
             self._commit(self._routed(frame), start, end)
@@ -262,7 +261,7 @@ class _Runner:
             )
         return dict(tables)
 
-    def _works_on_nothing(self, frame: DataFrame, start: Places) -> bool:
+    def _works_on_nothing(self, frame: DataFrame, start: Offsets) -> bool:
         """Whether the batch function takes a frame without records; if not, no record is to blame."""
         try:
             self._prepared(self._routed(within(frame, start, start)))
@@ -271,9 +270,8 @@ class _Runner:
             return False
         return True
 
-    def _halve(self, frame: DataFrame, start: Places, end: Places, error: Exception) -> None:
-        count = sum(end[shard] - start[shard] for shard in end)
-        if count <= 1:
+    def _halve(self, frame: DataFrame, start: Offsets, end: Offsets, error: Exception) -> None:
+        if _distance(start, end) <= 1:
             logger.warning("a record is set aside: %s", _first_line(error))
             bad = within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
             self._commit({self._dead_name: bad}, start, end)
@@ -285,52 +283,64 @@ class _Runner:
     @property
     def _dead_name(self) -> str:
         assert self._dead is not None
-        return self._dead.table
+        return self._dead
 
-    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, StoreLocation], dict[str, list[bytes]]]:
-        """Let tasks prepare the rows of every table; the tables, and what the tasks told."""
-        if self._dead is not None and self._dead.table in tables:
-            tables[self._dead.table] = _dead_letters(tables[self._dead.table], self._source.table)
-        places = {name: replace(self._source, table=name) for name in tables}
+    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[BatchTables, SourceState, dict[str, list[bytes]]]:
+        """Let tasks prepare the rows of every table; the tables, the source, and the loads by table."""
+        if self._dead is not None and self._dead in tables:
+            tables[self._dead] = _dead_letters(tables[self._dead], self._source.table)
         for name, frame in tables.items():
             if not isinstance(frame, DataFrame):
                 raise Invalid(f"the batch function gave {type(frame).__name__} for {name}: give a DataFrame")
-            check_schema(places[name], frame.schema)
-        return places, prepare(places, tables)
+        plan, source = self._plan(tables)
+        if source.position != self._at:
+            raise PositionConflict(
+                f"consumer {self._consumer} is at {source.position}, and this driver left it at {self._at}: another "
+                "one took over, so this one stops"
+            )
+        for name, frame in tables.items():
+            check_schema(plan.tables[name], frame.schema)
+        return plan, source, prepare(plan.tables, tables)
 
-    def _commit(self, tables: dict[str, DataFrame], start: Places, end: Places) -> None:
-        kind, info, _ = self._table()
-        places, told = self._prepared(tables)
+    def _commit(self, tables: dict[str, DataFrame], start: Offsets, end: Offsets) -> None:
+        plan, source, encoded = self._prepared(tables)
         moved = [shard for shard in end if start[shard] < end[shard]]
         with self._source.store().batch() as group:
-            rows = use(group, places, told)
-            group.require(*move_condition(kind, info, self._consumer, _only(start, moved), _only(end, moved)))
+            rows = use(group, plan.tables, encoded)
+            group.require(*move_condition(source.table, self._consumer, _only(start, moved), _only(end, moved)))
         if group.duplicate:  # the consumer was at `start` when this driver began
             raise PositionConflict(
                 f"consumer {self._consumer} is past a batch that this driver was writing: another one took over, so "
                 "this one stops"
             )
-        self._at = {**(self._at or start), **_only(end, moved)}
-        dead = 0 if self._dead is None else rows.get(self._dead.table, 0)
-        rows_in = sum(end[shard] - start[shard] for shard in end)
-        self._count(batches=1, rows_in=rows_in, rows_out=sum(rows.values()) - dead, dead=dead)
-
-    def _count(self, **more: int) -> None:
-        now = self.progress
-        _, _, table = self._table()
-        changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
-        self.progress = replace(
-            now, lag=table.consumer(self._consumer).lag, committed_s=clock.time_us() / 1e6, **changed
+        self._at = {**source.position, **_only(end, moved)}
+        dead = 0 if self._dead is None else rows.get(self._dead, 0)
+        self._count(
+            lag=_distance(self._at, source.latest),
+            batches=1,
+            rows_in=_distance(start, end),
+            rows_out=sum(rows.values()) - dead,
+            dead=dead,
         )
 
+    def _count(self, *, lag: int | None = None, **more: int) -> None:
+        now = self.progress
+        changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
+        self.progress = replace(now, lag=now.lag if lag is None else lag, committed_s=clock.time_us() / 1e6, **changed)
 
-def _only(places: Places, shards: list[int]) -> Places:
-    return {shard: places[shard] for shard in shards}
+
+def _only(offsets: Offsets, shards: list[int]) -> Offsets:
+    return {shard: offsets[shard] for shard in shards}
 
 
-def _middle(start: Places, end: Places) -> Places:
-    """A place about halfway, shard after shard."""
-    left = sum(end[shard] - start[shard] for shard in end) // 2
+def _distance(start: Offsets, end: Offsets) -> int:
+    """How many messages are in [start, end)."""
+    return sum(max(0, end[shard] - start[shard]) for shard in end)
+
+
+def _middle(start: Offsets, end: Offsets) -> Offsets:
+    """Offsets about halfway, shard after shard."""
+    left = _distance(start, end) // 2
     middle = {}
     for shard in sorted(end):
         step = min(left, end[shard] - start[shard])
@@ -351,12 +361,12 @@ def _first_line(error: Exception) -> str:
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
 
 
-def _check_takes_letters(place: StoreLocation) -> None:
+def _check_takes_letters(table: PlannedTable) -> None:
     """`Invalid` before any work if dead letters cannot be written to a table."""
     try:
-        check_schema(place, StructType([StructField("payload", StringType())]))
+        check_schema(table, StructType([StructField("payload", StringType())]))
     except Invalid as error:
-        raise Invalid(f"dead_letter is {place.table}, which takes no messages ({error}): give a queue") from None
+        raise Invalid(f"dead_letter is {table.info.name}, which takes no messages ({error}): give a queue") from None
 
 
 def _dead_letters(frame: DataFrame, source: str) -> DataFrame:

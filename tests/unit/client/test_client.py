@@ -37,7 +37,7 @@ from penstock.kv.machine import KvMachine
 from penstock.lsm.rows import KEY_BYTES_MAX
 from penstock.partition.ledger import Condition, encode_condition
 from penstock.partition.reference import sealed
-from penstock.protocol import place, wire
+from penstock.protocol import locator, wire
 from penstock.registry import kind_named
 from penstock.store.store import Store
 from penstock.store.tables import Tables
@@ -217,7 +217,7 @@ def test_a_snapshot_that_nobody_uses_lapses(store: RemoteStore) -> None:
     used, unused = store.snapshot(lease_s=2.0), store.snapshot(lease_s=0.2)
     for _ in range(40):
         assert used.kv("users")[b"a"] == b"1"  # use renews it
-        place.pause(0.1)
+        locator.pause(0.1)
     with pytest.raises(Closed, match="lease"):
         unused.kv("users").get(b"a")
     used.close()
@@ -251,7 +251,7 @@ def compact(store: Store, name: str) -> None:
             store.compact(name)
             return
         except GateShut:
-            place.pause(0.05)
+            locator.pause(0.05)
 
 
 # -- large results, in pages
@@ -401,7 +401,7 @@ def test_a_paused_table_stops_nobody_else(owner: Store, store: RemoteStore, monk
         owner._dispatcher.retry()
         if owner._dispatcher.partition(owner.port.table("bad").table << 16).refusal is not None:  # type: ignore[union-attr, arg-type]
             break
-        place.pause(0.05)
+        locator.pause(0.05)
     bad.put(b"a", b"2")
     good.put(b"a", b"1")
     with pytest.raises(PartitionPaused):
@@ -531,7 +531,7 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
     for _ in range(200):
         if store._port._coordinator.failure is not None:
             break
-        place.pause(0.05)
+        locator.pause(0.05)
     with pytest.raises(OutcomeUnknown):
         store.flush(epoch)
     with pytest.raises(Poisoned):
@@ -545,9 +545,9 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
 
 
 def _door(path: Path) -> Any:
-    from penstock.client.connect import LocalDoor
+    from penstock.client.connect import LocalOwnerLocator
 
-    return LocalDoor(str(path), create=False, clock=penstock_clock())
+    return LocalOwnerLocator(str(path), create=False, clock=penstock_clock())
 
 
 def penstock_clock() -> Any:

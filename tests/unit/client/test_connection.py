@@ -20,7 +20,7 @@ from penstock.client.connect import connect
 from penstock.client.connection import Connection
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
-from penstock.protocol import place
+from penstock.protocol import locator
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_threads_share_a_client_while_its_owner_is_killed(path: Path) -> None:
         for thread in threads:
             thread.start()
         for _ in range(3):
-            place.pause(0.3)
+            locator.pause(0.3)
             for pid in owners(path):
                 os.kill(pid, signal.SIGKILL)
             until(lambda: not any(thread.is_alive() for thread in threads) or owners(path))
@@ -270,7 +270,7 @@ def test_close_takes_as_long_as_the_owner_takes_messages(path: Path, monkeypatch
     send = Connection.send_once
 
     def send_slowly(line: Connection, *arguments: Any) -> bytes:
-        place.pause(0.2)
+        locator.pause(0.2)
         return send(line, *arguments)
 
     monkeypatch.setattr(Connection, "send_once", send_slowly)

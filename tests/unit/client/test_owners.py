@@ -20,7 +20,7 @@ import penstock
 from penstock.client.connect import connect
 from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
 from penstock.host.files import OsFileSystem
-from penstock.protocol import place
+from penstock.protocol import locator
 from penstock.queue.table import QueueTable
 
 
@@ -153,9 +153,9 @@ def test_one_who_waits_for_messages_does_not_keep_the_owner(path: Path) -> None:
         events, got = client.queue("events"), list[Any]()
         waiting = threading.Thread(target=lambda: got.extend(events.consumer("c").get(timeout_s=60.0)))
         waiting.start()
-        place.pause(0.5)
+        locator.pause(0.5)
         with penstock.open(path) as store:
-            place.pause(0.2)
+            locator.pause(0.2)
             store.queue("events").put(b"x", durable=True)
             waiting.join(60.0)
             assert [message.payload for message in got] == [b"x"]
@@ -200,7 +200,7 @@ def test_an_idle_owner_exits_and_one_that_is_needed_does_not(path: Path) -> None
         with connect(path) as client:
             client.kv("users").put(b"a", b"1", durable=True)
             snapshot = client.snapshot(lease_s=3600.0)
-            place.pause(1.5)
+            locator.pause(1.5)
             assert process.poll() is None
             assert snapshot.kv("users")[b"a"] == b"1"
             snapshot.close()
@@ -309,7 +309,7 @@ def test_consumers_that_are_killed_lose_and_repeat_nothing(path: Path) -> None:
         consumers = [script(CONSUMER, path) for _ in range(3)]
         killed = 0
         while events.consumer("c").lag:
-            place.pause(0.2 + draw.random() * 0.8)
+            locator.pause(0.2 + draw.random() * 0.8)
             victim = draw.randrange(3)
             if killed < 8:
                 consumers[victim].kill()

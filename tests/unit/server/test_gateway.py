@@ -25,7 +25,7 @@ from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockErr
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
-from penstock.protocol import place, wire
+from penstock.protocol import locator, wire
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
@@ -124,6 +124,20 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.Lookup("", 1 << 17, [b""] * (wire.KEYS_MAX + 1)),
         wire.CutPieces("", 2 << 16, 5),
         wire.CutPieces("", 2 << 16, 1 << 40),
+        wire.CutRanges("", [], 5),
+        wire.CutRanges("", [(2 << 16, b"", None)] * (wire.RANGES_MAX + 1), 5),
+        wire.CutRanges("", [(2 << 16, b"", None)], 0),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1 << 40),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1, 2, 1),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1, -1, 1),
+        wire.CutRanges("", [(2 << 16, b"", None), (3 << 16, b"", None)], 1),
+        wire.PlanBatch(["../x"]),
+        wire.PlanBatch(["users"] * (wire.TABLES_MAX + 1)),
+        wire.PlanBatch([], "../x"),
+        wire.PlanBatch([], "events", "", [(7, 1)]),
+        wire.PlanBatch([], "events", "", [(0, 1 << 63)]),
+        wire.PlanBatch([], "events", "", [(0, 1)], -1),
+        wire.PlanBatch([], "events", "x" * 300),
         wire.StageFiles(2 << 16, 0, 5.0),
         wire.StageFiles(2 << 16, 1, float("nan")),
         wire.SendFile(2 << 16, 1, "../../../etc/passwd", 0, b"x"),
@@ -156,6 +170,7 @@ def test_requests_out_of_range_are_refused(gateway: Gateway, request_: Any) -> N
         wire.Lookup("", (2 << 16) + 1, [b""]),
         wire.Lookup("", LEDGER, [b"n"]),
         wire.StageFiles(9 << 16, 1, 5.0),
+        wire.CutRanges("", [(2 << 16, b"", None), ((2 << 16) + 1, b"", None)], 1),
         wire.CallService(9, "append", b""),
         wire.CallService(1, "append", b""),
         wire.DropTable("nothing"),
@@ -418,7 +433,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     for thread in threads:
         thread.start()
     while limits.taken[LOCAL.client] < 3:
-        place.pause()
+        locator.pause()
     with pytest.raises(Backpressure, match="waiting"):
         ask(gateway, waiting)
     ask(gateway, wire.CallService(table, "get", encode_call(QueueCall(consumer="d", count=1))))  # does not wait
@@ -564,7 +579,7 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
     line = flight.FlightClient(service.location())
     asked = wire.Scan("s", "", partition(store, "users"), b"", None, True)
     stream = line.do_get(flight.Ticket(wire.pack(asked)), flight.FlightCallOptions(timeout=3.0))
-    place.pause(0.5)  # and nothing is read
+    locator.pause(0.5)  # and nothing is read
     closing = threading.Thread(target=store.close)
     closing.start()
     closing.join(30.0)
@@ -598,10 +613,10 @@ def _ring_badly(store: Store) -> None:
             caller.sendall(said)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
-        answer = place.knock(store.path, "serve", 10.0)
+        answer = locator.knock(store.path, "serve", 10.0)
         assert answer is not None
         assert answer.location
-    refused = place.knock(store.path, "yield", 10.0)
+    refused = locator.knock(store.path, "yield", 10.0)
     assert refused is not None
     assert not refused.yields
 
