@@ -66,7 +66,7 @@ def test_a_micro_batch(spark: Any, store: Store, folder: str, tmp_path: Path, sh
         return requests(store) - before + Counter({"batches": done.batches})
 
     few, many = run(2), run(7)
-    assert sum(value for _, value in store.kv("totals").scan()) == total
+    assert sum(value for _, value in store.kv("totals", value="int64").scan()) == total
     more = many - few
     batches = more.pop("batches")
     assert batches >= 4

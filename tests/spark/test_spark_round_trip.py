@@ -266,7 +266,7 @@ def test_fewer_columns_and_ranges(spark: Any, store: Store, folder: str, numbere
 
 
 def test_several_reads_at_one_snapshot(spark: Any, store: Store, folder: str) -> None:
-    import penstock
+    import penstock.spark
 
     table, queue = store.kv("t", value="int64"), store.queue("q")
     table.put(b"a", 1)

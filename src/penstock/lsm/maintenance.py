@@ -17,7 +17,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import msgspec
 
@@ -29,7 +29,6 @@ from penstock.errors import (
     DiskFull,
     GateShut,
     Invalid,
-    LeaseLost,
     OutcomeUnknown,
     PenstockError,
     Poisoned,
@@ -37,7 +36,9 @@ from penstock.errors import (
 )
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import ROWS_MAX, Summary
@@ -54,6 +55,8 @@ from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricDelta, Pending
+from penstock.scheduler.runner import JobResult, run_job
+from penstock.scheduler.task import StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +77,6 @@ Merge = Callable[[MergePlan, Stop], Sequence[Summary]]
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
     shard: int
     everything: bool = False
-
-
-def _never() -> bool:
-    return False
 
 
 class Maintenance:
@@ -285,22 +284,18 @@ class Maintenance:
         """Run the waiting jobs of these kinds (of one table), and their repairs, in this thread; how many."""
         ran = 0
         while lease := self._jobs.acquire("here", kinds, db_id):
-            try:
-                with self._jobs.keeping(lease):
-                    done = self.handle(lease, self._stopping.is_set)
-                if not done:
-                    self._jobs.complete(lease)
-            except BaseException as error:
-                with suppress(LeaseLost):  # then it is not ours to tell
-                    self._jobs.fail(lease, error)
-                raise
+            run_job(self._jobs, lease, self.handle, self._stopping, renew_every_s=self._jobs.lease_s / 3)
             ran += 1
         return ran
 
     # -- doing it
 
-    def handle(self, lease: Lease, stop: Stop = _never) -> bool:
-        """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
+    def handle(self, lease: Lease, stop: StopSignal) -> JobResult:
+        """Do a flush, a compaction or the repair of one, as a job."""
+        return JobResult.COMMITTED if self._do(lease, stop.is_set) else JobResult.DONE
+
+    def _do(self, lease: Lease, stop: Stop) -> bool:
+        """Whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
         with self._at_work(lease.job.table, payload.shard) as found:
             if lease.job.kind == JobKind.REPAIR:
@@ -367,7 +362,7 @@ class Maintenance:
         tree.end_flush(frozen, files, rows.time_us)
         tree.withdraw(ids)
         del work, rows, frozen
-        memory.release_unused()
+        memory.release_free_memory()
         return True
 
     def _write(self, rows: Memtable, catalog: Catalog, ids: Sequence[int]) -> list[Summary]:

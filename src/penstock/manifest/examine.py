@@ -32,7 +32,7 @@ STAMP_BYTES = _STAMP.size + _SUM.size
 
 @dataclass(frozen=True, slots=True)
 class ClosingStamp:
-    """What a file was when it was closed."""
+    """The state of a file when it was closed."""
 
     transaction: int
     used_bytes: int
@@ -40,7 +40,7 @@ class ClosingStamp:
 
     @classmethod
     def of(cls, file: File) -> ClosingStamp:
-        """The stamp of a file that nobody has open."""
+        """Return the stamp of a file that is not open."""
         meta = read_meta(file)
         return cls(meta.transaction, meta.used_bytes, _digest(file, meta))
 
@@ -50,7 +50,7 @@ class ClosingStamp:
 
     @classmethod
     def decode(cls, data: bytes) -> ClosingStamp | None:
-        """The stamp in `data`; None if there is none, or none that can be trusted."""
+        """Decode a stamp; None if there is none that can be trusted."""
         body, checksum = data[: _STAMP.size], data[_STAMP.size :]
         if len(body) != _STAMP.size or checksum != _SUM.pack(crc32c(body)):
             return None
@@ -70,7 +70,7 @@ def _digest(file: File, meta: MetaPage) -> bytes:
 
 
 def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
-    """`CorruptionError` unless the file is as its last closing left it or, if nobody closed it, sound to the last row.
+    """Raise `CorruptionError` unless the file matches its stamp or, without a stamp, every row is valid.
 
     A stamp of an earlier transaction than the file's says nothing of it: then it is examined, too.
     """
@@ -84,7 +84,7 @@ def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
             raise CorruptionError(path, 0, f"{reason}: it is an older copy")
         if (found.used_bytes, _digest(file, found)) != (stamp.used_bytes, stamp.digest):
             _examine(file, found)  # which may say where
-            raise CorruptionError(path, 0, "its bytes are not those that it was closed with")
+            raise CorruptionError(path, 0, "its bytes changed since it was closed")
     except OSError as error:
         raise CorruptionError(path, 0, f"it cannot be read ({error})") from error
     finally:
@@ -92,7 +92,7 @@ def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
 
 
 def examine(fs: FileSystem, path: str) -> None:
-    """Read every page and every row; `CorruptionError` if anything is not as it must be."""
+    """Read every page and row; `CorruptionError` if anything is damaged."""
     check_file(fs, path, None)
 
 

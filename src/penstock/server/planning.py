@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import Invalid
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Port, Reading
 from penstock.protocol import wire
 from penstock.registry import check_name, streamed_table

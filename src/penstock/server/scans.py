@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Reading
 from penstock.lsm.rows import binary_column
 from penstock.protocol.wire import PAGE_BYTES, mark_batch

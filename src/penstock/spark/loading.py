@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid, NotFound
+from penstock.journal.partitions import table_of
 from penstock.kinds import PreparedRows
 from penstock.spark.arrow import arrow_schema, from_spark
 from penstock.spark.table_ref import PlannedTable, check_range, workplace
@@ -60,7 +61,7 @@ def add_loads(
     """Put the loads of all tasks for a table into a batch; how many rows they hold."""
     kind = table.kind
     loads = [load for some in encoded for load in _decoder.decode(some)]
-    if any(load.partition >> 16 != table.info.table for load in loads):
+    if any(table_of(load.partition) != table.info.table for load in loads):
         raise NotFound(f"table {table.info.name} was dropped while rows for it were prepared: nothing was written")
     by_tasks = {load.file for load in loads}  # which they handed over
     with workplace(table) as (place, hand_over):

@@ -15,7 +15,7 @@ from lsm_files import columns, puts
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Closed, GateShut, PenstockError
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import Summary
 from penstock.lsm.maintenance import BUSY_TIMEOUT_S, Maintenance
@@ -72,11 +72,11 @@ def taken(store: Store, kind: JobKind) -> Iterator[Lease]:
     """A job that somebody has taken and not begun: it waits, and nobody else can have it."""
     job = next(job for job in store._manifest.read(jobs._runnable) if job.kind == kind)
     lease = Lease(job=job, worker_id="other", token=job.attempts + 1)
-    assert store._jobs._hold(lease)
+    assert store._jobs._add_lease(lease)
     try:
         yield lease
     finally:
-        store._jobs._let_go(lease)
+        store._jobs._drop_lease(lease)
 
 
 # -- flushes
