@@ -139,9 +139,9 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading) -> tuple[Page, bool]:
-        """A page, and whether there are more."""
-        deadline_s = self.deadline_s()
+    def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[Page, bool]:
+        """A page, and whether there are more. `wait_s`: how long the owner may work."""
+        deadline_s = self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
             line = self._open(deadline_s)
@@ -169,22 +169,22 @@ class Connection:
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
 
-    def pages(self, reading: wire.Scan | wire.ScanRanges) -> Iterator[Page]:
-        """All pages of a scan, the first of them at once."""
-        retries = Retries(self._clock, self.deadline_s(), pause_s=0.1)
+    def pages(self, reading: wire.Begin, *, wait_s: float = 0.0) -> Iterator[Page]:
+        """All pages of a scan or a query, the first of them at once."""
+        retries = Retries(self._clock, self.deadline_s(wait_s), pause_s=0.1)
         while True:
             try:
-                page, more = self.read(reading)
-                return self._pages(reading, page, more)
+                page, more = self.read(reading, wait_s=wait_s)
+                return self._pages(reading, page, more, wait_s)
             except Backpressure:  # others read: wait for one's turn
                 if not retries.again():
                     raise
 
-    def _pages(self, reading: wire.Scan | wire.ScanRanges, page: Page, more: bool) -> Iterator[Page]:
+    def _pages(self, reading: wire.Begin, page: Page, more: bool, wait_s: float) -> Iterator[Page]:
         try:
             yield page
             while more:
-                page, more = self.read(wire.More(reading.scan))
+                page, more = self.read(wire.More(reading.scan), wait_s=wait_s)
                 yield page
         finally:
             if more:

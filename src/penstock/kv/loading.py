@@ -256,6 +256,19 @@ def _rows(columns: Columns) -> section.Rows:
 # -- one group
 
 
+def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
+    """Return the batches; `Invalid` at the first key outside [start, end)."""
+    for batch in batches:
+        keys = batch.column("key")
+        outside = pc.less(keys, pa.scalar(start, keys.type))
+        if end is not None:
+            outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))
+        stray = keys.filter(outside)
+        if len(stray):
+            raise Invalid(f"key {stray[0].as_py()!r} is outside the range of start and end that is replaced")
+        yield batch
+
+
 def bundle(
     loads: Sequence[PreparedRows], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:

@@ -163,7 +163,7 @@ class Ledger:
     ) -> None:
         self.tree = tree
         self._aside = aside
-        self._conditions = dict(conditions or {})
+        self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; by the dispatcher's thread
         self._load()
 

@@ -22,7 +22,7 @@ from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Piece, ShardSnapshot, Site, Waiting
+from penstock.kinds import Machine, Piece, Site
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
@@ -46,8 +46,8 @@ class _Progress(NamedTuple):
     next: int  # the sequence of the next message
 
 
-class QueueMachine:
-    """The state machine of a shard."""
+class QueueMachine(Machine):
+    """The state machine of a shard. Messages are seen when they have a number: not before they are applied."""
 
     stores_cheaply = True
 
@@ -77,7 +77,7 @@ class QueueMachine:
             self._folder,
             random=site.random,
             clock=site.clock,
-            settings=site.settings.get("queue"),
+            settings=site.settings,
             identity=site.identity,
             cut_after_lsn=kept.stored_lsn,
         )
@@ -195,15 +195,6 @@ class QueueMachine:
     def unpin(self, state: QueueState) -> None:
         with self._lock:
             self._pins.pop(state, None)
-
-    def touches(self, part: section.Section, key: bytes) -> bool:
-        return False  # messages are seen when they have a number
-
-    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
-        return self.get(key)
-
-    def overlay(self, state: ShardSnapshot, sections: Sequence[section.Section], time_us: int) -> ShardSnapshot:
-        return state
 
     # -- files
 

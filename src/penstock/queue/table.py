@@ -310,6 +310,10 @@ class QueueTable(QueueView):
         answer = self._port.call(self._info, "advance", encode_call(asked))
         return msgspec.msgpack.decode(answer, type=dict[int, int])
 
+    def lag(self, consumer: str) -> int:
+        """Return how many messages a consumer has not acknowledged."""
+        return self.consumer(consumer).lag
+
     def statistics(self) -> QueueTotals:
         """Messages, files and bytes, and how far each consumer is."""
         return msgspec.msgpack.decode(self._port.call(self._info, "statistics", b""), type=QueueTotals)

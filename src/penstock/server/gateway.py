@@ -22,7 +22,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
-from penstock.kinds import Reading
+from penstock.kinds import Reading, as_serviced, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
@@ -31,11 +31,12 @@ from penstock.server.held import LeaseCounts, LeasedObjects
 from penstock.server.offered import OfferDesk
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
-from penstock.server.rights import ADMIN, READ, WRITE, Rights
-from penstock.server.scans import PagedScan, in_batches, scan_ranges
+from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
+from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.querying import check_query
 from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
@@ -84,7 +85,8 @@ class Gateway:
         )
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
-        self._beginning = threading.BoundedSemaphore(SCANS_BEGIN_MAX)  # the memory of a scan is known once it began
+        # The memory of a scan is known once it began: few begin at a time.
+        self._beginning = {is_query: threading.BoundedSemaphore(SCANS_BEGIN_MAX) for is_query in (False, True)}
         self._staged = LeaseCounts(clock, STAGED_EACH_MAX)
         self._work = Workload(clock)
         self._answers: dict[type, Callable[[Any, Work], Any]] = {
@@ -147,7 +149,8 @@ class Gateway:
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        kind = kind_named(info.kind, info.name)
+        rights.check(READ, info.name)  # first: a stranger does not hear of what kind a table is
+        kind = as_serviced(kind_named(info.kind, info.name), info)
         rights.check(READ if request.name in kind.asking else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
@@ -244,13 +247,17 @@ class Gateway:
             if rights.allows(READ, one.table)
         ]
 
-    def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
-        """A partition that is there, and that the client may use so."""
-        info = next((info for info in reading.tables() if info.table == table_of(partition)), None)
-        if info is None or shard_number(partition) >= info.shards:
-            raise NotFound(f"there is no shard {shard_number(partition)} of table {table_of(partition)}")
-        rights.check(right, info.name)
+    def _shard(self, reading: Reading, partition: int, right: Right, rights: Rights) -> PartitionId:
+        """Return a partition that exists and that the client has a right to."""
+        self._table(reading, table_of(partition), shard_number(partition), right, rights)
         return PartitionId(partition)
+
+    def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
+        info = next((info for info in reading.tables() if info.table == table), None)
+        if info is None or shard >= info.shards:
+            raise NotFound(f"there is no shard {shard} of table {table}")
+        rights.check(right, info.name)
+        return info
 
     # -- reading
 
@@ -317,41 +324,46 @@ class Gateway:
             self._scans.close(name, rights.client)  # as soon as this page was sent
 
     @contextmanager
-    def _turn_to_begin(self) -> Iterator[None]:
-        if not self._beginning.acquire(timeout=SCANS_BEGIN_S):
-            raise Backpressure(f"{SCANS_BEGIN_MAX} scans are beginning: retry later")
+    def _turn_to_begin(self, asked: wire.Begin) -> Iterator[None]:
+        """Wait for one of a few turns: queries, which may take long, do not stop scans."""
+        turns = self._beginning[isinstance(asked, wire.RunQuery)]
+        if not turns.acquire(timeout=SCANS_BEGIN_S):
+            raise Backpressure(f"{SCANS_BEGIN_MAX} scans or queries are beginning: retry later")
         try:
             yield
         finally:
-            self._beginning.release()
+            turns.release()
 
-    def _batches(
-        self, asked: wire.Scan | wire.ScanRanges, rights: Rights, stack: ExitStack
-    ) -> Iterator[tuple[int, Any]]:
+    def _batches(self, asked: wire.Begin, rights: Rights, stack: ExitStack) -> Iterator[tuple[int, Any]]:
         """Return what a client wants to read, with the numbers of ranges; `stack` holds what it is read from."""
         reading = stack.enter_context(self._reading(asked.snapshot))
+        if isinstance(asked, wire.RunQuery):
+            info = self._table(reading, asked.table, 0, READ, rights)
+            check_query(info, asked.name, asked.argument, asked.timeout_s)  # before anything is held for it
+            moment = stack.enter_context(reading.moment(partitions_of(info)))
+            return unnumbered(moment.query(info, asked.name, asked.argument, timeout_s=asked.timeout_s))
         if isinstance(asked, wire.ScanRanges):
             return scan_ranges(*self._ranges(reading, asked.ranges, rights, stack))
         partition = self._shard(reading, asked.partition, READ, rights)
         if asked.arrow:
-            return ((0, batch) for batch in reading.scan_arrow(partition, asked.start, asked.end))
-        return ((0, batch) for batch in in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse)))
+            return unnumbered(reading.scan_arrow(partition, asked.start, asked.end))
+        return unnumbered(in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse)))
 
     def _ranges(
         self, reading: Reading, ranges: Sequence[wire.KeyRange], rights: Rights, stack: ExitStack
     ) -> tuple[Reading, list[tuple[PartitionId, bytes, bytes | None]]]:
         """Return ranges of one table that the client may read, and the moment at which `stack` holds it."""
-        if len({partition >> 16 for partition, _, _ in ranges}) > 1:
+        if len({table_of(partition) for partition, _, _ in ranges}) > 1:
             raise Invalid("ranges are of one table: ask for each table by itself")
         checked = [(self._shard(reading, partition, READ, rights), start, end) for partition, start, end in ranges]
         return stack.enter_context(reading.moment([partition for partition, _, _ in checked])), checked
 
-    def _begin(self, asked: wire.Scan | wire.ScanRanges, rights: Rights) -> None:
-        with self._turn_to_begin(), ExitStack() as stack:
+    def _begin(self, asked: wire.Begin, rights: Rights) -> None:
+        with self._turn_to_begin(asked), ExitStack() as stack:
             batches = self._batches(asked, rights, stack)
             self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost
             self._scans.check_room(rights.client)
-            scan = PagedScan(batches, stack.pop_all())
+            scan = PagedScan(batches, stack.pop_all(), self._clock)
         try:
             others = self._scans.total(lambda scan: scan.held_bytes)
             if others and others + scan.held_bytes > self._store.settings.memory_bytes_max // 4:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Port, Reading
+from penstock.kinds import Port, Reading, as_streamable
 from penstock.protocol import wire
-from penstock.registry import check_name, streamed_table
+from penstock.registry import check_name, kind_named
 from penstock.server.rights import READ, Rights
 
 PIECES_MAX = 10_000
@@ -72,7 +72,7 @@ def _source_state(port: Port, request: wire.PlanBatch) -> wire.SourceState | Non
     info = port.table(request.source)
     if info is None:
         return None
-    table = streamed_table(port, info)
+    table = as_streamable(kind_named(info.kind, info.name), info).source(port, info)
     position = table.offsets(f"consumer:{request.consumer}") if request.consumer else {}
     earliest = table.offsets("earliest")
     start = {shard: max(sequence, earliest.get(shard, 0)) for shard, sequence in request.start}

@@ -1,9 +1,9 @@
-"""Ranges that a client reads page by page: the owner keeps its place between pages.
+"""Ranges or a query that a client reads page by page: the owner keeps its place between pages.
 
 So nobody holds a thread of the owner while a reader elsewhere thinks, and one that went away costs a lease.
 
 Thread: one at a time.
-Invariant: a page has about PAGE_BYTES, more only if one row has.
+Invariant: a page has about PAGE_BYTES, more only if one row has, and ends at the first batch after PAGE_S seconds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Reading
 from penstock.lsm.rows import binary_column
@@ -21,6 +22,7 @@ from penstock.protocol.wire import PAGE_BYTES, mark_batch
 
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = 16_384
+PAGE_S = 1.0  # a client does not wait for the rest of a page whose batches come slowly
 PAIRS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
 NOTHING = pa.schema([])
 
@@ -28,7 +30,8 @@ NOTHING = pa.schema([])
 class PagedScan:
     """A scan of (range, record batch), and what must stay open until its end."""
 
-    def __init__(self, batches: Iterator[tuple[int, Any]], resources: ExitStack) -> None:
+    def __init__(self, batches: Iterator[tuple[int, Any]], resources: ExitStack, clock: Clock) -> None:
+        self._clock = clock
         self._batches = self._in_small_batches(batches)
         self._resources = resources
         self.held_bytes = 0  # of the batch that is being cut up
@@ -52,11 +55,12 @@ class PagedScan:
 
     def page(self) -> Iterator[tuple[Any, bytes]]:
         """Record batches, each with its mark: see `mark_batch`."""
-        size = 0
-        while self._next is not None and size < PAGE_BYTES:
+        size, until_s, full = 0, self._clock.monotonic_s() + PAGE_S, False
+        while self._next is not None and not full:
             (source, batch), self._next = self._next, next(self._batches, None)
             size += batch.nbytes
-            yield batch, mark_batch(source, self._next is not None and size >= PAGE_BYTES)
+            full = size >= PAGE_BYTES or self._clock.monotonic_s() >= until_s
+            yield batch, mark_batch(source, self._next is not None and full)
 
     def close(self) -> None:
         """Let go of what it reads."""
@@ -88,3 +92,8 @@ def scan_ranges(
     for number, key_range in enumerate(ranges):
         for batch in reading.scan_arrow(*key_range):
             yield number, batch
+
+
+def unnumbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    """Record batches of the only range, or of a query."""
+    return ((0, batch) for batch in batches)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import Invalid
+from penstock.kinds import StreamColumns, as_streamable
 from penstock.partition.ledger import TableInfo
 from penstock.protocol.wire import SourceState
 from penstock.registry import kind_named
@@ -95,7 +96,7 @@ def move_condition(
 ) -> tuple[str, bytes]:
     """The condition by which a batch moves a consumer."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return kind_named(info.kind, info.name).move(info, consumer, ranges)
+    return as_streamable(kind_named(info.kind, info.name), info).move(info, consumer, ranges)
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
@@ -123,10 +124,9 @@ def use(batch: StoreBatch, planned: Mapping[str, PlannedTable], encoded: Mapping
     return {name: add_loads(batch, table, encoded[name]) for name, table in planned.items()}
 
 
-def within(frame: DataFrame, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-    """The messages of a frame in [start, end) of each shard."""
-    kept = F.lit(False)
+def within(frame: DataFrame, columns: StreamColumns, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+    """Return the rows of a frame in [start, end) of each shard."""
+    kept, sequence = F.lit(False), F.col(columns.sequence)
     for shard, low in start.items():
-        here = (F.col("shard") == shard) & (F.col("sequence") >= low) & (F.col("sequence") < end[shard])
-        kept = kept | here
+        kept = kept | ((F.col(columns.shard) == shard) & (sequence >= low) & (sequence < end[shard]))
     return frame.where(kept)

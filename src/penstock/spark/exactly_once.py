@@ -35,9 +35,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock import errors
-from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
+from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
+from penstock.kinds import StreamColumns, as_streamable
 from penstock.protocol.wire import SourceState
+from penstock.registry import kind_named
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
 from penstock.spark.loading import check_schema
@@ -154,6 +156,8 @@ class _Runner:
     """Runs the batches of one stream."""
 
     log: OffsetLog
+    _columns: StreamColumns  # of the source; set when the stream begins, as the next
+    _letter: StreamColumns  # of the dead letters
 
     def __init__(self, source: TableRef, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
@@ -165,6 +169,9 @@ class _Runner:
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
         self._at: Offsets | None = None  # where this driver left the consumer
+
+    def _within(self, frame: DataFrame, start: Offsets, end: Offsets) -> DataFrame:
+        return within(frame, self._columns, start, end)
 
     def _plan(self, tables: Iterable[str] = ()) -> tuple[BatchTables, SourceState]:
         """The tables that a batch writes to, and where the source and its consumer are."""
@@ -181,8 +188,10 @@ class _Runner:
         if self._dead == self._source.table:
             raise Invalid(f"dead_letter is {self._dead}, the source: each would be read again; give another")
         plan, source = self._plan([] if self._dead is None else [self._dead])
+        info = source.table
+        self._columns = as_streamable(kind_named(info.kind, info.name), info).columns
         for table in plan.tables.values():
-            _check_takes_letters(table)
+            self._letter = _letter_columns(table)
         position, first = source.position, source.earliest
         lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
         if lost:
@@ -232,7 +241,7 @@ class _Runner:
             )
         start = {shard: min(position[shard], end[shard]) for shard in end}
         if start != planned:  # an old checkpoint: go on from the truth
-            frame = within(frame, start, end)
+            frame = self._within(frame, start, end)
         frame = frame.persist()
         try:
             # Where broken records are expected, Spark would tell of each attempt on many lines.
@@ -264,7 +273,7 @@ class _Runner:
     def _works_on_nothing(self, frame: DataFrame, start: Offsets) -> bool:
         """Whether the batch function takes a frame without records; if not, no record is to blame."""
         try:
-            self._prepared(self._routed(within(frame, start, start)))
+            self._prepared(self._routed(self._within(frame, start, start)))
         except Exception as error:
             logger.warning("the batch function fails without a single record too: %s", _first_line(error))
             return False
@@ -273,12 +282,12 @@ class _Runner:
     def _halve(self, frame: DataFrame, start: Offsets, end: Offsets, error: Exception) -> None:
         if _distance(start, end) <= 1:
             logger.warning("a record is set aside: %s", _first_line(error))
-            bad = within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
+            bad = self._within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
             self._commit({self._dead_name: bad}, start, end)
             return
         middle = _middle(start, end)
-        self._write(within(frame, start, middle), start, middle, judged=True)
-        self._write(within(frame, middle, end), middle, end, judged=True)
+        self._write(self._within(frame, start, middle), start, middle, judged=True)
+        self._write(self._within(frame, middle, end), middle, end, judged=True)
 
     @property
     def _dead_name(self) -> str:
@@ -288,7 +297,8 @@ class _Runner:
     def _prepared(self, tables: dict[str, DataFrame]) -> tuple[BatchTables, SourceState, dict[str, list[bytes]]]:
         """Let tasks prepare the rows of every table; the tables, the source, and the loads by table."""
         if self._dead is not None and self._dead in tables:
-            tables[self._dead] = _dead_letters(tables[self._dead], self._source.table)
+            letters = tables[self._dead]
+            tables[self._dead] = _dead_letters(letters, self._source.table, self._columns, self._letter)
         for name, frame in tables.items():
             if not isinstance(frame, DataFrame):
                 raise Invalid(f"the batch function gave {type(frame).__name__} for {name}: give a DataFrame")
@@ -361,25 +371,31 @@ def _first_line(error: Exception) -> str:
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
 
 
-def _check_takes_letters(table: PlannedTable) -> None:
-    """`Invalid` before any work if dead letters cannot be written to a table."""
+def _letter_columns(table: PlannedTable) -> StreamColumns:
+    """Return the columns of a table for dead letters; `Invalid` before any work if it cannot take them."""
     try:
-        check_schema(table, StructType([StructField("payload", StringType())]))
-    except Invalid as error:
+        columns = as_streamable(table.kind, table.info).columns
+        check_schema(table, StructType([StructField(columns.payload, StringType())]))
+        return columns
+    except (Invalid, KindMismatch) as error:
         raise Invalid(f"dead_letter is {table.info.name}, which takes no messages ({error}): give a queue") from None
 
 
-def _dead_letters(frame: DataFrame, source: str) -> DataFrame:
-    """Messages that were set aside, each as JSON with the reason and where it came from."""
+def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: StreamColumns) -> DataFrame:
+    """Return rows that were set aside, each as JSON with the reason and where it came from."""
     names = frame.columns
-    if "payload" not in names or REASON not in names:
-        raise Invalid(f"dead letters need the columns payload and {REASON}, not {', '.join(names)}")
+    if columns.payload not in names or REASON not in names:
+        raise Invalid(f"dead letters need the columns {columns.payload} and {REASON}, not {', '.join(names)}")
     parts = [F.lit(source).alias("source"), F.col(REASON)]
-    parts += [F.col(name) for name in ("shard", "sequence") if name in names]
-    payload = F.col("payload").cast("binary")
+    parts += [
+        F.col(name).alias(alias)
+        for name, alias in ((columns.shard, "shard"), (columns.sequence, "sequence"))
+        if name in names
+    ]
+    payload = F.col(columns.payload).cast("binary")
     parts += [F.base64(payload).alias("payload_base64"), F.try_validate_utf8(payload.cast("string")).alias("payload")]
-    kept = [F.col(name) for name in ("key", "timestamp") if name in names]
-    return frame.select(F.to_json(F.struct(*parts)).alias("payload"), *kept)
+    kept = [F.col(name) for name in letter.carried if name in names]
+    return frame.select(F.to_json(F.struct(*parts)).alias(letter.payload), *kept)
 
 
 def dead_letter_payload(message: bytes) -> bytes:

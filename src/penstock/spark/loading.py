@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import table_of
-from penstock.kinds import PreparedRows
+from penstock.kinds import PreparedRows, as_loadable, as_replaceable
 from penstock.spark.arrow import arrow_schema, from_spark
 from penstock.spark.table_ref import PlannedTable, check_range, workplace
 from penstock.store.batch import StoreBatch
@@ -29,30 +27,20 @@ _decoder = msgspec.msgpack.Decoder(list[PreparedRows])
 
 def check_schema(table: PlannedTable, schema: Any) -> None:
     """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
-    table.kind.load_schema(arrow_schema(schema), table.info.options)
+    as_loadable(table.kind, table.info).load_schema(arrow_schema(schema), table.info.options)
 
 
 def make_loads(
     table: PlannedTable, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
     """In a task: prepare its rows, all of which are in the range that is replaced; the loads, for the committer."""
-    rows = from_spark(batches, table.kind.load_schema(arrow_schema(schema), table.info.options))
+    kind, info = table.kind, table.info
+    loader = as_loadable(kind, info)
+    rows = from_spark(batches, loader.load_schema(arrow_schema(schema), info.options))
     if replace is not None:
-        rows = _inside(rows, *replace)
+        rows = as_replaceable(kind, info).inside(rows, *replace)
     with workplace(table) as (place, hand_over):
-        return _encode([hand_over(load) for load in table.kind.load(rows, table.info, place)])
-
-
-def _inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
-    for batch in batches:
-        keys = batch.column("key")
-        outside = pc.less(keys, pa.scalar(start, keys.type))
-        if end is not None:
-            outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))
-        stray = keys.filter(outside)
-        if len(stray):
-            raise Invalid(f"key {stray[0].as_py()!r} is outside the range of start and end that is replaced")
-        yield batch
+        return _encode([hand_over(load) for load in loader.load(rows, info, place)])
 
 
 def add_loads(
@@ -65,7 +53,10 @@ def add_loads(
         raise NotFound(f"table {table.info.name} was dropped while rows for it were prepared: nothing was written")
     by_tasks = {load.file for load in loads}  # which they handed over
     with workplace(table) as (place, hand_over):
-        bundled = kind.bundle(loads, table.info, place, replace)
+        if replace is None:
+            bundled = as_loadable(kind, table.info).bundle(loads, table.info, place)
+        else:
+            bundled = as_replaceable(kind, table.info).bundle_in_place(loads, table.info, place, replace)
         bundled = [load if load.file in by_tasks else hand_over(load) for load in bundled]
     for load in bundled:
         if load.file is not None:
@@ -82,9 +73,8 @@ def replaced_range(table: PlannedTable, options: dict[str, str], overwrite: bool
             raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")
         return None
     kind = table.kind
+    as_replaceable(kind, table.info)  # before any work
     start = kind.key_of(options["start"]) if "start" in options else b""
     key_range = start, kind.key_of(options["end"]) if "end" in options else None
     check_range(*key_range)
-    with workplace(table) as (place, _):
-        kind.bundle([], table.info, place, key_range)  # a kind that cannot replace says so before any work
     return key_range

@@ -33,7 +33,7 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.host.waiting import repeating
-from penstock.kinds import Piece
+from penstock.kinds import FileReadable, Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
 from penstock.scheduler.offers import JobPart, Offer
@@ -238,9 +238,9 @@ def _check(ref: TableRef, snapshot_id: str, pieces: Sequence[tuple[str, bytes]],
     piece, store, root = _piece.decode(encoded), ref.store(), ref.root
     snapshot = store.snapshot(snapshot_id)
     info = snapshot.info(name)
-    found = None
-    if root is not None and piece.detail:
-        found = kind_named(info.kind, info.name).check_piece(piece, root, store.identity)
+    found, kind = None, kind_named(info.kind, info.name)
+    if root is not None and piece.detail and isinstance(kind, FileReadable):
+        found = kind.check_piece(piece, root, store.identity)
     if found is None:
         found = []
         try:

@@ -38,7 +38,7 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Kind, partitions_of
+from penstock.kinds import FileReadable, Kind, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
@@ -163,7 +163,7 @@ class TableReader(DataSourceReader):
     ) -> Iterator[Any]:
         """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
         root, identity = self._ref.root, self._ref.store().identity
-        if root is not None:
+        if root is not None and isinstance(kind, FileReadable):
             for piece in snapshot._port.pieces(number, 1, wanted.start, wanted.end):
                 batches = kind.read_piece(piece, root, identity) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches

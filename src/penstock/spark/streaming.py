@@ -27,9 +27,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import NotFound
-from penstock.kinds import partitions_of
+from penstock.kinds import as_streamable, partitions_of
 from penstock.partition.ledger import TableInfo
-from penstock.registry import kind_named, streamed_table
+from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.reading import choice, whole_number
 from penstock.spark.table_ref import TableRef
@@ -69,8 +69,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._state = self._ref.look()  # the last one; one clear line now, if the table cannot be streamed
 
     def initialOffset(self) -> Offset:
-        table = streamed_table(self._ref.store().port, self._state.table)
-        return _by_text(table.offsets(self._start))
+        info = self._state.table
+        source = as_streamable(kind_named(info.kind, info.name), info).source(self._ref.store().port, info)
+        return _by_text(source.offsets(self._start))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._rows_max:
@@ -120,10 +121,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, OffsetPartition)
         info = partition.table
         kind, partitions = kind_named(info.kind, info.name), partitions_of(info)
-        wanted = [
-            (partitions[shard], kind.key_of(str(start)), kind.key_of(str(end)))
-            for shard, start, end in partition.ranges
-        ]
+        key = as_streamable(kind, info).sequence_key
+        wanted = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
         batches = self._whole(self._ref.store().port.scan_ranges(wanted), partition.ranges)
         shown = (kind.shown(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
         return for_spark(shown, self._schema)

@@ -86,6 +86,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read", wire.Scan("s", "", shard, b"", None, True)),
         ("read", wire.Scan("s", "", shard, b"", None, False)),
         ("read", wire.ScanRanges("s", "", [(shard, b"", None)])),
+        ("read", wire.RunQuery("s", "", shard >> 16, "select", b"", 5.0)),
         ("read something", wire.TakeSnapshot(5.0)),
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
