@@ -1,7 +1,7 @@
 """The lock on a store's folder.
 
 Thread: any.
-Invariant: a lock is given up when the process that took it ends, however it ends, and no forked child keeps it.
+Invariant: a lock ends with the process that took it, however that ends, and no forked child keeps it.
 """
 
 from __future__ import annotations

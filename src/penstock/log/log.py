@@ -60,7 +60,7 @@ class Repair:
 
     path: str
     offset: int
-    kept: int  # valid records that were not known to be synced, and are now
+    resynced: int  # valid records that were not known to be synced, and are now
     torn: str | None  # why the bytes after them are not a record; None if nothing was written there
 
 

@@ -146,7 +146,7 @@ class SegmentWriter:
             segment = cls(file, header, allocate_bytes=allocate_bytes, index_bytes=index_bytes)
             for record in tail:
                 segment.copy(record)
-            file.fsync()  # before the name appears: a visible segment has a sound header
+            file.fsync()  # before the name appears: a visible segment has a valid header
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
@@ -325,8 +325,8 @@ def scan_tail(reader: SegmentReader) -> SegmentTail:
             raise CorruptionError(path, end, message) from None
         if np.frombuffer(rest, dtype=np.uint8).any():
             torn = error.reason
-    kept = [record for record in unsynced if record.index > synced]
-    return SegmentTail(unsynced=kept, synced=synced, end=end, seal=seal, torn=torn)
+    tail = [record for record in unsynced if record.index > synced]
+    return SegmentTail(unsynced=tail, synced=synced, end=end, seal=seal, torn=torn)
 
 
 def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:

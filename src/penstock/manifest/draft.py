@@ -46,6 +46,6 @@ class Draft:
             for key, value in rows.items():
                 if value is None:
                     transaction.delete(table, key)
-            kept = [(key, value) for key, value in rows.items() if value is not None]
-            if kept:
-                transaction.put_many(table, sorted(kept))
+            puts = [(key, value) for key, value in rows.items() if value is not None]
+            if puts:
+                transaction.put_many(table, sorted(puts))

@@ -6,7 +6,7 @@ without a bump of its own bumps the component MANIFEST, so that every commit can
 Job operations keep three things consistent, in the same transaction: the job's state, its row in the pending index, and
 the gate of its table and kind (`wal_state`, shard 0). Nothing else changes a gate: `PutWalState` keeps the gates.
 
-Thread: whoever holds the writer's turn; an `Edit` lives for one transaction.
+Thread: the one that has the writer's turn; an `Edit` is used for one transaction.
 Invariants: checked at the end of every batch, see `invariants.py`.
 """
 
@@ -236,7 +236,7 @@ class ManifestEdit:
                 raise LeaseLost(f"job {job.job_id} is leased under token {old.token}, not {operation.token}")
             self._leave_gate(job, operation)
         elif isinstance(old, Pending) and isinstance(new, FailedPermanent) and job.kind != JobKind.REPAIR:
-            self._leave_pending(job)  # given up before a worker took it
+            self._leave_pending(job)  # failed before a worker took it
         elif operation.token is not None:
             raise LeaseLost(f"job {job.job_id} is {type(old).__name__}: token {operation.token} is over")
         else:

@@ -209,7 +209,7 @@ class LmdbEngine:
         full = (self._fs.free_bytes(self._path) or DISK_FULL_BYTES) < DISK_FULL_BYTES  # a short write is an EIO here
         if isinstance(error, lmdb.DiskError) or full:
             return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
-        return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
+        return CommitFailed(f"{self._path}: nothing was committed ({error}): check the disk, then retry")
 
     # -- the map
 
@@ -231,10 +231,10 @@ class LmdbEngine:
         return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
 
     def _keep_headroom(self, taken_bytes: int) -> None:
-        """Grow early, so that a commit seldom meets a full map; and come back from the reserve of deletes.
+        """Grow early, so that commits rarely meet a full map; and shrink back from the reserve of deletes.
 
-        LMDB is asked what is used only when what commits may have taken since could matter: that call, too, lets go of
-        the interpreter.
+        LMDB is asked for its used size only when commits may have used enough since: that call releases the
+        interpreter lock, too.
         """
         self._used_since_check += taken_bytes
         self._commits += 1

@@ -1,8 +1,8 @@
 """Decide whether a manifest file may be mapped.
 
-A clean close leaves a *stamp* beside the file: the last transaction and a hash of every page. While the bytes have that
-hash they are those of our own last commit. Any other file is examined first: every page, every row's checksum and
-every rule between rows, with no help from LMDB (see `pages.py`).
+A clean close writes a *stamp* beside the file: the last transaction and a hash of every page. A file that matches it is
+as our last commit left it. Any other file is examined first: every page, every row's checksum and every invariant
+between rows, without LMDB (see `pages.py`).
 
 Thread: the one that opens or closes the manifest, while it is not mapped.
 """
@@ -72,18 +72,18 @@ def _digest(file: File, meta: MetaPage) -> bytes:
 def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
     """Raise `CorruptionError` unless the file matches its stamp or, without a stamp, every row is valid.
 
-    A stamp of an earlier transaction than the file's says nothing of it: then it is examined, too.
+    A stamp of an earlier transaction than the file's does not count: then the file is examined, too.
     """
     file = fs.open(path)
     try:
-        found = read_meta(file)
-        if stamp is None or stamp.transaction < found.transaction:
-            return _examine(file, found)
-        if found.transaction < stamp.transaction:
-            reason = f"its last transaction is {found.transaction}, but it was closed after {stamp.transaction}"
+        meta = read_meta(file)
+        if stamp is None or stamp.transaction < meta.transaction:
+            return _examine(file, meta)
+        if meta.transaction < stamp.transaction:
+            reason = f"its last transaction is {meta.transaction}, but it was closed after {stamp.transaction}"
             raise CorruptionError(path, 0, f"{reason}: it is an older copy")
-        if (found.used_bytes, _digest(file, found)) != (stamp.used_bytes, stamp.digest):
-            _examine(file, found)  # which may say where
+        if (meta.used_bytes, _digest(file, meta)) != (stamp.used_bytes, stamp.digest):
+            _examine(file, meta)  # which may say where
             raise CorruptionError(path, 0, "its bytes changed since it was closed")
     except OSError as error:
         raise CorruptionError(path, 0, f"it cannot be read ({error})") from error

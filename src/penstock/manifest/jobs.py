@@ -1,15 +1,14 @@
 """Durable jobs: enqueue, lease, complete, retry, compensate.
 
 A worker leases a job, works, and completes it with the token of its lease. The token is durable and checked in the
-completing commit, so a worker that slept through the end of its lease changes nothing. How long a lease lasts is
-known in memory only and judged on monotonic time: after a restart every lease counts as expired, and a jump of the
-wall clock means nothing.
+completing commit, so a worker that outlived its lease changes nothing. The expiry of a lease is in memory only and by
+monotonic time: after a restart every lease counts as expired, and jumps of the wall clock have no effect.
 
-A job whose worker vanished, in this process or with an earlier one, is given up and replaced by a *repair*: a job
-with the same payload that holds the gate of the kind it repairs until it succeeds.
+A job whose worker vanished, in this process or an earlier one, fails for good and is replaced by a *repair*: a job with
+the same payload that holds the gate of the kind it repairs until it succeeds.
 
 Thread: any. `_lock` guards the leases and backoffs and is never held during a commit.
-Invariants: at most one job of a table and kind waits, at most one is in flight; see `operations.py` for how.
+Invariant: of a table and kind, at most one job is pending and at most one in flight (`edit.py` enforces it).
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ class JobQueue:
         """Fail jobs whose lease has expired; return the repairs queued for them."""
         now_s = self._clock.monotonic_s()
         with self._lock:  # removed first: from here on a renewal is refused
-            expired = {job_id: held for job_id, held in self._leases.items() if held.expires_s <= now_s}
+            expired = {job_id: active for job_id, active in self._leases.items() if active.expires_s <= now_s}
             for job_id in expired:
                 del self._leases[job_id]
         repairs: list[JobId] = []
@@ -253,15 +252,15 @@ class JobQueue:
         return True
 
     def _lease_locked(self, lease: Lease) -> _ActiveLease:
-        held = self._leases.get(lease.job.job_id)
-        if held is None or held.token != lease.token:
+        active = self._leases.get(lease.job.job_id)
+        if active is None or active.token != lease.token:
             raise LeaseLost(f"job {lease.job.job_id}: the lease with token {lease.token} has ended: discard the work")
-        return held
+        return active
 
     def _drop_lease(self, lease: Lease) -> None:
         with self._lock:
-            held = self._leases.get(lease.job.job_id)
-            if held is not None and held.token == lease.token:
+            active = self._leases.get(lease.job.job_id)
+            if active is not None and active.token == lease.token:
                 del self._leases[lease.job.job_id]
 
     def _end_attempt(self, job: JobRecord, token: int, error: JobErrorSnapshot, *, again: bool) -> None:
@@ -337,8 +336,8 @@ def _gate_holder(view: ReadView, job: JobRecord) -> int | None:
 
 def _gate_holders(view: ReadView) -> list[JobRecord]:
     """Return the jobs that hold gates, without reading finished jobs."""
-    held = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
-    jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in held if job_id is not None)]
+    active = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
+    jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in active if job_id is not None)]
     return [job for job in jobs if job is not None]
 
 

@@ -293,7 +293,7 @@ class Manifest:
 
     def backup(self) -> str:
         """Write a snapshot as the newest backup, durably; older backups move up and the oldest is removed."""
-        kept = self._settings.backups_kept
+        count = self._settings.backups_kept
         with self._backup_lock:
             fresh = self.path + ".backup-new"
             if self._fs.exists(fresh):
@@ -303,7 +303,7 @@ class Manifest:
             except BaseException:
                 remove_file(self._fs, fresh)  # a full disk needs the space
                 raise
-            for age in range(kept - 1, 0, -1):
+            for age in range(count - 1, 0, -1):
                 if self._fs.exists(backup_path(self.path, age)):
                     self._fs.rename(backup_path(self.path, age), backup_path(self.path, age + 1))
             target = backup_path(self.path, 1)

@@ -1,9 +1,9 @@
 """Reading the pages of an LMDB file without LMDB, checking each of them.
 
-LMDB maps its file and follows page numbers: a damaged one ends the process by a signal, or leads past rows as if they
-had never been there. Here every page of both trees is read as bytes, and all that LMDB relies on is compared: page
-numbers, kinds and bounds, the order of keys on every page and between pages, the number of rows and pages that each
-tree says it has, and that no page is used twice or free as well. What the rows hold is the caller's to check.
+LMDB maps its file and follows page numbers: a damaged one kills the process by a signal, or silently hides rows. Here
+every page of both trees is read as bytes, and everything that LMDB relies on is checked: page numbers, kinds and
+bounds, the order of keys within and between pages, the row and page counts of each tree, and that no page is used twice
+or both used and free. The content of the rows is left to the caller.
 
 The layout is that of LMDB 0.9 on 64 bits, little-endian; docs/format/manifest.md names what of it we rely on.
 
@@ -31,7 +31,7 @@ _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8  # flags of a page
 _ELSEWHERE, _SUBTREE = 1, 2  # flags of a node: its value is on overflow pages; it is the root of a named table
 _INTEGER_KEYS = 8  # flags of a tree
-_ONE_FILE = 0x4000  # kept among the flags of the tree of free pages: the environment is no folder
+_ONE_FILE = 0x4000  # among the flags of the free-page tree: the environment is a file, not a folder
 _NO_ROOT = 2**64 - 1
 _DEPTH_MAX = 32
 _PAGE_SIZES = frozenset(512 << n for n in range(8))
@@ -86,8 +86,8 @@ def _read_meta_page(file: File, number: int, offset: int) -> MetaPage:
         raise CorruptionError(file.path, offset, "it ends inside its meta pages")
     page, _, flags, magic, layout, _, _, free, main, last_page, transaction = _META.unpack(data)
     trees = TreeRoot(*_TREE.unpack(free)), TreeRoot(*_TREE.unpack(main))
-    sound = (page, flags, magic, layout) == (number, _META_PAGE, _MAGIC, _FORMAT)
-    if not sound or trees[0].pad not in _PAGE_SIZES or (offset and trees[0].pad != offset):
+    valid = (page, flags, magic, layout) == (number, _META_PAGE, _MAGIC, _FORMAT)
+    if not valid or trees[0].pad not in _PAGE_SIZES or (offset and trees[0].pad != offset):
         raise CorruptionError(file.path, offset, "this is not an LMDB meta page")
     return MetaPage(trees[0].pad, last_page, transaction, *trees)
 
@@ -159,13 +159,13 @@ class PageWalk:
             return key[::-1] if integer else key  # integers are little-endian
 
         before = low
-        for place, (size, flags, start, end) in enumerate(nodes):
+        for position, (size, flags, start, end) in enumerate(nodes):
             key = page[start:end]
-            if integer and len(key) != _U64.size and (depth == 1 or place):
+            if integer and len(key) != _U64.size and (depth == 1 or position):
                 raise self._damage(number, "a key has a wrong size")
-            if depth > 1 and place == 0:
+            if depth > 1 and position == 0:
                 key = low if low is not None else b""  # the first key of a branch is not used
-            elif (before is not None and order(key) < order(before)) or (place and before == key):
+            elif (before is not None and order(key) < order(before)) or (position and before == key):
                 raise self._damage(number, "keys are out of order")
             if high is not None and order(key) >= order(high):
                 raise self._damage(number, "keys are out of order")
@@ -173,10 +173,10 @@ class PageWalk:
             if depth == 1:
                 yield key, self._value(number, page, size, flags, end), flags
                 continue
-            following = nodes[place + 1] if place + 1 < len(nodes) else None
+            following = nodes[position + 1] if position + 1 < len(nodes) else None
             until = high if following is None else page[following[2] : following[3]]
             child = size | flags << 32
-            yield from self._subtree(child, depth - 1, key if place else low, until, integer)
+            yield from self._subtree(child, depth - 1, key if position else low, until, integer)
 
     def _page(self, number: int, kind: int) -> bytes:
         self._take(number)
@@ -200,11 +200,11 @@ class PageWalk:
         if not _PAGE.size < lower <= upper <= len(page) or lower & 1:
             raise self._damage(number, "a page's bounds are outside the page")
         nodes: list[tuple[int, int, int, int]] = []
-        for place in struct.unpack_from(f"<{count}H", page, _PAGE.size):
-            if not upper <= place <= len(page) - _NODE.size:
+        for position in struct.unpack_from(f"<{count}H", page, _PAGE.size):
+            if not upper <= position <= len(page) - _NODE.size:
                 raise self._damage(number, "a row begins outside its page")
-            low, high, flags, key_bytes = _NODE.unpack_from(page, place)
-            start = place + _NODE.size
+            low, high, flags, key_bytes = _NODE.unpack_from(page, position)
+            start = position + _NODE.size
             if start + key_bytes > len(page):
                 raise self._damage(number, "a key reaches beyond its page")
             nodes.append((low | high << 16, flags, start, start + key_bytes))

@@ -111,8 +111,8 @@ def _gates(view: ReadView, db_id: int) -> dict[int, FlushGateState]:
 
 
 def _pending(view: ReadView) -> tuple[JobRecord, ...]:
-    found = (JOBS.get(view, row.job_id) for _, row in PENDING.scan(view))
-    return tuple(sorted((job for job in found if job is not None), key=lambda job: job.job_id))
+    jobs = (JOBS.get(view, row.job_id) for _, row in PENDING.scan(view))
+    return tuple(sorted((job for job in jobs if job is not None), key=lambda job: job.job_id))
 
 
 def _waiters(view: ReadView, now_ms: int) -> tuple[tuple[int, GenerationWaiterSnapshot], ...]:

@@ -265,7 +265,7 @@ class ManifestWriter:
     def _await_others(self, size: int) -> None:
         """Wait for the callers just answered to submit again, while some do.
 
-        A look costs a wake-up, so that the next wait is as long as this one took.
+        A check costs a wake-up, so the next wait lasts as long as this one took.
         """
         size = min(size, self._settings.window_batches_max)
         gathered = threading.Lock()

@@ -21,7 +21,6 @@ import base64
 import json
 import logging
 import re
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +36,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock import errors
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
+from penstock.host.waiting import stop_on_signals
 from penstock.kinds import StreamColumns, as_streamable
 from penstock.protocol.wire import SourceState
 from penstock.registry import kind_named
@@ -132,20 +132,15 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
 
     Signals are heard in the main thread only: Python gives them to no other.
     """
-    stopping = threading.Event()
-    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in heard}
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     try:
-        while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
-            query.awaitTermination(1)
-        if stopping.is_set():
-            _runner_of(query).stop(query)
+        with stop_on_signals() as stopping:
+            while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
+                query.awaitTermination(1)
+            if stopping.is_set():
+                _runner_of(query).stop(query)
     except StreamingQueryException as error:
         raise _runner_of(query).error or error from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     failure = query.exception()  # it may have ended between two looks
     if failure is not None and not stopping.is_set():
         raise _runner_of(query).error or failure

@@ -12,11 +12,10 @@ the owner then does itself.
 from __future__ import annotations
 
 import logging
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
-from penstock.host.waiting import repeating
+from penstock.host.waiting import repeating, stop_on_signals
 from penstock.kinds import FileReadable, Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
@@ -73,7 +72,7 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
     """
     ref, done = TableRef.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
-    with _stopping(stop) as ending:
+    with nullcontext(stop) if stop is not None else stop_on_signals() as ending:
         while not ending.is_set():
             try:
                 offer = ref.store().port.take_offer(slots)
@@ -87,20 +86,6 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
             elif once:
                 break
     return done
-
-
-@contextmanager
-def _stopping(stop: threading.Event | None) -> Iterator[threading.Event]:
-    if stop is not None or threading.current_thread() is not threading.main_thread():
-        yield stop or threading.Event()
-        return
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _work(spark: Any, ref: TableRef, offer: Offer, stop: threading.Event) -> bool:
