@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.client.store import RemoteSnapshot
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
@@ -138,6 +138,10 @@ class TableReader(DataSourceReader):
             return iter(())  # Spark makes one for a table without ranges
         snapshot = self._moment()
         info = snapshot.info(self._ref.table)
+        if info.table != self._info.table:  # its ranges are of other shards: some rows would be left out
+            raise NotFound(
+                f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew"
+            )
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
         shown = (kind.shown(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot))
