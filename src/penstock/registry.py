@@ -129,9 +129,9 @@ def check_settings(given: tuple[object, ...]) -> None:
             _packages.load()
         if type(settings) not in (known := _settings_types()):
             names = ", ".join(kind.__name__ for kind in known)
-            raise Invalid(f"{in_short(settings)} is not the settings of a kind: there are {names}")
+            raise Invalid(f"kinds of the settings holds {in_short(settings)}, and takes {names}")
         if any(type(other) is type(settings) for other in given[:place]):
-            raise Invalid(f"{type(settings).__name__} was given twice")
+            raise Invalid(f"kinds of the settings holds {type(settings).__name__} twice: give one")
 
 
 def _settings_types() -> list[type]:

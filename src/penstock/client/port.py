@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 from penstock.client.building import building
 from penstock.client.connection import Connection
@@ -36,6 +38,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
 from penstock.store.querying import check_query
 
+T = TypeVar("T")
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
@@ -326,6 +329,10 @@ class FlightPort(_FlightReading):
         repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
+
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        answer = self.call(info, name, msgspec.msgpack.encode(request), wait_s=wait_s)
+        return msgspec.msgpack.decode(answer, type=reply)
 
     # -- files that are built elsewhere
 

@@ -80,7 +80,7 @@ class Tables(NamedTables):
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
-        """Return a table of any registered kind, made if it is absent; `options`: as the kind encodes them."""
+        """For kinds of other packages: return a table, made if it is absent; `options`: as the kind encodes them."""
         found = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
         if found is None:
             raise Invalid(f"there is no kind {in_short(kind)}: it has {', '.join(KINDS)}")

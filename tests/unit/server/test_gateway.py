@@ -29,9 +29,9 @@ from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
 from penstock.protocol import place, wire
 from penstock.queue import section as queue_section
+from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
-from penstock.queue.service import QueueCall, encode_call
 from penstock.registry import KINDS
 from penstock.server import work as work_module
 from penstock.server.gateway import Gateway

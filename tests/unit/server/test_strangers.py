@@ -15,8 +15,8 @@ from penstock.kv import section as kv_section
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import Condition, Verdict, encode_condition
 from penstock.protocol import wire
+from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argument
-from penstock.queue.service import QueueCall, encode_call
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of

@@ -145,6 +145,21 @@ class KindContract(AbilityContract):
             assert again.check() == []
             assert scanned(self.kind, again.port).equals(before)
 
+    def test_sections_of_one_record_are_applied_in_order(self) -> None:
+        """One record with all sections of a shard leads to the same content as a record for each of them."""
+        found: list[Any] = []
+        for together in (True, False):
+            with open_simulated(SimulatedDisk()) as store:
+                table, partition = self.sample.make(store), partitions_of(info_of(store.port))[0]
+                payloads = [self.kind.encode(section) for section in self.sample.sections]
+                sections = [self.kind.decode(payload) for payload in payloads]
+                for some in [sections] if together else [[section] for section in sections]:
+                    group = PendingGroup()
+                    group.sections[partition] = tuple(some)
+                    store.flush(store.port.submit(group, sum(map(len, payloads))))
+                found.append(self.sample.rows(table))
+        assert found[0] == found[1]
+
     # -- state
 
     def _filled(self, disk: SimulatedDisk, numbers: range) -> Store:
