@@ -42,6 +42,13 @@ def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
     return number
 
 
+def flag(value: Any, what: str) -> bool:
+    """Return True or False; anything else is `Invalid`: "no" and "0" are true for Python."""
+    if value is not True and value is not False:
+        raise Invalid(f"{what} is True or False, not {in_short(value)}")
+    return value is True
+
+
 def plain_int(value: Any) -> int | None:
     """Return a plain int from an int or a subclass; None for anything else."""
     return None if isinstance(value, bool) or not isinstance(value, int) else int.__int__(value)
