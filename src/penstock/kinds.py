@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import Invalid, KindMismatch, PenstockError
@@ -40,6 +40,7 @@ from penstock.partition.machine import PartitionDescriptor, PartitionStateMachin
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, StagedFile
 
+T = TypeVar("T")
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
 Filters = Sequence[tuple[str, str, Any]]  # (column, one of = > >= < <= in, value): all of them must hold
 Waiting = Sequence[tuple[PendingGroup, Any]]  # sections that may not be applied yet, each with its group
@@ -159,7 +160,10 @@ class TableService(Protocol):
     """What the owner does for one table beyond reading and writing. Made on first use."""
 
     def call(self, name: str, argument: bytes) -> bytes:
-        """Answer a call of the API class of this kind."""
+        """Answer a call of the API class of this kind: decode, `perform`, encode."""
+
+    def perform(self, name: str, request: Any) -> Any:
+        """Answer a call as values."""
 
     def admit(self, name: str, argument: bytes) -> None:
         """Refuse a condition before anything is written, by what only the owner's memory knows."""
@@ -504,6 +508,12 @@ class Port(Reading, Protocol):
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         """Ask the service of a table; `wait_s`: how long the call itself may wait there."""
 
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        """Ask with values whose fields were checked: `request` as `TableService.perform` of its kind takes it.
+
+        In the owner it reaches the service as it is; from elsewhere as bytes, and the answer is decoded as a `reply`.
+        """
+
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         """Make a table if it is absent."""
 
@@ -526,6 +536,7 @@ class Port(Reading, Protocol):
         """Everything that is applied, at one LSN."""
 
 
+@runtime_checkable
 class Conditional(Protocol):
     """A batch whose writes can depend on a condition of a kind."""
 

@@ -16,7 +16,7 @@ from penstock.log import Log
 from penstock.lsm.collection import Collector
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import Judgement, Ledger, Verdict, _LedgerChanges
+from penstock.partition.ledger import Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.store.dropped import DroppedShards
@@ -138,7 +138,8 @@ def test_every_fault_and_every_crash_in_recovery() -> None:
 
 def acknowledged_before_the_fsync(patch: Patch) -> None:
     def unsynced(self: Alone, bodies: Sequence[bytes]) -> Lsn:
-        return Lsn(self._log.append(bodies))
+        self._log._synced = self._log.append(bodies)  # it believes so
+        return Lsn(self._log.synced)
 
     patch.setattr(Alone, "propose", unsynced)
 
@@ -174,9 +175,9 @@ def other_partition_forgotten(patch: Patch) -> None:
     entries = Dispatcher._entries
 
     def first(
-        self: Dispatcher, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Any
+        self: Dispatcher, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Any
     ) -> Mapping[PartitionId, Entry]:
-        found = entries(self, record, lsn, judgement, decoded)
+        found = entries(self, record, lsn, verdicts, decoded)
         return found if decoded is not None else dict(list(found.items())[:1])
 
     patch.setattr(Dispatcher, "_entries", first)

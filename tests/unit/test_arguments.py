@@ -16,8 +16,8 @@ import pytest
 import penstock
 from penstock.errors import FixTheCall, Invalid, KindMismatch
 from penstock.kv.table import KvTable
+from penstock.queue.calls import LeasedMessage
 from penstock.queue.options import Retention
-from penstock.queue.service import LeasedMessage
 from penstock.queue.table import QueueTable
 from penstock.store.tables import Tables
 

@@ -37,8 +37,11 @@ class OsLock:
 
     def check(self) -> None:
         try:
-            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+            if self._fd < 0:
                 return  # already released: a closing store changes nothing more
+            now, opened = os.stat(self._path), self._status
+            if now.st_ino == opened.st_ino and now.st_dev == opened.st_dev:
+                return
         except (FileNotFoundError, NotADirectoryError):
             pass
         raise Closed(

@@ -125,7 +125,7 @@ class QueueMachine(Machine):
     def apply(self, entry: Entry) -> None:
         with self._lock:
             bodies: list[section.Body] = []
-            puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and that sequence
+            puts: list[tuple[section.Puts | section.Encoded, int]] = []  # with the sequence of the first message
             before = self._progress[0]
             floor, following, files = before.floor, before.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
@@ -133,16 +133,17 @@ class QueueMachine(Machine):
                     staged = readable(decode_reference, part.payload).files
                     for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
                         check_intact(self._site.fs, self._site.root, file)
-                    found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
+                    found: section.Section = section.Encoded(self._bodies_of(staged))
                     files += staged
+                elif entry.decoded is not None:
+                    found = entry.decoded[number]
                 else:
                     found = readable(section.decode, part.payload)
-                    if entry.decoded is not None and not isinstance(found, section.Trim):
-                        puts.append((entry.decoded[number], following))
                 if isinstance(found, section.Trim):
                     floor = max(floor, min(found.before, following))
                     continue
-                bodies += found.encoded
+                puts.append((found, following))
+                bodies += found.bodies()
                 following += len(found)
             self._append(bodies, entry, before.next)
             for source, first in puts:

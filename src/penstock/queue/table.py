@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, in_short, plain_int, text, whole
+from penstock.arguments import ArrowSource, flag, in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -23,10 +23,10 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
+from penstock.queue.calls import LeasedMessage, QueueCall, QueueTotals, ShardBounds
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
-from penstock.queue.service import LeasedMessage, QueueCall, QueueTotals, ShardBounds, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
@@ -178,6 +178,8 @@ class QueueTable(QueueView):
         durable: bool | None = None,
     ) -> Epoch:
         """Add a message. Those of one key stay in order; with a token it is added at most once, and durably."""
+        if durable is not None:
+            flag(durable, "durable")
         message = _checked(payload, key, time)
         size = len(payload) + len(key or b"") + MESSAGE_BYTES
         partition = self._place(key)
@@ -198,6 +200,8 @@ class QueueTable(QueueView):
         Messages without keys all go to one shard, in order. In a queue of several shards they are one write for each
         shard; with a token they are one group, added at most once, and durably.
         """
+        if durable is not None:
+            flag(durable, "durable")
         parts = self._parts(messages, keys)
         if not parts:
             return Epoch(0)
@@ -225,11 +229,13 @@ class QueueTable(QueueView):
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._place(key))
         asked = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
-        lsn, sequence = msgspec.msgpack.decode(self._port.call(self._info, "append", encode_call(asked)))
+        lsn, sequence = self._port.ask(self._info, "append", asked, tuple[int, int])
         return Position(shard, sequence, lsn)
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
         """Give up the messages of a shard below a sequence."""
+        if durable is not None:
+            flag(durable, "durable")
         before = whole(before, "what trim takes, the sequence of the first message that stays,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
@@ -268,12 +274,12 @@ class QueueTable(QueueView):
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
         """The sequence of the first message whose record has this time or a later one."""
         self._partition(shard)
-        answer = self._port.call(self._info, "seek", encode_call(QueueCall(shard=shard, time_us=microseconds(time))))
-        return msgspec.msgpack.decode(answer, type=int)
+        asked = QueueCall(shard=shard, time_us=microseconds(time))
+        return self._port.ask(self._info, "seek", asked, int)
 
     def bounds(self) -> list[ShardBounds]:
         """For each shard: the oldest sequence, and the next one."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[ShardBounds])
+        return self._port.ask(self._info, "bounds", QueueCall(), list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
         """For each shard the sequence to begin with, as an option names it.
@@ -307,8 +313,7 @@ class QueueTable(QueueView):
     def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
         asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
-        answer = self._port.call(self._info, "advance", encode_call(asked))
-        return msgspec.msgpack.decode(answer, type=dict[int, int])
+        return self._port.ask(self._info, "advance", asked, dict[int, int])
 
     def lag(self, consumer: str) -> int:
         """Return how many messages a consumer has not acknowledged."""
@@ -316,7 +321,7 @@ class QueueTable(QueueView):
 
     def statistics(self) -> QueueTotals:
         """Messages, files and bytes, and how far each consumer is."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "statistics", b""), type=QueueTotals)
+        return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
     # -- consuming
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
@@ -56,6 +56,7 @@ from penstock.store.querying import check_query, run_query
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 # What a group that stands alone counts for, beside its bytes: every reader of pending writes goes through all groups,
 # so a few hundred of them are flushed at once, as if they were large.
@@ -268,6 +269,18 @@ class LocalPort:
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
+
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        self._check_usable()
+        as_serviced(kind_named(info.kind, info.name), info)
+        try:
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            assert service is not None  # its kind has services
+            answer: T = service.perform(name, request)
+        except Exception:
+            self._check_usable()  # the same
+            raise
+        return answer
 
     def _service(self, info: TableInfo | None) -> TableService | None:
         """Return the service of a table, made on first use; None if its kind has none."""

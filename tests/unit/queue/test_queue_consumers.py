@@ -632,7 +632,7 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
 
 
 def _call(consumer: Consumer) -> Any:
-    from penstock.queue.service import QueueCall
+    from penstock.queue.calls import QueueCall
 
     return QueueCall(consumer=consumer.name, count=1, visibility_timeout_s=consumer.settings.visibility_timeout_s)
 
