@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid, NotFound
 from penstock.spark import committing
+from penstock.spark.streaming import StreamReader
 from penstock.store.store import Store
 
 ROWS = 100
@@ -70,3 +73,32 @@ def test_prepared_rows_do_not_vanish(
     with pytest.raises((NotFound, Invalid)):
         committing.commit(folder, {"t": frame}, consumer="c", source="events", start={0: 1}, end={0: 6})
     assert events.consumer("c").position == {0: 1}, "the position moved without the rows"
+
+
+@pytest.mark.parametrize(
+    ("shards", "messages"), [(1, 2), (1, 50), (2, 50)], ids=["fewer messages", "more messages", "more shards"]
+)
+def test_offsets_are_not_of_the_successor(store: Store, folder: str, shards: int, messages: int) -> None:
+    """A checkpoint that is past the first messages of the new queue would leave them out, whatever `onloss` says."""
+    store.queue("q").put_many([b"old"] * 10, durable=True)
+    options = {"path": folder, "table": "q"}
+    reader = StreamReader(options, StructType([]))
+    reached = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.partitions(reader.initialOffset(), reached)
+    store.drop("q")
+    store.queue("q", shards=shards).put_many([b"new"] * messages, durable=True)
+    for again in (reader, StreamReader({**options, "onloss": "skip"}, StructType([]))):
+        with pytest.raises((NotFound, Invalid)):
+            again.latestOffset(reached, ReadAllAvailable())
+    fresh = StreamReader(options, StructType([]))
+    assert fresh.latestOffset(fresh.initialOffset(), ReadAllAvailable()) != reached
+    older = {"0": 1}  # as checkpoints were before they named the table
+    if shards == 1:
+        assert fresh.latestOffset(older, ReadAllAvailable())["0"] == messages + 1
+
+
+def test_a_start_past_the_end_is_told(store: Store, folder: str) -> None:
+    store.queue("q").put(b"m", durable=True)
+    reader = StreamReader({"path": folder, "table": "q", "start": "5000"}, StructType([]))
+    with pytest.raises(NotFound, match="give another start"):
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())

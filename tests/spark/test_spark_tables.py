@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import penstock.spark
+from penstock.errors import Invalid
 from penstock.store.store import Store
 
 
@@ -101,6 +102,8 @@ def test_views_and_sql(spark: Any, store: Store, folder: str) -> None:
         ({"path": "{folder}", "table": "uesrs"}, "did you mean users?"),
         ({"path": "{folder}", "table": "users", "split": "2"}, "there is no option split: did you mean splits?"),
         ({"path": "{folder}/nothing", "table": "users"}, "no store"),
+        ({"path": "{folder}", "table": "users", "splits": "\u00b2"}, "Invalid: option splits"),
+        ({"path": "{folder}", "table": "users", "splits": "9" * 5_000}, "Invalid: option splits"),
     ],
 )
 def test_wrong_use_is_one_clear_line(
@@ -110,3 +113,40 @@ def test_wrong_use_is_one_clear_line(
     given = {name: value.format(folder=folder) for name, value in options.items()}
     with pytest.raises(Exception, match=words.replace("?", r"\?")):
         spark.read.format("penstock").options(**given).load().collect()
+
+
+@pytest.mark.parametrize(
+    ("table", "query", "words"),
+    [
+        ("users", "select binary('a') key, binary('a') key, binary('b') value", "not key, key, value"),
+        ("events", "select 'a' payload, 'b' payload", "not payload, payload"),
+        ("ratios", "select binary('a') key, 9007199254740993L value", "does not fit the type of its column"),
+    ],
+)
+def test_rows_that_cannot_be_written_are_one_clear_line(
+    spark: Any, store: Store, folder: str, table: str, query: str, words: str
+) -> None:
+    store.kv("users")
+    store.kv("ratios", value="float64")
+    store.queue("events")
+    with pytest.raises(Exception, match=f"penstock.errors.Invalid.*{words}"):
+        spark.sql(query).write.format("penstock").option("table", table).mode("append").save(folder)
+
+
+@pytest.mark.parametrize("name", ["a/b", "x" * 255])
+def test_a_stream_takes_every_name_of_a_consumer(spark: Any, store: Store, folder: str, name: str) -> None:
+    store.queue("events").put(b"m", durable=True)
+    query = penstock.spark.stream(
+        spark, folder, source="events", consumer=name, batch=lambda frame: {}, available_now=True
+    )
+    assert penstock.spark.wait(query, 120).rows_in == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"consumer": 5}, {"consumer": "\ud800"}, {"interval_s": -1}, {"interval_s": float("nan")}]
+)
+def test_a_stream_refuses_what_cannot_be_meant(spark: Any, store: Store, folder: str, wrong: dict[str, Any]) -> None:
+    store.queue("events")
+    given = {"consumer": "c", **wrong}
+    with pytest.raises(Invalid):
+        penstock.spark.stream(spark, folder, source="events", batch=lambda frame: {}, **given)

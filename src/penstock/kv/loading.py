@@ -47,7 +47,7 @@ def load_schema(given: Any, options: Options) -> Any:
     if "op" in names:
         fields.append(pa.field("op", pa.string()))
     wanted = {field.name for field in fields}
-    if set(names) != wanted:
+    if set(names) != wanted or len(names) != len(wanted):
         raise Invalid(f"rows of a kv table have the columns key and value, and perhaps op, not {', '.join(names)}")
     for field in fields:
         found = given.field(field.name).type

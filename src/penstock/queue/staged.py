@@ -53,7 +53,7 @@ _NOT_ROWS = ("shard", "sequence")  # a queue's own columns that say nothing abou
 def load_schema(given: Any) -> Any:
     """The columns that count, in the types they must have."""
     names = [name for name in given.names if name not in _NOT_ROWS]
-    if "payload" not in names or set(names) - {"payload", "key", "timestamp"}:
+    if "payload" not in names or set(names) - {"payload", "key", "timestamp"} or len(set(names)) != len(names):
         raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
     fields = []
     for name in names:

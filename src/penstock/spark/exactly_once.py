@@ -34,6 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock import errors
+from penstock.arguments import seconds, text
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import stop_on_signals
@@ -54,6 +55,8 @@ clock = SystemClock()
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
 _RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as a traceback names it
+INTERVAL_S_MAX = 1e6  # between two batches
+CONSUMER_BYTES_MAX = 255
 STOP_S = 60.0  # how long a batch may go on when the stream is to stop
 
 
@@ -91,12 +94,14 @@ def stream(
     """
     runner = _Runner(TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
+    if interval_s is not None:
+        interval_s = seconds(interval_s, "interval_s", INTERVAL_S_MAX)
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
     for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
         if limit is not None:
             reader = reader.option(name.replace("_", ""), str(whole_number({name: str(limit)}, name, 1)))
-    folder = checkpoint or tempfile.mkdtemp(prefix=f"penstock-{consumer}-")
+    folder = checkpoint or tempfile.mkdtemp(prefix="penstock-stream-")
     runner.log = OffsetLog(spark, folder, start)
     runner.log.check(consumer)
     writer = reader.load(path).writeStream.foreachBatch(runner.run).option("checkpointLocation", folder)
@@ -178,6 +183,7 @@ class _Runner:
         """Where the consumer is; a new one begins at the beginning."""
         if not self._consumer:
             raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
+        text(self._consumer, "a consumer's name", CONSUMER_BYTES_MAX)
         if not callable(self._route):
             raise Invalid(f"batch is {self._route!r}: give a function that makes DataFrames by table of a DataFrame")
         if self._dead == self._source.table:

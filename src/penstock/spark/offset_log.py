@@ -53,7 +53,8 @@ class OffsetLog:
             text = self._context._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-        return {int(shard): int(at) for shard, at in json.loads(text.splitlines()[-1]).items()}
+        offset = json.loads(text.splitlines()[-1])
+        return {int(shard): int(sequence) for shard, sequence in offset.items() if shard.isdecimal()}
 
     def _names(self, folder: str) -> list[str]:
         path, system = self._file(folder)

@@ -33,6 +33,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_short
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
@@ -50,6 +51,7 @@ LEASE_S = 300.0  # of a query's snapshot, since a task used it
 RENEW_S = 2.0  # a task that reads files by itself tells the owner so often that it does
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 OPERATIONS = {EqualTo: "=", GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<=", In: "in"}
+DIGITS_MAX = 18  # of a number in an option: messages carry 64 bits
 _warned: list[bool] = []
 
 
@@ -202,8 +204,8 @@ def warn_if_off() -> None:
 def whole_number(options: dict[str, str], name: str, default: int) -> int:
     """An option that counts something."""
     text = options.get(name, str(default))
-    if not text.isdigit() or int(text) < 1:
-        raise Invalid(f"option {name} is {text!r}: give a whole number above 0")
+    if not text.isascii() or not text.isdigit() or not 0 < len(text) <= DIGITS_MAX or int(text) < 1:
+        raise Invalid(f"option {name} is {in_short(text)}: give a whole number above 0")
     return int(text)
 
 

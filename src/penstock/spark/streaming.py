@@ -34,7 +34,8 @@ from penstock.spark.arrow import for_spark
 from penstock.spark.reading import choice, whole_number
 from penstock.spark.table_ref import TableRef
 
-Offset = dict[str, int]  # by shard, in text: JSON has no other keys
+Offset = dict[str, int]  # by shard, in text: JSON has no other keys; and the number of the table, under TABLE
+TABLE = "table"
 SPLIT_ROWS = 250_000  # a shard with more messages in a batch is read by several tasks
 TASK_ROWS = 2_000  # a batch with no more of all shards is read by one task, in one request
 
@@ -71,7 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         info = self._state.table
         source = as_streamable(kind_named(info.kind, info.name), info).source(self._ref.store().port, info)
-        return _by_text(source.offsets(self._start))
+        return self._offset(source.offsets(self._start))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._rows_max:
@@ -81,22 +82,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         limits = (0, 0) if isinstance(limit, ReadAllAvailable) else (self._rows_max, self._bytes_max)
         self._state = self._ref.look(_by_shard(start), *limits)
-        begin, end = self._checked(_by_shard(start)), self._state.end
+        begin, end = self._checked(start), self._state.end
         if self._last is not None:
             end = {shard: max(begin[shard], min(sequence, self._last[str(shard)])) for shard, sequence in end.items()}
-        return _by_text(end)
+        return self._offset(end)
 
     def reportLatestOffset(self) -> Offset:
         """As of the last look: Spark asks for it after `latestOffset`, to show it."""
-        return _by_text(self._state.latest)
+        return self._offset(self._state.latest)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._state = self._ref.look()
         self._last = self.reportLatestOffset()
 
-    def _checked(self, start: dict[int, int]) -> dict[int, int]:
-        """Where reading can begin; an error if what comes next was trimmed, unless that is to be skipped."""
-        first = self._state.earliest
+    def _offset(self, offsets: dict[int, int]) -> Offset:
+        return {**_by_text(offsets), TABLE: self._state.table.table}
+
+    def _checked(self, offset: Offset) -> dict[int, int]:
+        """Where reading can begin; an error if what comes next was trimmed, unless that is to be skipped.
+
+        Also an error if the offset is of a queue that was dropped since: its numbers say nothing about the new one.
+        """
+        start, first, latest = _by_shard(offset), self._state.earliest, self._state.latest
+        table = self._state.table.table
+        if (
+            offset.get(TABLE, table) != table
+            or start.keys() != latest.keys()
+            or any(start[n] > latest[n] for n in start)
+        ):
+            raise NotFound(
+                f"the stream is at {start}, and {self._ref.table} ends at {latest}: the queue was dropped and made "
+                "again, or restored, since the checkpoint was made; delete the checkpoint, or give another start"
+            )
         lost = {shard: sequence for shard, sequence in start.items() if sequence < first[shard]}
         if lost and not self._skips:
             raise NotFound(
@@ -107,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch. What was trimmed since the last look is noticed when it is read."""
-        begin = self._checked(_by_shard(start))
+        begin = self._checked(start)
         ranges = [ShardRange(shard, low, end[str(shard)]) for shard, low in begin.items() if low < end[str(shard)]]
         if 0 < sum(one.end - one.start for one in ranges) <= TASK_ROWS:
             return [OffsetPartition(self._state.table, ranges)]
@@ -152,7 +169,7 @@ def _by_text(offsets: dict[int, int]) -> Offset:
 
 
 def _by_shard(offset: Offset) -> dict[int, int]:
-    return {int(shard): sequence for shard, sequence in offset.items()}
+    return {int(shard): sequence for shard, sequence in offset.items() if shard != TABLE}
 
 
 def start_option(offsets: dict[int, int]) -> str:
