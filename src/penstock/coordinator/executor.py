@@ -227,6 +227,7 @@ class FlushExecutor(Generic[D, F, V]):
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush what there is, once; who flushed it also applies it, if nobody else applies."""
         with self._lock:
+            assert self.leading is waiter is not self._gathering, "the write turn is taken only from one who sleeps"
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
                 self.leading = None
