@@ -56,6 +56,17 @@ class Keys:
         start = int(self.starts[row])
         return bytes(self.data[start : start + int(self.lengths[row])])
 
+    def shared_prefix(self) -> int:
+        """How many bytes all keys have in common. Requires: there is a key."""
+        shortest, depth = int(self.lengths.min()), 0
+        while depth < shortest:
+            words, _ = self.words(slice(None), depth)
+            differing = int(words.min()) ^ int(words.max())
+            if differing:
+                return min(shortest, depth + _WORD - (differing.bit_length() + 7) // 8)
+            depth += _WORD
+        return shortest
+
     def take(self, rows: I64) -> Any:
         """Some of the keys, as an Arrow binary array."""
         if self._width:

@@ -20,9 +20,10 @@ from penstock.errors import WaitExpired
 from penstock.host.metrics import Metrics
 from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
-from penstock.lsm.maintenance import Maintenance, Merge, Stop
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge import MergeInput, MergePlan, merge
 from penstock.lsm.tree import Tree
+from penstock.lsm.tree_jobs import Merge, Stop
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines

@@ -31,7 +31,7 @@ from penstock.log import Log
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.offering import MergeOffers
+from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
 from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree
@@ -67,7 +67,9 @@ from penstock.store.tables import Tables
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
-LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
+LEAVE_BYTES = 4 << 20  # of journal: an opening reads that in little time
+QUIET_BYTES = 16 << 20  # of journal that a quiet store keeps
+QUIET_S = 30.0  # without a record: the store is quiet
 
 
 class OpenedParts(Tables):
@@ -85,6 +87,7 @@ class OpenedParts(Tables):
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
+        self._seen_lsn, self._seen_s = -1, 0.0  # the last record that the checkpoint's task saw, and since when
         self.metrics = Metrics()
         memory.expect_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
@@ -227,8 +230,6 @@ class OpenedParts(Tables):
             coordinator=self._coordinator,
             port=self._port,
             dispatcher=self._dispatcher,
-            maintenance=self._maintenance,
-            consensus=self._consensus,
             checkpoint=self._checkpoint,
             clock=self._clock,
             waiting_bytes_max=settings.coordinator.bytes_max,
@@ -337,7 +338,25 @@ class OpenedParts(Tables):
 
     def _checkpoint_task(self) -> Outcome:
         report = self._checkpoint.run()
-        return TaskLoad.BUSY if report.segments_dropped else TaskLoad.IDLE
+        if self._is_quiet() and self._journal_bytes() > QUIET_BYTES:
+            report = self._checkpoint.clear()  # nobody is kept waiting by it now
+        return TaskLoad.BUSY if report.segments_dropped else None
+
+    def _is_quiet(self) -> bool:
+        """Whether no record came for a while."""
+        now_s, lsn = self._clock.monotonic_s(), self._ledger.tree.lsn
+        if lsn != self._seen_lsn:
+            self._seen_lsn, self._seen_s = lsn, now_s
+        return now_s - self._seen_s >= QUIET_S
+
+    def _journal_bytes(self) -> int:
+        folder, size = f"{self.path}/journal", 0
+        for name in filter(is_segment, self._fs.listdir(folder)):
+            with suppress(FileNotFoundError):  # dropped meanwhile
+                file = self._fs.open(f"{folder}/{name}")
+                size += file.size()
+                file.close()
+        return size
 
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
@@ -373,6 +392,7 @@ class OpenedParts(Tables):
 
     def _relieved(self) -> None:
         self._governor.look()
+        self._wake("checkpoint")  # a flush may have been what the journal was kept for
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:
@@ -421,15 +441,10 @@ class OpenedParts(Tables):
             self._port.end()
 
     def _leave(self) -> None:
-        """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
-        folder, size = f"{self.path}/journal", 0
+        """Spare the next opening a long journal. If that cannot be, nothing is lost."""
         try:
-            for name in filter(is_segment, self._fs.listdir(folder)):
-                file = self._fs.open(f"{folder}/{name}")
-                size += file.size()
-                file.close()
-            if size > LEAVE_BYTES:
-                self._checkpoint.leave()
+            if self._journal_bytes() > LEAVE_BYTES:
+                self._checkpoint.clear()
         except (OSError, PenstockError) as error:
             logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
 

@@ -18,7 +18,7 @@ from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, OsFileSystem, explained
 from penstock.kinds import partitions_of
-from penstock.lsm.compacting import CompactionReport, compact_trees
+from penstock.lsm.manual_compaction import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.partition.aside import Trouble

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from store_model import SETTINGS, open_simulated
+from tree_place import Place
+from tree_place import Write as WriteToTree
 
 import penstock
 from penstock.lsm.collection import CollectionSettings
@@ -80,3 +82,35 @@ def test_leases_that_ended_are_forgotten(tmp_path: Path) -> None:
         assert store.readers._longest_s == 500.0
     with penstock.open(root, settings=now) as store:
         assert store.readers.may_remove()
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_replaced_files_go_at_once_unless_they_are_older_than_the_opening(made_before: bool) -> None:
+    """Nobody can have a file by its name that was made after the last moment at which others got names."""
+    place = Place(grace_s=60.0)
+    for number in range(2):
+        place.write([WriteToTree("put", b"%d" % number, b"v")])
+        place.maintenance.flush(place.tree)
+    if made_before:
+        place.reopen()
+    assert place.maintenance.compact(place.tree, everything=True)
+    if made_before:
+        assert place.collector.collect() == 0
+        assert len(place.files()) == 6
+        place.clock.advance(61)
+    assert place.collector.collect() == 4
+    assert len(place.files()) == 2
+    assert dict(place.tree.scan()) == {b"0": b"v", b"1": b"v"}
+
+
+def test_a_replaced_file_that_is_read_stays() -> None:
+    place = Place(grace_s=60.0)
+    for number in range(2):
+        place.write([WriteToTree("put", b"%d" % number, b"v")])
+        place.maintenance.flush(place.tree)
+    with place.tree.snapshot() as snapshot:
+        place.maintenance.compact(place.tree, everything=True)
+        assert place.collector.collect() == 0
+        assert dict(snapshot.scan()) == {b"0": b"v", b"1": b"v"}
+    del snapshot
+    assert place.collector.collect() == 4
