@@ -46,10 +46,10 @@ _PAGE_SHIFT = 16
 _BATCH_MASK = (1 << BATCH_SHIFT) - 1
 assert 1 << _PAGE_SHIFT == PAGE_BYTES
 
-PART_ROWS_FIRST = 128
+PART_ROWS_FIRST = 64
 PART_ROWS_MAX = 1_024
 _OPEN_BATCHES_MAX = 8  # of a chunk that is not mapped
-_FENCE_ROWS = 64
+_FENCE_ROWS = 32
 assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan reaches past the fence after its start
 _ITEMS_MAX = 256  # keys or values cut out one by one; more are cut by numpy or Arrow
 
@@ -103,13 +103,13 @@ class _Batch:
         offsets = self.key_offsets[start : end + 1]
         return _cut(self.source, self.key_base + offsets[0], offsets, self.key_bytes)
 
-    def between_fences(self, key: bytes) -> tuple[int, int]:
-        """Rows [low, high], one of which is the first whose key is not below `key`."""
+    def row_before(self, key: bytes) -> int:
+        """A row at most _FENCE_ROWS before the first whose key is not below `key`; 0 if that is the first of all."""
         fences = self.fences
         if not fences:
             fences = self.fences = [self.key(row) for row in range(0, self.rows, _FENCE_ROWS)]
-        high = bisect_left(fences, key) * _FENCE_ROWS
-        return max(0, high - _FENCE_ROWS), min(high, self.rows)
+        fence = bisect_left(fences, key)
+        return (fence - 1) * _FENCE_ROWS if fence else 0
 
 
 def _equal_length(path: str, offsets: memoryview, base: int, end: int) -> int:
@@ -317,7 +317,8 @@ class Sstable:
         if number < 0:
             return 0
         batch = self._batch(number)
-        low, high = batch.between_fences(key)
+        low = batch.row_before(key)
+        high = min(low + _FENCE_ROWS, batch.rows)
         source, base, offsets = batch.source, batch.key_base, batch.key_offsets
         while low < high:
             middle = (low + high) >> 1
@@ -384,7 +385,7 @@ class Sstable:
         first_keys = self._index.first_keys
         number = max(0, bisect_left(first_keys, start) - 1)
         batch = self._batch(number)
-        low, size = batch.between_fences(start)[0], PART_ROWS_FIRST
+        low, size = batch.row_before(start), PART_ROWS_FIRST
         while True:
             high = min(low + size, batch.rows)
             keys = batch.cut_keys(low, high)

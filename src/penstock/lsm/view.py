@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 from penstock.errors import Invalid
@@ -27,6 +28,7 @@ from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
 
 EVERY_LSN = 1 << 63
+_key_of = itemgetter(0)
 
 
 class View:
@@ -298,8 +300,7 @@ def _overlay(window: list[ScanPart], reverse: bool) -> Iterable[tuple[bytes, byt
     newest: dict[bytes, bytes] = {}
     for part in reversed(window):
         newest.update(zip(part.keys, part.values, strict=True))
-    keys = sorted(newest, reverse=reverse)
-    return zip(keys, map(newest.__getitem__, keys), strict=True)
+    return sorted(newest.items(), key=_key_of, reverse=reverse)
 
 
 def _resolve_window(

@@ -322,6 +322,8 @@ def test_the_longest_lease_is_waited_for_after_an_opening(place: Place) -> None:
     assert named <= set(place.files())
     place.clock.advance(1)
     assert place.collector.collect() > 0
+    place.clock.advance(31)  # what is found by its name alone waits for its grace
+    place.collector.collect()
     assert not named & set(place.files())
     place.collector.readers.forget()
     named = set(place.files())
