@@ -33,11 +33,9 @@ check: ## ruff, strict mypy and the tidy test
 crash: ## the long crash campaigns, then each fuzz target for FUZZ_SECONDS (60)
 	$(SETUP) dev,fuzz
 	@$(PY) -m pytest -m campaign --timeout=3600 $(PYTEST_ARGS)
-	@set -e; for target in tests/fuzz/fuzz_*.py; do \
-		if [ -e "$$target" ]; then \
-			echo "$$target, $(FUZZ_SECONDS) s"; \
-			$(PY) "$$target" -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=tests/fuzz/; \
-		fi; \
+	@set -e; for target in $$($(PY) tests/fuzz/fuzz.py --list); do \
+		echo "$$target, $(FUZZ_SECONDS) s"; \
+		$(PY) tests/fuzz/fuzz.py "$$target" -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=tests/fuzz/; \
 	done
 
 bench: ## the benchmarks, with our peers in the same run

@@ -56,7 +56,7 @@ def chunks(count: int = ROWS) -> Iterator[list[tuple[bytes, bytes]]]:
 
 
 @contextmanager
-def ours() -> Iterator[tuple[Store, KvTable]]:
+def ours() -> Iterator[tuple[Store, KvTable[bytes]]]:
     with folder() as path, penstock.open(f"{path}/store") as store:
         yield store, store.kv("rows")
 

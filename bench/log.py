@@ -8,7 +8,7 @@ import sys
 import time
 
 from bench.harness import Case, Goal, folder, rate, run
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 
 LARGE = [random.Random(1).randbytes(100 << 10)] * 1

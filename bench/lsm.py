@@ -28,7 +28,7 @@ import rocksdict
 
 from bench.harness import Case, Goal, folder, rate, run
 from penstock.host.clock import SystemClock
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit

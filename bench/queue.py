@@ -27,7 +27,7 @@ import persistqueue
 import penstock
 from bench.harness import RESULTS, Case, Goal, folder, rate, run
 from penstock.host.clock import SystemClock
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.queue import ActiveFileState, FileEntry, FileTable, Messages, PersistentQueue, QmftManifest, QmftWriter
 from penstock.queue.files import DataWriter, Opening
 

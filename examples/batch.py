@@ -46,7 +46,7 @@ def main(spark: SparkSession, folder: str) -> dict[str, float]:
 
         rows = means.selectExpr("CAST(site AS BINARY) AS key", "mean AS value")
         rows.write.format("penstock").option("table", "means").mode("append").save(folder)  # all of it, or nothing
-        return {site.decode(): mean for site, mean in store.kv("means").scan()}
+        return {site.decode(): mean for site, mean in store.kv("means", value="float64").scan()}
 
 
 if __name__ == "__main__":

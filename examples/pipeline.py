@@ -87,8 +87,8 @@ def produce(store: penstock.Store, run: Run, rate: int, seconds: float, seed: in
         with store.batch(durable=False) as batch:
             if payloads:
                 batch.queue("events").put_many(payloads, keys=keys)
-                batch.kv("expected").merge(b"sound", sound, operator="add_i64")
-                batch.kv("expected").merge(b"broken", len(payloads) - sound, operator="add_i64")
+                batch.kv("expected", value="int64").merge(b"sound", sound, operator="add_i64")
+                batch.kv("expected", value="int64").merge(b"broken", len(payloads) - sound, operator="add_i64")
         run.produced.append((now, number))
         due += tick
         time.sleep(max(0.0, due - time.monotonic()))
@@ -223,8 +223,8 @@ def account(store: penstock.Store) -> list[tuple[str, int]]:
     events = store.queue("events")
     position = events.consumer(CONSUMER).position
     with store.snapshot() as snapshot:
-        expected = dict(snapshot.kv("expected").scan())
-        totals = sum(value for _, value in snapshot.kv("totals").scan())
+        expected = dict(snapshot.kv("expected", value="int64").scan())
+        totals = sum(value for _, value in snapshot.kv("totals", value="int64").scan())
         dead = snapshot.queue("dead").to_arrow().num_rows
         produced = snapshot.queue("events").to_arrow().num_rows
     read = sum(place - 1 for place in position.values())
@@ -285,7 +285,9 @@ def main() -> int:
         try:
             running.wait_until_running()
             run, stop = Run(time.monotonic()), threading.Event()
-            seed = sum(store.kv("expected").get(key) or 0 for key in (b"sound", b"broken"))  # another for each run
+            seed = sum(
+                store.kv("expected", value="int64").get(key) or 0 for key in (b"sound", b"broken")
+            )  # another for each run
             threads = [
                 threading.Thread(target=produce, args=(store, run, rate, seconds, seed)),
                 threading.Thread(target=watch, args=(store, run, stop)),

@@ -1,11 +1,47 @@
-"""Settings for the whole suite."""
+"""Settings and fixtures for the whole suite.
+
+Run by several workers, files go out whole, the slow ones first: what comes last should be short, or one worker is busy
+with it when the others have ended. All of Spark's tests go to one worker: a session takes a while to start.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+TESTS = Path(__file__).parent
+SLOWEST_FIRST = ("spark", "cluster", "crash", "model", "fuzz", "contract", "unit")  # folders
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # by hand, quick ones first are better
+        items.sort(key=_rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files go out whole, in the order above."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class SlowFilesFirst(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # it would begin with the files that have the most tests
+    return SlowFilesFirst(config, log)
 
 
 @pytest.fixture
@@ -14,3 +50,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a store whose detached owners end with the test."""
+    from owner_processes import owners, until
+
+    folder = tmp_path / "store"
+    yield folder
+    for pid in owners(folder):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not owners(folder))

@@ -34,6 +34,7 @@ LAYERS = [
     {"client"},
     {"server"},
     {"spark"},
+    {"aio"},
     {"cli"},
 ]
 
@@ -71,6 +72,7 @@ EXEMPT: dict[str, set[str]] = {
     "spark/maintenance.py": {"tempfile.TemporaryDirectory"},
     "spark/place.py": {"open", "os.environ", "tempfile.TemporaryDirectory"},
     "spark/format.py": {"shutil.which"},
+    "client/building.py": {"tempfile.TemporaryDirectory"},  # a folder for files that are sent to the owner
     "client/starting.py": {"os.close", "os.environ", "os.pipe", "os.read"},  # of the owner that it starts
     "server/__main__.py": {"os.O_RDWR", "os.close", "os.devnull", "os.dup2", "os.open"},  # its own output
 }
@@ -212,3 +214,55 @@ def test_every_format_and_decision_has_its_page() -> None:
     assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
     assert [name for name in pages if name not in index] == []
     assert (ROOT / "docs" / "format" / "log.md").exists()
+
+
+# -- the architecture page tells of this tree
+
+
+def table_rows(heading: str) -> list[list[str]]:
+    """The rows of the table under a heading of docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def packages() -> set[str]:
+    return {package_of(path) for path, _ in modules()} - {"__init__", "testing"}
+
+
+def check_order(names: list[str]) -> None:
+    """The packages of the tree, each once, from the top down; those of one layer in any order."""
+    assert sorted(names) == sorted(packages())
+    assert sorted(map(layer_of, names), reverse=True) == [layer_of(name) for name in names]
+
+
+def test_the_architecture_page_lists_every_package_in_order() -> None:
+    listed = [name for row in table_rows("The packages") for name in re.findall(r"`(\w+)`", row[0])]
+    assert listed[-1] == "testing"
+    check_order(listed[:-1])
+
+
+def test_the_docstring_of_penstock_lists_every_package_in_order() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    lines = re.findall(r"^    (\w+(?:, \w+)*) +\S", ast.get_docstring(tree, clean=True) or "", re.MULTILINE)
+    check_order([name for line in lines for name in line.split(", ")])
+
+
+def test_every_word_of_the_architecture_page_stands_for_something() -> None:
+    defined: set[str] = set()
+    for _, tree in modules():
+        for node in tree.body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                defined.add(node.name)
+            elif isinstance(node, ast.Assign):
+                defined.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    words = [name for row in table_rows("Words, each with one meaning") for name in re.findall(r"`(\w+)`", row[-1])]
+    assert len(words) > 20
+    assert [name for name in words if name not in defined] == []
+
+
+def test_every_path_of_the_architecture_page_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## Where to read next", 1)[1]
+    paths = [path.removeprefix("penstock/") for path in re.findall(r"`([\w/]+\.py)`", text)]
+    assert len(paths) > 5
+    assert [path for path in paths if not (SOURCE / path).exists()] == []

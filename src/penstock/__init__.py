@@ -1,21 +1,33 @@
 """Penstock: a durable ingest store for Python and Spark.
 
-The way of a write, and the packages it goes through (each may import only those below it):
+The packages, from the top down; each imports only from those below it. A write enters at `store` and leaves it for the
+journal; docs/architecture.md draws its way.
 
-    spark, cli     Spark's formats and streams; the command
-    server, client the owner's door for other processes; a store that another process owns
-    protocol       what the two say to each other, and where an owner is found
-    store          opens a folder; tables, batch: what users see; port, flusher: the way down from there
-    kv, queue      the kinds of tables
-    coordinator    pending delta, epochs, group commit, backpressure
-    partition      ledger (verdicts), dispatcher, spills, checkpoints
+    cli            the command `penstock`
+    aio            the same store in asyncio
+    spark          Spark's source, sink and streams; maintenance on Spark
+    server, client the owner's socket for other processes; the same store from another process
+    protocol       the messages between the two, and how a client finds the owner
+    store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    registry       which kinds of table there are
+    kv, queue      the kinds
+    kinds          what a kind must offer, and the port that its tables talk through
+    coordinator    epochs, the pending delta, group commit, backpressure
+    partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
     journal        one log for the whole store, one fsync
     lsm            memtable, sstable, levels
     archive        the container that holds the bytes of a file
     scheduler      background tasks, engines, the runner of durable jobs
-    manifest       what is durable about files, progress, work (LMDB)
+    manifest       LMDB: which files are live, how far each partition is stored, which jobs are due
     log            append-only files of records
-    host           files, time, chance: the operating system
+    host           files, time, randomness, threads: the operating system
+    arguments      checks of what a caller passes
+    errors         every error, by what the caller does next
+
+`testing` stands beside them: simulated disk, fake clock and contract suites for your own tests.
+
+Public are the names in `__all__` here and in `penstock.aio`, `penstock.errors`, `penstock.spark` and
+`penstock.testing`. Everything else may change without notice.
 """
 
 from __future__ import annotations
@@ -25,34 +37,140 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
+    from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
+    from penstock.client.store import RemoteSnapshot, RemoteStore
+    from penstock.coordinator.epochs import Epoch
+    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.kv.table import KvReader, KvTable
+    from penstock.kv.values import Json, ValueType
+    from penstock.log.log import LogSettings
+    from penstock.lsm.collection import CollectionSettings
+    from penstock.lsm.manual_compaction import CompactionReport
+    from penstock.lsm.operators import union_items, union_of
+    from penstock.partition.aside import Trouble
+    from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
+    from penstock.partition.dispatcher import DispatcherSettings
+    from penstock.partition.reference import StagedFile
+    from penstock.queue.chain import QueueSettings
+    from penstock.queue.consumer import Consumer, ConsumerSettings
+    from penstock.queue.options import Retention
+    from penstock.queue.service import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
+    from penstock.server.tcp import serve_tcp
+    from penstock.store.batch import StoreBatch
+    from penstock.store.loading import LoadReport, PreparedLoad
     from penstock.store.settings import StoreSettings
     from penstock.store.store import Store
+    from penstock.store.tables import StoreSnapshot
 
 __version__ = "0.1.0"
 
-__all__ = ["Store", "StoreSettings", "__version__", "connect", "errors", "open"]
+# Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
+_HOMES = {
+    "Acknowledgement": "coordinator.protocols",
+    "ArrowSource": "arguments",
+    "CheckpointReport": "partition.checkpoint",
+    "CheckpointSettings": "partition.checkpoint",
+    "CollectionSettings": "lsm.collection",
+    "CompactionReport": "lsm.manual_compaction",
+    "Consumer": "queue.consumer",
+    "ConsumerPosition": "queue.service",
+    "ConsumerSettings": "queue.consumer",
+    "DispatcherSettings": "partition.dispatcher",
+    "Durability": "coordinator.protocols",
+    "Epoch": "coordinator.epochs",
+    "Json": "kv.values",
+    "KvReader": "kv.table",
+    "KvTable": "kv.table",
+    "LeasedMessage": "queue.service",
+    "LoadReport": "store.loading",
+    "LogSettings": "log.log",
+    "Message": "queue.table",
+    "Position": "queue.table",
+    "PreparedLoad": "store.loading",
+    "QueueSettings": "queue.chain",
+    "QueueTable": "queue.table",
+    "QueueTotals": "queue.service",
+    "QueueView": "queue.table",
+    "RemoteSnapshot": "client.store",
+    "RemoteStore": "client.store",
+    "Retention": "queue.options",
+    "ShardBounds": "queue.service",
+    "StagedFile": "partition.reference",
+    "Store": "store.store",
+    "StoreBatch": "store.batch",
+    "StoreSettings": "store.settings",
+    "StoreSnapshot": "store.tables",
+    "Trouble": "partition.aside",
+    "ValueType": "kv.values",
+    "connect": "client.connect",
+    "open": "server.opening",
+    "serve_tcp": "server.tcp",
+    "union_items": "lsm.operators",
+    "union_of": "lsm.operators",
+}
+
+__all__ = [
+    "Acknowledgement",
+    "ArrowSource",
+    "CheckpointReport",
+    "CheckpointSettings",
+    "CollectionSettings",
+    "CompactionReport",
+    "Consumer",
+    "ConsumerPosition",
+    "ConsumerSettings",
+    "DispatcherSettings",
+    "Durability",
+    "Epoch",
+    "Json",
+    "KvReader",
+    "KvTable",
+    "LeasedMessage",
+    "LoadReport",
+    "LogSettings",
+    "Message",
+    "Position",
+    "PreparedLoad",
+    "QueueSettings",
+    "QueueTable",
+    "QueueTotals",
+    "QueueView",
+    "RemoteSnapshot",
+    "RemoteStore",
+    "Retention",
+    "ShardBounds",
+    "StagedFile",
+    "Store",
+    "StoreBatch",
+    "StoreSettings",
+    "StoreSnapshot",
+    "Trouble",
+    "ValueType",
+    "__version__",
+    "connect",
+    "errors",
+    "open",
+    "serve_tcp",
+    "union_items",
+    "union_of",
+]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the store when it is first asked for: a reader of sstables elsewhere needs, and has, much less."""
-    if name == "errors":  # `from penstock import errors` would ask here again
-        return importlib.import_module("penstock.errors")
-    if name == "open":
-        from penstock.server.opening import open as found
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one that is found here
 
-        return found
-    if name == "connect":
-        from penstock.client.connect import connect
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use: a Spark task that only reads sstables needs much less than the store."""
+        if name == "errors":  # a module; `from penstock import errors` would ask here again
+            return importlib.import_module("penstock.errors")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"penstock has no {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"penstock.{home}"), name)
+        return value
 
-        return connect
-    if name == "Store":
-        from penstock.store.store import Store
 
-        return Store
-    if name == "StoreSettings":
-        from penstock.store.settings import StoreSettings
-
-        return StoreSettings
-    raise AttributeError(f"penstock has no {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

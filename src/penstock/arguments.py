@@ -10,11 +10,26 @@ Thread: pure functions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from penstock.errors import Invalid
 
 SHOWN_CHARACTERS = 80
+
+
+class ArrowStream(Protocol):
+    """An Arrow table or stream, of pyarrow, Polars, pandas, DuckDB or any other library."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+class ArrowBatch(Protocol):
+    """An Arrow array or record batch."""
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> object: ...
+
+
+ArrowSource: TypeAlias = ArrowStream | ArrowBatch
 
 
 def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import PenstockError
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
-from penstock.journal.record import PartitionId, partition_id
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.manifest.manifest import Manifest
 from penstock.partition.ledger import KindCondition, TableInfo
@@ -87,6 +88,8 @@ class Workplace:
     reserve: Callable[[PartitionId, int], list[StagedFile]]  # places for so many files of a shard
     time_us: int  # the store's, when the work began
     maker: str  # host and process, for the files to tell
+    fs: FileSystem = field(default_factory=OsFileSystem)
+    hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # a file that is built, to the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +334,9 @@ class Port(Reading, Protocol):
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         """Places for files to be built elsewhere."""
+
+    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+        """Where files for this store are built; each file waits `lease_s` seconds for its commit."""
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """What a group says of files that were built elsewhere, checked and synced."""

@@ -311,7 +311,7 @@ def test_a_stream(case: Case) -> None:
     assert case.told["batches"] >= 1
     assert case.told["rows_in"] == EVENTS
     assert case.store.queue("events").consumer("c").lag == 0
-    assert dict(case.store.kv("totals").items()) == {
+    assert dict(case.store.kv("totals", value="int64").items()) == {
         b"d%02d" % n: len(range(n, EVENTS, DEVICES)) for n in range(DEVICES)
     }
     copied, events = (case.store.queue(name).to_arrow().column("payload").to_pylist() for name in ("copied", "events"))

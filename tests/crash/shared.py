@@ -6,7 +6,7 @@ import pytest
 
 import penstock.testing.disk as disk_module
 from penstock.testing import History, SimulatedDisk
-from penstock.testing.crashes import Scenario
+from penstock.testing.crashes import Scenario, Skipped
 
 Patch = pytest.MonkeyPatch
 
@@ -28,7 +28,7 @@ class Sampled:
         if not self._recovering or disk.on_image is not None:  # on the first crash another will follow
             self._count += 1
             if self._count % self._every:
-                return
+                raise Skipped
         self._scenario.resume(disk, history)
 
 

@@ -25,6 +25,7 @@ from penstock.host.files import File, FileSystem
 from penstock.host.open_files import BoundedFileSystem, OpenFiles
 from penstock.log import Log, LogSettings
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import absent
 
 
 def bounded(fs: FileSystem, limit: int = 1) -> BoundedFileSystem:
@@ -58,11 +59,13 @@ class Short(StoreScenario):
 
 def failed_syncs() -> None:
     faults = Faults(kinds=("eio",), operations=("fdatasync", "fsync"), images_every=3)
-    explore(Short(), modes=("restart", "strict"), depth=1, faults=faults)
+    report = explore(Short(), modes=("restart", "strict"), depth=1, faults=faults)
+    assert absent(report.faulted, "fdatasync .data", "fsync manifest.") == []
 
 
 def test_every_crash_with_one_descriptor() -> None:
-    explore(Short(), depth=1)
+    report = explore(Short(), depth=1)
+    assert report.missing("fdatasync .data", "create .data", "pwrite manifest.current") == []
 
 
 def test_failed_syncs_with_one_descriptor(quiet: None) -> None:
@@ -76,7 +79,8 @@ def test_logs_with_one_descriptor(monkeypatch: Patch) -> None:
             return Log.open(bounded(fs), folder, **options)
 
     monkeypatch.setattr(log_scenario, "Log", BoundedLog)
-    explore(log_scenario.LogScenario(), modes=("strict", "restart"), depth=1)
+    report = explore(log_scenario.LogScenario(), modes=("strict", "restart"), depth=1)
+    assert report.missing("fdatasync", "rename", "unlink") == []
 
 
 # -- seeded bugs
@@ -85,7 +89,7 @@ def test_logs_with_one_descriptor(monkeypatch: Patch) -> None:
 def closed_unsynced(patch: Patch) -> None:
     """A file gives its descriptor up with what was written to it still in the page cache."""
 
-    def close(files: OpenFiles, account: open_files._Account, raw: File) -> None:
+    def close(files: OpenFiles, account: open_files._FileState, raw: File) -> None:
         account.dirty = False
         raw.close()
 
@@ -96,7 +100,7 @@ def failure_forgotten(patch: Patch) -> None:
     """The sync of a file that gives its descriptor up fails, and nobody is told."""
     sync_and_close = OpenFiles._sync_and_close
 
-    def forget(files: OpenFiles, account: open_files._Account, raw: File) -> None:
+    def forget(files: OpenFiles, account: open_files._FileState, raw: File) -> None:
         sync_and_close(files, account, raw)
         account.failure, account.dirty = None, False
 

@@ -10,7 +10,8 @@ from log_scenario import FOLDER, SETTINGS, LogScenario, User, observe
 
 from penstock.errors import CorruptionError
 from penstock.log import Log
-from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing import CrashReport, Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import absent
 
 SYNCS = ("fdatasync", "fsync", "fsync_dir")
 NAMES = ("create", "rename", "unlink")
@@ -19,21 +20,26 @@ NAMES = ("create", "rename", "unlink")
 def test_every_crash_and_every_crash_in_recovery() -> None:
     report = explore(LogScenario())
     assert report.operations > 100
-    assert {"create", "pwrite", "fdatasync", "fsync", "rename", "fsync_dir", "unlink", "truncate"} <= report.labels
+    assert report.missing("pwrite", "fdatasync", "fsync", "truncate") == []  # records, seals
+    assert report.missing("create", "rename", "fsync_dir", "unlink") == []  # segments that come and go
+    assert report.crashed["rename /store/journal/#-#.log.tmp /store/journal/#-#.log"] > 10
+    assert report.missing_in_recovery("pwrite", "fsync", "fdatasync", "create", "rename", "fsync_dir", "unlink") == []
     assert report.crashes_in_recovery > report.crashes > 300
 
 
 def test_faults_crossed_with_crashes() -> None:
     report = explore(LogScenario(), depth=1, faults=Faults(every=3, images_every=5))
     assert report.faults > 100
+    assert absent(report.faulted, "pwrite", "allocate", "read", *SYNCS, *NAMES) == []
 
 
 def test_failed_syncs_crossed_with_crashes_and_crashes_in_recovery() -> None:
-    explore_failed_syncs(LogScenario())
+    assert absent(explore_failed_syncs(LogScenario()).faulted, *SYNCS) == []
 
 
 def test_failed_name_changes_bring_nothing_back() -> None:
-    explore(LogScenario(), depth=1, faults=Faults(kinds=("eio", "enospc"), operations=NAMES, images_every=9))
+    faults = Faults(kinds=("eio", "enospc"), operations=NAMES, images_every=9)
+    assert absent(explore(LogScenario(), depth=1, faults=faults).faulted, *NAMES) == []
 
 
 class Replaced(LogScenario):
@@ -48,13 +54,15 @@ class Replaced(LogScenario):
         self._step(user, lambda: user.write((5,)))
 
 
-def replaced_segments() -> None:
+def replaced_segments() -> CrashReport:
     faults = Faults(kinds=("eio",), operations=("fsync_dir", "rename"))
-    explore(Replaced(), modes=("restart", "strict"), depth=1, faults=faults)
+    return explore(Replaced(), modes=("restart", "strict"), depth=1, faults=faults)
 
 
 def test_leftover_of_a_failed_creation_stays_dead() -> None:
-    replaced_segments()
+    report = replaced_segments()
+    assert absent(report.faulted, "fsync_dir", "rename") == []
+    assert report.missing("unlink") == []
 
 
 def test_dead_segment_that_could_not_be_unlinked_stays_dead() -> None:
@@ -83,9 +91,9 @@ def _fail(path: str) -> None:
     raise OSError(5, "no unlink", path)
 
 
-def explore_failed_syncs(scenario: LogScenario) -> None:
+def explore_failed_syncs(scenario: LogScenario) -> CrashReport:
     faults = Faults(kinds=("eio",), operations=SYNCS, every=3, images_every=9)
-    explore(scenario, modes=("restart", "strict"), faults=faults)
+    return explore(scenario, modes=("restart", "strict"), faults=faults)
 
 
 @pytest.mark.campaign

@@ -120,7 +120,7 @@ def dead_forgotten(patch: Patch) -> None:
         self._remove(*names)
         return True
 
-    patch.setattr(Log, "_bury", once)
+    patch.setattr(Log, "_remove_dead", once)
 
 
 def leftover_forgotten(patch: Patch) -> None:
@@ -145,8 +145,8 @@ def names_vanish_together(patch: Patch) -> None:
 
     def newest_first(self: Log, before: int) -> Any:
         doomed = [a for a, b in itertools.pairwise(self._chain) if b.first <= before]
-        self._bury(set(doomed[1:]))
-        self._bury(set(doomed[:1]))
+        self._remove_dead(set(doomed[1:]))
+        self._remove_dead(set(doomed[:1]))
         for _ in doomed:
             self._chain = self._chain.without_oldest()
 

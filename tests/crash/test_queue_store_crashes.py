@@ -10,7 +10,7 @@ from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
 from shared import Patch, Sampled
 
-from penstock.host.files import remove_folder
+from penstock.host.file_operations import remove_folder
 from penstock.partition.ledger import Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.reference import Staging
@@ -20,31 +20,40 @@ from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import QmftManifest
 from penstock.store.dropped import DroppedShards
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import absent
 
 pytestmark = pytest.mark.usefixtures("quiet")
+
+# Records, rolls, manifests of queues, trims, staged files that are not needed any more, checkpoints.
+STEPS = (
+    "fdatasync /journal/",
+    "create .data",
+    "pwrite manifest.current",
+    "unlink .data",
+    "unlink .arrow",
+    "unlink /journal/",
+    "commit /manifest",
+)
 
 
 def test_every_crash(monkeypatch: Patch) -> None:
     monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)  # closing stores what is cheap to store
     report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
-    assert {"commit", "rename", "fdatasync", "fsync", "fsync_dir", "unlink", "rmdir"} <= report.labels
+    assert report.missing(*STEPS, "rmdir /tables/") == []
     assert report.crashes > 250
 
 
-def test_the_scenarios_roll_trim_and_drop_segments() -> None:
+def test_the_scenarios_roll_more_than_once() -> None:
     for scenario in (QueueStoreScenario(), ShortQueueStore()):
         disk = SimulatedDisk()
         disk.on_image = lambda: 0
         scenario.run(disk, History())
-        labels = [image.label for image in disk.images]
-        assert sum("create" in label and ".data" in label for label in labels) > 3, "rolls"
-        assert any("unlink" in label and ".data" in label for label in labels), "trims"
-        assert any("unlink" in label and ".arrow" in label for label in labels), "staged files that are not needed"
-        assert any("unlink" in label and "/journal/" in label for label in labels), "checkpoints"
+        assert sum("create" in image.label and ".data" in image.label for image in disk.images) > 3
 
 
 def short_crashes() -> None:
-    explore(ShortQueueStore(), modes=("strict", "torn"), depth=1)
+    report = explore(ShortQueueStore(), modes=("strict", "torn"), depth=1)
+    assert report.missing(*STEPS) == []
 
 
 def test_every_torn_crash() -> None:
@@ -52,11 +61,14 @@ def test_every_torn_crash() -> None:
 
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
-    explore(Sampled(ShortQueueStore(), 3), modes=("kept", "restart"), depth=1)
+    report = explore(Sampled(ShortQueueStore(), 3), modes=("kept", "restart"), depth=1)
+    assert report.missing("fdatasync /journal/", "create .data", "commit /manifest") == []
+    assert report.crashes > 100
 
 
 def drops() -> None:
-    explore(DroppedQueue(), modes=("torn", "kept"), depth=1)
+    report = explore(DroppedQueue(), modes=("torn", "kept"), depth=1)
+    assert report.missing("unlink .data", "unlink .arrow", "rmdir /tables/") == []
 
 
 def test_every_crash_while_a_dropped_queue_is_removed() -> None:
@@ -71,13 +83,15 @@ def test_crashes_in_recovery() -> None:
 
 def test_faults_crossed_with_crashes() -> None:
     faults = Faults(kinds=("eio", "enospc", "short"), every=37, images_every=53)
-    explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+    report = explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+    assert report.faults > 20
 
 
 def test_failed_syncs_of_queue_files() -> None:
     """They are not told to be stored, the journal stays, and another opening has everything."""
     faults = Faults(kinds=("eio",), operations=("fdatasync", "fsync"), every=3, images_every=29)
-    explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+    report = explore(ShortQueueStore(), modes=("strict",), depth=1, faults=faults)
+    assert absent(report.faulted, "fdatasync /journal/", "fdatasync .data", "fsync manifest.") == []
 
 
 @pytest.mark.campaign

@@ -10,22 +10,74 @@ from shared import Patch, Sampled, fsync_retried
 from store_scenario import Short, StoreScenario
 
 from penstock.journal.consensus import Alone
-from penstock.journal.record import JournalRecord, Lsn, PartitionId
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import JournalRecord, Lsn
 from penstock.log import Log
+from penstock.lsm.collection import Collector
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import Judgement, Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
+from penstock.store.dropped import DroppedShards
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import CrashReport, absent, steps
 
 pytestmark = pytest.mark.usefixtures("quiet")
+
+# A record, a sealed segment, a checkpoint that drops one, a spill, a flush, a commit of the manifest.
+SHORT_STEPS = (
+    "fdatasync /journal/",
+    "truncate /journal/",
+    "rename /journal/",
+    "unlink /journal/",
+    "rename -log/",
+    "rename .sst",
+    "commit /manifest",
+)
+RECOVERY_STEPS = ("rename /journal/", "unlink /journal/", "commit /manifest", "rename .sst")
+STEPS = (
+    *SHORT_STEPS,
+    "unlink .sst",
+    "rename -gone",
+    "rmdir /tables/",
+)  # compacted files are collected; a dropped table is removed
 
 
 def test_every_crash() -> None:
     report = explore(StoreScenario(), modes=("strict", "torn"), depth=1)
-    assert {"commit", "rename", "fdatasync", "fsync_dir", "unlink", "rmdir"} <= report.labels
+    assert report.missing(*STEPS) == []
     assert report.crashes > 500
+
+
+def no_checkpoints(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "run", lambda self, *, everything=False: CheckpointReport(0, 0, 0))
+
+
+def no_collection(patch: Patch) -> None:
+    patch.setattr(Collector, "collect", lambda self: 0)
+
+
+def no_drops(patch: Patch) -> None:
+    patch.setattr(DroppedShards, "remove", lambda self, *_: True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing"),
+    [
+        (no_checkpoints, ["unlink /journal/", "rename -log/"]),
+        (no_collection, ["unlink .sst"]),
+        (no_drops, ["rmdir /tables/"]),
+    ],
+)
+def test_a_step_that_is_no_longer_reached_is_noticed(
+    loss: Callable[[Patch], None], missing: list[str], monkeypatch: Patch
+) -> None:
+    loss(monkeypatch)
+    disk = SimulatedDisk()
+    disk.on_image = lambda: 0
+    StoreScenario().run(disk, History())
+    assert set(missing) <= set(absent(steps(disk.images), *STEPS))
 
 
 @pytest.mark.parametrize("scenario", [StoreScenario(), Short()])
@@ -48,26 +100,29 @@ def short_crashes() -> None:
 
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
-    explore(Short(), modes=("kept", "restart"), depth=1)
+    report = explore(Short(), modes=("kept", "restart"), depth=1)
+    assert report.missing(*SHORT_STEPS) == []
 
 
 def test_crashes_in_recovery() -> None:
     report = explore(Sampled(Short(), 7, recovering=True), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
+    assert report.missing_in_recovery(*RECOVERY_STEPS) == []
 
 
 def test_faults_crossed_with_crashes() -> None:
     faults = Faults(kinds=("eio", "enospc", "short"), every=151, images_every=83)
-    explore(StoreScenario(), modes=("strict",), depth=1, faults=faults)
+    report = explore(StoreScenario(), modes=("strict",), depth=1, faults=faults)
+    assert report.faults > 20
 
 
-def failed_syncs() -> None:
+def failed_syncs() -> CrashReport:
     faults = Faults(kinds=("eio",), operations=("fdatasync",), every=2, images_every=5)
-    explore(Short(), modes=("strict",), depth=1, faults=faults)
+    return explore(Short(), modes=("strict",), depth=1, faults=faults)
 
 
 def test_failed_syncs() -> None:
-    failed_syncs()
+    assert absent(failed_syncs().faulted, "fdatasync /journal/", "fdatasync -log/") == []
 
 
 @pytest.mark.campaign
@@ -159,7 +214,7 @@ def tokens_forgotten_at_reopening(patch: Patch) -> None:
         (tokens_forgotten_at_reopening, short_crashes),
     ],
 )
-def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], None]) -> None:
+def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
         with pytest.raises(Violation) as caught:

@@ -13,17 +13,43 @@ from tree_scenario import TreeScenario
 import penstock.lsm.catalog as catalog_module
 import penstock.testing.disk as disk_module
 from penstock.lsm.collection import Collector
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_files import TreeFiles
 from penstock.lsm.tree_jobs import TreeJobs
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import absent, steps
+
+# A flush or a merge gives a file its name, the manifest lists it, what it replaced is removed.
+STEPS = (
+    "fsync .sst",
+    "rename .sst",
+    "rename .idx",
+    "fsync_dir /tables/",
+    "commit /manifest",
+    "unlink .sst",
+    "unlink .idx",
+)
 
 
 def crashes() -> None:
     report = explore(TreeScenario(), modes=("strict", "torn", "kept"), depth=1)
-    assert {"commit", "rename", "fsync", "fsync_dir", "unlink"} <= report.labels
+    assert report.missing(*STEPS) == []
     assert report.crashes > 300
+
+
+@pytest.mark.parametrize(
+    ("part", "missing"), [((Maintenance, "flush"), "rename .sst"), ((Collector, "collect"), "unlink .sst")]
+)
+def test_a_step_that_is_no_longer_reached_is_noticed(
+    part: tuple[type, str], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*part, lambda *_: None)
+    disk = SimulatedDisk()
+    disk.on_image = lambda: 0
+    TreeScenario().run(disk, History())
+    assert missing in absent(steps(disk.images), *STEPS)
 
 
 def test_every_crash_of_flush_and_compaction() -> None:
@@ -31,12 +57,14 @@ def test_every_crash_of_flush_and_compaction() -> None:
 
 
 def test_crashes_in_recovery() -> None:
-    explore(Short(), modes=("strict",), recovery_modes=("strict",))
+    report = explore(Short(), modes=("strict",), recovery_modes=("strict",))
+    assert report.missing_in_recovery(*STEPS) == []
 
 
 def test_faults_crossed_with_crashes() -> None:
-    faults = Faults(kinds=("eio", "enospc", "short"), every=11, images_every=23)
-    explore(TreeScenario(), modes=("strict",), depth=1, faults=faults)
+    faults = Faults(kinds=("eio", "enospc", "short"), every=12, images_every=23)
+    report = explore(TreeScenario(), modes=("strict",), depth=1, faults=faults)
+    assert absent(report.faulted, "pwrite .sst", "fsync .sst", "rename .sst", "commit /manifest") == []
 
 
 @pytest.mark.campaign

@@ -6,7 +6,8 @@ import random
 import sys
 
 from penstock.host.clock import SystemClock
-from penstock.host.files import OsFileSystem, make_dirs
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.maintenance import Maintenance
@@ -50,7 +51,7 @@ class RealPlace:
         if background:
             for task in tree_tasks(self.maintenance, self.collector):
                 self.scheduler.register(task)
-            for runner in job_runners(self.maintenance, self.jobs, self.engines):
+            for runner in job_runners(self.maintenance, self.jobs):
                 self.scheduler.register(runner)
             self.scheduler.start()
 

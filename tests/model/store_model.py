@@ -51,7 +51,7 @@ class Write(NamedTuple):
     ttl_s: float | None = None
 
 
-def perform(table: KvTable, write: Write) -> int:
+def perform(table: KvTable[Any], write: Write) -> int:
     """Do a write; its epoch."""
     if write.kind == "put":
         return table.put(write.key, write.value, ttl_s=write.ttl_s)

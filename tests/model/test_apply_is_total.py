@@ -82,23 +82,23 @@ expiries = st.sampled_from([NEVER, 0, 1, -1, START_US, START_US + 50_000, START_
 kinds = st.sampled_from([0, 1, 2, 3, *OPERATORS.values(), *OPERATORS.values(), 23, 255])
 
 
-def _put(kv: KvTable, draw: Draw) -> None:
+def _put(kv: KvTable[Any], draw: Draw) -> None:
     kv.put(draw(keys), draw(payloads), ttl_s=draw(times))
 
 
-def _merge(kv: KvTable, draw: Draw) -> None:
+def _merge(kv: KvTable[Any], draw: Draw) -> None:
     kv.merge(draw(keys), draw(payloads), operator=draw(names), ttl_s=draw(times))
 
 
-def _delete(kv: KvTable, draw: Draw) -> None:
+def _delete(kv: KvTable[Any], draw: Draw) -> None:
     kv.delete(draw(keys))
 
 
-def _delete_range(kv: KvTable, draw: Draw) -> None:
+def _delete_range(kv: KvTable[Any], draw: Draw) -> None:
     kv.delete_range(draw(keys), draw(keys))
 
 
-def _put_many(kv: KvTable, draw: Draw) -> None:
+def _put_many(kv: KvTable[Any], draw: Draw) -> None:
     kv.put_many([(draw(keys), draw(payloads)) for _ in range(draw(st.integers(0, 3)))])
 
 
@@ -111,14 +111,14 @@ SOUND = [
 ]
 
 
-def _sound_merges(kv: KvTable, draw: Draw) -> None:
+def _sound_merges(kv: KvTable[Any], draw: Draw) -> None:
     for name, operand in draw(st.lists(st.sampled_from(SOUND), min_size=3, max_size=9)):
         ttl_s = draw(st.sampled_from([None, None, None, 1e-9, 10.0]))
         with suppress(PenstockError):  # it does not fit the table
             kv.merge(b"a", operand, operator=name, ttl_s=ttl_s)
 
 
-def _put_odd_bytes(kv: KvTable, draw: Draw) -> None:
+def _put_odd_bytes(kv: KvTable[Any], draw: Draw) -> None:
     kv.put(b"a", draw(st.sampled_from([Bytes(b"12345678"), np.bytes_(b"x"), bytearray(b"y")])))
 
 

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
 from queue_model import build, contents, open_queues, staged_table
 
 from penstock.errors import LeaseLost
-from penstock.queue import section
+from penstock.journal.partitions import shard_of
 from penstock.testing import FakeClock, SimulatedDisk
 
 QUEUES, SHARDS, CONSUMERS = ("a", "b"), 2, ("c", "d")
 LEASE_S = 10.0
-KEYS = [next(b"%d" % n for n in range(99) if section.shard_of(b"%d" % n, SHARDS) == shard) for shard in range(SHARDS)]
+KEYS = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, SHARDS) == shard) for shard in range(SHARDS)]
 queues, shards, names = st.sampled_from(QUEUES), st.integers(0, SHARDS - 1), st.sampled_from(CONSUMERS)
 sizes = st.lists(st.sampled_from([0, 5, 60, 400, 900]), min_size=1, max_size=4)
 tokens = st.tuples(st.sampled_from("pq"), st.integers(0, 6))

@@ -24,9 +24,9 @@ import penstock
 import penstock.spark
 from penstock.client.connection import Connection, GoneError
 from penstock.errors import Backpressure, PositionConflict
+from penstock.journal.partitions import shard_of
 from penstock.partition import ledger
 from penstock.protocol import wire
-from penstock.queue.section import shard_of
 from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.spark.streaming import start_option
 from penstock.store.batch import StoreBatch
@@ -78,7 +78,7 @@ def both(tmp_path: Path) -> Iterator[dict[str, Input]]:
         yield {"one": Input(one), "several": Input(several)}
 
 
-def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.Progress:
+def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.StreamProgress:
     """Run a stream over all that is there."""
     given = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
     query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **given)

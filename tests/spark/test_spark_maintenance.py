@@ -69,7 +69,7 @@ def files(store: Store, name: str) -> list[Path]:
     return sorted(Path(store.path, row.file_name) for _, row in rows if not row.staged)
 
 
-def fill(store: Store, name: str) -> KvTable:
+def fill(store: Store, name: str) -> KvTable[Any]:
     """Puts, deletes, range deletes, operands and expiries over several runs."""
     table = store.kv(name, value="int64")
     for run in range(4):

@@ -35,7 +35,7 @@ def traffic(store: Store) -> Iterator[None]:
         number = 0
         while not stop.is_set():
             with store.batch() as batch:
-                accounts = batch.kv("accounts")
+                accounts = batch.kv("accounts", value="int64")
                 for step in range(20):
                     place = (number * 7919 + step * 613) % ACCOUNTS
                     accounts.merge(b"%06d" % place, -1, operator="add_i64")

@@ -89,7 +89,7 @@ def test_views_and_sql(spark: Any, store: Store, folder: str) -> None:
     assert spark.sql("select value from users where key = X'616461'").collect()[0][0] == "1815"
     spark.sql(f"create or replace temporary view v using penstock options (path '{folder}', table 'users')")
     spark.sql("insert into v values (cast('bob' as binary), 'x', 0)")
-    assert store.kv("users").get(b"bob") == "x"
+    assert store.kv("users", value="utf8").get(b"bob") == "x"
 
 
 @pytest.mark.parametrize(

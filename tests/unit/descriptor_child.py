@@ -14,7 +14,8 @@ from pathlib import Path
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.host import mappings
-from penstock.host.files import FileSystem, OsFileSystem, UnboundedFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.lsm.merge import MergeInput, MergePlan
 from penstock.lsm.rows import Columns
 from penstock.lsm.sstable import Sstable

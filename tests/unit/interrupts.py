@@ -1,11 +1,11 @@
 """Raises an interrupt at any chosen point of the project's code: Ctrl-C, at its worst, and again and again.
 
-CPython 3.11 looks for signals when a function begins, after a call of what is written in C, and at a jump backwards, and
-nowhere else. So these are the points at which a handler can raise, and all of them are tried: `sys.settrace` is told
-before every instruction and knows the one before it. Left out is what no signal can bring: an interrupt behind a call
-that is the last instruction of a `try` or `with`, where the next instruction is not; and one behind a function written
-in Python that was called by its name, because its return is no more than a change of frames. The standard library's
-`contextlib` and `threading` count as the project's code: a `with` statement runs through them.
+CPython 3.11 looks for signals when a function begins, after a call of what is written in C, and at a jump backwards,
+and nowhere else. So these are the points at which a handler can raise, and all of them are tried: `sys.settrace` is
+told before every instruction and knows the one before it. Left out is what no signal can bring: an interrupt behind a
+call that is the last instruction of a `try` or `with`, where the next instruction is not; and one behind a function
+written in Python that was called by its name, because its return is no more than a change of frames. The standard
+library's `contextlib` and `threading` count as the project's code: a `with` statement runs through them.
 
 Thread: the one that traces; other threads are not interrupted, as they are not by signals.
 """

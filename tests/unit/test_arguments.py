@@ -17,7 +17,7 @@ import penstock
 from penstock.errors import FixTheCall, Invalid, KindMismatch
 from penstock.kv.table import KvTable
 from penstock.queue.options import Retention
-from penstock.queue.service import Found
+from penstock.queue.service import LeasedMessage
 from penstock.queue.table import QueueTable
 from penstock.store.tables import Tables
 
@@ -26,7 +26,7 @@ NOT_WHOLE: list[Any] = [True, 1.0, "1", None, NAN, INF, -1, np.float64(1), np.bo
 NOT_SECONDS: list[Any] = [True, "1", NAN, -1, -INF, np.bool_(True), [1], b"1", 1j, HUGE]
 NOT_BYTES: list[Any] = ["text", None, 1, True, 1.5, ["x"], {"a": 1}, np.int64(3)]
 NOT_TEXT: list[Any] = [b"t", None, 1, True, "", "A", "a b", "a" * 64, ["a"], "\ud800", "../t", np.array(["a", "b"])]
-FORGED = Found(0, 1, 0, None, b"", 1, 1)
+FORGED = LeasedMessage(0, 1, 0, None, b"", 1, 1)
 
 
 class Zone(tzinfo):
@@ -93,7 +93,7 @@ class RaisesInRepr:
         raise RuntimeError("no text")
 
 
-Call = Callable[[Tables, KvTable, QueueTable, Any], object]
+Call = Callable[[Tables, KvTable[Any], QueueTable, Any], object]
 
 
 def cases() -> Iterator[tuple[str, Call, Any]]:
@@ -154,16 +154,20 @@ def cases() -> Iterator[tuple[str, Call, Any]]:
         ("set", lambda s, t, q, x: t.merge(b"k", x, operator="union"), [b"\1", b"\1\0\0\0", bytes(4) + bytes(4)]),
         ("scan", lambda s, t, q, x: list(t.scan(x)), [*NOT_BYTES, Sub(b"k"), np.bytes_(b"k")]),
         ("limit", lambda s, t, q, x: list(t.scan(limit=x)), [item for item in NOT_WHOLE if item is not None]),
-        ("text", lambda s, t, q, x: s.kv("texts").put(b"k", x), [b"x", 1, None, "\ud800"]),
-        ("operand of text", lambda s, t, q, x: s.kv("texts").merge(b"k", x, operator="append"), [b"\xff", b"x", 1]),
+        ("text", lambda s, t, q, x: s.kv("texts", value="utf8").put(b"k", x), [b"x", 1, None, "\ud800"]),
+        (
+            "operand of text",
+            lambda s, t, q, x: s.kv("texts", value="utf8").merge(b"k", x, operator="append"),
+            [b"\xff", b"x", 1],
+        ),
         (
             "whole number",
-            lambda s, t, q, x: s.kv("wholes").put(b"k", x),
+            lambda s, t, q, x: s.kv("wholes", value="int64").put(b"k", x),
             [1 << 63, -(1 << 63) - 1, LIAR, 1.0, True, "1", HUGE, np.int64(1), bytes(8)],
         ),
         (
             "operand of a whole number",
-            lambda s, t, q, x: s.kv("wholes").merge(b"k", x, operator="add_i64"),
+            lambda s, t, q, x: s.kv("wholes", value="int64").merge(b"k", x, operator="add_i64"),
             [1 << 63, 1.0, b"123", bytes(9), "1", None],
         ),
         ("float", lambda s, t, q, x: s.kv("floats").put(b"k", x), ["1", True, HUGE, 10**400, np.float32(1), None]),
@@ -277,9 +281,9 @@ def bad_tokens() -> list[Any]:
 
 def forged() -> list[Any]:
     numbers: list[Any] = ["0", None, 1.5, -1, 1 << 70, np.int64(0)]
-    return [None, 1, b"x", ["x"], *(Found(0, number, 0, None, b"", 1, 1) for number in numbers)] + [
-        *(Found(number, 1, 0, None, b"", 1, 1) for number in numbers),
-        *(Found(0, 1, 0, None, b"", 1, number) for number in numbers),
+    return [None, 1, b"x", ["x"], *(LeasedMessage(0, number, 0, None, b"", 1, 1) for number in numbers)] + [
+        *(LeasedMessage(number, 1, 0, None, b"", 1, 1) for number in numbers),
+        *(LeasedMessage(0, 1, 0, None, b"", 1, number) for number in numbers),
     ]
 
 
@@ -309,7 +313,7 @@ def client(owner: penstock.Store) -> Iterator[Tables]:
 def make(store: Tables) -> None:
     store.kv("t")
     for name, value in (("texts", "utf8"), ("wholes", "int64"), ("floats", "float64"), ("jsons", "json")):
-        store.kv(name, value=value)  # type: ignore[arg-type]
+        store.kv(name, value=value)  # type: ignore[call-overload]
     store.queue("q", shards=2)
 
 
@@ -330,11 +334,11 @@ def test_a_wrong_argument(name: str, call: Call, wrong: Any, side: str, owner: p
 def test_a_number_is_what_it_holds_not_what_its_class_says(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "store") as store:
         make(store)
-        store.kv("wholes").put(b"k", Liar(7))
+        store.kv("wholes", value="int64").put(b"k", Liar(7))
         store.kv("t").put(b"k", b"", ttl_s=LyingSeconds(3600.0))
         store.queue("q").put(b"", time=Liar(8))
         store.flush()  # the thread that writes for everybody met nothing that it could not encode
-        assert store.kv("wholes").get(b"k") == 7
+        assert store.kv("wholes", value="int64").get(b"k") == 7
         assert [message.time_us for shard in (0, 1) for message in store.queue("q").read(shard)] == [8]
 
 
@@ -409,8 +413,8 @@ def test_subclasses_become_plain_values(owner: penstock.Store, client: Tables) -
         table.put(b"hostile", Hostile(b"four"), durable=True)
         assert (table.get(b"k"), type(table.get(b"k"))) == (b"base+", bytes)
         assert table.get(b"hostile") == b"four"
-        store.kv("texts").put(b"k", np.str_("x"), durable=True)
-        assert store.kv("texts").get(b"k") == "x"
+        store.kv("texts", value="utf8").put(b"k", np.str_("x"), durable=True)
+        assert store.kv("texts", value="utf8").get(b"k") == "x"
         store.queue("q").put(b"", time=datetime(1, 1, 1, tzinfo=UTC), token=(Name.MADE, Count.TWO))
         assert store.queue("q").consumer(Name.MADE).name == "made_by_enum"
         store.drop("plain")

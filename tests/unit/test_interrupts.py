@@ -42,13 +42,13 @@ class Ledger:
     # -- acts
 
     def merge(self) -> None:
-        self.store.kv("counts").merge(b"alone", 1, operator="add_i64", durable=True)
+        self.store.kv("counts", value="int64").merge(b"alone", 1, operator="add_i64", durable=True)
         self.acknowledged += 1
 
     def batch(self) -> None:
         self.token += 1
         with self.store.batch(token=("loader", self.token)) as batch:
-            counts = batch.kv("counts")
+            counts = batch.kv("counts", value="int64")
             for key in (b"a", b"b", b"c", b"d"):
                 counts.merge(key, 1, operator="add_i64")
             batch.queue("events").put(b"x" * 100, key=b"k")
@@ -60,7 +60,7 @@ class Ledger:
         consumer = self.store.queue("events").consumer("worker")
         for message in consumer.get(1, timeout_s=0):
             with self.store.batch() as batch:
-                batch.kv("counts").merge(b"worked", 1, operator="add_i64")
+                batch.kv("counts", value="int64").merge(b"worked", 1, operator="add_i64")
                 consumer.ack(message, batch=batch)
 
     def maintain(self) -> None:
@@ -76,7 +76,7 @@ class Ledger:
 
     def read(self) -> None:
         list(self.store.kv("rows").scan())
-        self.store.kv("counts").multi_get([b"a", b"b", b"c"])
+        self.store.kv("counts", value="int64").multi_get([b"a", b"b", b"c"])
         with self.store.snapshot() as snapshot:
             snapshot.kv("rows").to_arrow()
             snapshot.queue("events").to_arrow()
@@ -86,9 +86,9 @@ class Ledger:
     def check(self, *, least: int, most: int) -> None:
         """Nothing is lost, doubled or torn; everybody sees the same."""
         self.store.flush(timeout_s=20)
-        counts = dict(self.store.kv("counts").scan())
+        counts = dict(self.store.kv("counts", value="int64").scan())
         with self.store.snapshot() as snapshot:
-            seen = dict(snapshot.kv("counts").scan())
+            seen = dict(snapshot.kv("counts", value="int64").scan())
             assert seen == counts, where[-1]
         assert least <= counts.get(b"a", 0) + counts.get(b"alone", 0) <= most, (counts, least, most, where[-1])
         if b"b" in counts:
@@ -104,10 +104,10 @@ class Ledger:
                 raise AssertionError(where[-1]) from error
 
     def reopen(self) -> None:
-        before = dict(self.store.kv("counts").scan()), self.messages()
+        before = dict(self.store.kv("counts", value="int64").scan()), self.messages()
         self.store.close()
         self.store = open_store(self.path, settings=SETTINGS)
-        assert (dict(self.store.kv("counts").scan()), self.messages()) == before
+        assert (dict(self.store.kv("counts", value="int64").scan()), self.messages()) == before
 
 
 def interrupt_everywhere(ledger: Ledger, act: Callable[[], None], *, first: int, step: int) -> int:

@@ -242,7 +242,7 @@ class Broken:
         patch.setattr(KvMachine, "apply", failing)
 
 
-def pause(store: Store, table: KvTable, clock: FakeClock) -> int:
+def pause(store: Store, table: KvTable[Any], clock: FakeClock) -> int:
     """Write until the table is paused; how many writes were taken."""
     for count in range(100):
         clock.advance(10)
@@ -335,7 +335,7 @@ def test_an_idle_table_never_holds_the_journal_back(store: Store) -> None:
     report = store.checkpoint()
     assert report.spilled == 0
     assert report.segments_dropped > 3
-    assert len(store._consensus.pieces()) == 1
+    assert len(store._consensus.segment_starts()) == 1
 
 
 def test_what_is_durable_but_not_applied_is_not_dropped(
@@ -351,7 +351,7 @@ def test_what_is_durable_but_not_applied_is_not_dropped(
         assert reached.wait(30)
         for number in range(1, 6):  # durable, and in further segments; not applied
             store._coordinator.flush(table.put(b"k%d" % number, bytes(700)))
-        assert len(store._consensus.pieces()) > 3
+        assert len(store._consensus.segment_starts()) > 3
         store.compact("t")
         store._maintenance.flush(store._ledger.tree)
         store.checkpoint()
@@ -570,13 +570,13 @@ def test_a_full_disk_takes_deletes_and_recovers() -> None:
 
 # -- wrong use
 
-WRONG: list[tuple[str, type[PenstockError], Callable[[Store, KvTable], object]]] = [
+WRONG: list[tuple[str, type[PenstockError], Callable[[Store, KvTable[Any]], object]]] = [
     ("name", Invalid, lambda s, t: s.kv("Bad")),
-    ("name type", Invalid, lambda s, t: s.kv(b"bad")),  # type: ignore[arg-type]
-    ("name none", Invalid, lambda s, t: s.kv(None)),  # type: ignore[arg-type]
+    ("name type", Invalid, lambda s, t: s.kv(b"bad")),  # type: ignore[call-overload]
+    ("name none", Invalid, lambda s, t: s.kv(None)),  # type: ignore[call-overload]
     ("shards", Invalid, lambda s, t: s.kv("n", shards=0)),
-    ("shards type", Invalid, lambda s, t: s.kv("n", shards="2")),  # type: ignore[arg-type]
-    ("value type", Invalid, lambda s, t: s.kv("n", value="int")),  # type: ignore[arg-type]
+    ("shards type", Invalid, lambda s, t: s.kv("n", shards="2")),  # type: ignore[call-overload]
+    ("value type", Invalid, lambda s, t: s.kv("n", value="int")),  # type: ignore[call-overload]
     ("not there", NotFound, lambda s, t: s.kv("n", create=False)),
     ("other shards", KindMismatch, lambda s, t: s.kv("t", shards=3)),
     ("other value", KindMismatch, lambda s, t: s.kv("t", value="json")),
@@ -609,17 +609,21 @@ WRONG: list[tuple[str, type[PenstockError], Callable[[Store, KvTable], object]]]
     ("merge operator", Invalid, lambda s, t: t.merge(b"k", b"", operator="add")),
     ("merge operator type", Invalid, lambda s, t: t.merge(b"k", b"", operator=["add"])),  # type: ignore[arg-type]
     ("merge operand", Invalid, lambda s, t: t.merge(b"k", b"1", operator="add_i64")),
-    ("merge typed", Invalid, lambda s, t: s.kv("numbers", create=False).merge(b"k", b"x", operator="append")),
-    ("get", Invalid, lambda s, t: t.get("k")),  # type: ignore[arg-type]
-    ("get int", Invalid, lambda s, t: t.get(7)),  # type: ignore[arg-type]
+    (
+        "merge typed",
+        Invalid,
+        lambda s, t: s.kv("numbers", value="int64", create=False).merge(b"k", b"x", operator="append"),
+    ),
+    ("get", Invalid, lambda s, t: t.get("k")),  # type: ignore[call-overload]
+    ("get int", Invalid, lambda s, t: t.get(7)),  # type: ignore[call-overload]
     ("getitem", Invalid, lambda s, t: t["k"]),  # type: ignore[index]
     ("multi_get", Invalid, lambda s, t: t.multi_get(["k"])),  # type: ignore[list-item]
     ("scan limit", Invalid, lambda s, t: t.scan(limit=-1)),
     ("scan limit type", Invalid, lambda s, t: t.scan(limit="1")),  # type: ignore[arg-type]
     ("scan prefix", Invalid, lambda s, t: t.scan(prefix="k")),  # type: ignore[arg-type]
-    ("text", Invalid, lambda s, t: s.kv("text", create=False).put(b"k", "\ud800")),
-    ("number", Invalid, lambda s, t: s.kv("floats", create=False).put(b"k", 10**400)),
-    ("integer", Invalid, lambda s, t: s.kv("numbers", create=False).put(b"k", 1 << 63)),
+    ("text", Invalid, lambda s, t: s.kv("text", value="utf8", create=False).put(b"k", "\ud800")),
+    ("number", Invalid, lambda s, t: s.kv("floats", value="float64", create=False).put(b"k", 10**400)),
+    ("integer", Invalid, lambda s, t: s.kv("numbers", value="int64", create=False).put(b"k", 1 << 63)),
     ("snapshot table", NotFound, lambda s, t: s.snapshot().kv("n")),
 ]
 
@@ -627,7 +631,7 @@ WRONG: list[tuple[str, type[PenstockError], Callable[[Store, KvTable], object]]]
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize(("error", "call"), [wrong[1:] for wrong in WRONG], ids=[wrong[0] for wrong in WRONG])
 def test_wrong_use_changes_nothing(
-    error: type[PenstockError], call: Callable[[Store, KvTable], object], shards: int
+    error: type[PenstockError], call: Callable[[Store, KvTable[Any]], object], shards: int
 ) -> None:
     with open_simulated(SimulatedDisk()) as store:
         table = store.kv("t", shards=shards) if shards == 1 else store.kv("many", shards=shards)

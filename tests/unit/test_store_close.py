@@ -15,7 +15,7 @@ from store_model import open_simulated
 
 import penstock
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned, StoreLocked
-from penstock.host.files import OsFile, OsFileSystem
+from penstock.host.os_files import OsFile, OsFileSystem
 from penstock.manifest.environment import LmdbEngine
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store

@@ -14,7 +14,7 @@ import pytest
 from store_model import SETTINGS, open_simulated
 
 from penstock.errors import DiskFull, NotFound, OutcomeUnknown, PenstockError, RetryLater
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 from penstock.store.settings import StoreSettings
 from penstock.store.space import DiskSpace
 from penstock.store.store import Store, open_store

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFailed, GateShut, Invalid, PenstockError
-from penstock.host.files import File, OsFileSystem
+from penstock.host.files import File
+from penstock.host.os_files import OsFileSystem
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 

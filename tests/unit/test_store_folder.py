@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,16 +14,7 @@ from owner_processes import owners, until
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned
-from penstock.host.files import OsFileSystem
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
+from penstock.host.os_files import OsFileSystem
 
 
 def fill(folder: Path, value: bytes) -> None:

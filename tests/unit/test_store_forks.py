@@ -25,7 +25,7 @@ BEGIN = """
 import gc, multiprocessing, os, socket, subprocess, sys, threading, time
 import penstock
 from penstock.host import forking, threads
-from penstock.host.files import OsLock
+from penstock.host.file_locks import OsLock
 PATH = sys.argv[1]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -164,7 +164,7 @@ print(location.removeprefix("grpc+unix://"), flush=True)
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_child_does_not_answer_for_a_killed_owner(tmp_path: Path, seeded: bool) -> None:
     """Neither at the bell nor at Arrow Flight's socket: who connects must hear that nobody is there."""
-    bug = "import penstock.server.service as s; s.hang_up = lambda belongs: None\n" if seeded else ""
+    bug = "import penstock.server.service as s; s.detach_sockets = lambda belongs: None\n" if seeded else ""
     with Owner(tmp_path, bug + SERVED + FORK, lines=1) as owner:
         owner.kill()
         answered = []
@@ -187,7 +187,7 @@ port = service_of(store).listen("127.0.0.1", 0, tls, lambda token: None)
 line = socket.create_connection(("127.0.0.1", port))  # and one that is under way
 print(port, flush=True)
 """
-    bug = "import penstock.server.service as s; s.hang_up = lambda belongs: None\n" if seeded else ""
+    bug = "import penstock.server.service as s; s.detach_sockets = lambda belongs: None\n" if seeded else ""
     with Owner(tmp_path, bug + SERVED + serve + FORK, lines=2) as owner:
         owner.kill()
         with socket.socket() as knocking:

@@ -1,4 +1,4 @@
-"""What a chunk is to those who write and read it: its identity, how it is sealed, its writer and its reader.
+"""Chunks: their identity, encoding, writer and reader protocols.
 
 Thread: a writer belongs to one thread; a `Chunk` may be read by any number.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from penstock.errors import Invalid
-from penstock.host.chance import Random, system_random
 from penstock.host.files import Buffer
+from penstock.host.randomness import Random, system_random
 
 crc32c: Callable[[bytes], int] | None
-try:  # A reader shipped to another machine may be without it: checksums are then not verified.
+try:  # A reader on another machine may lack it: then checksums are not verified.
     from google_crc32c import value as crc32c
 except ImportError:
     crc32c = None
@@ -27,15 +27,15 @@ class KeyRing(Protocol):
     """Master keys of 32 bytes by version; they wrap the data key of each chunk."""
 
     def current(self) -> int:
-        """The version that wraps new keys."""
+        """Return the version that wraps new keys."""
 
     def key(self, version: int) -> bytes:
-        """The master key of a version; `NotFound` if it was removed."""
+        """Return the master key of a version; `NotFound` if it was removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkIdentity:
-    """Whose chunk it is: the store's UUID and the chunk's id there."""
+    """The UUID of a chunk's store, and its id in that store."""
 
     store: bytes
     chunk_id: int
@@ -47,7 +47,7 @@ class ChunkIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealing:
-    """How new chunks are contained. The default is plain."""
+    """Compression and encryption of new chunks; none by default."""
 
     codec: Codec = "none"
     keys: KeyRing | None = None
@@ -73,25 +73,25 @@ class Chunk(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of content."""
+        """The size of the content in bytes."""
 
     @property
     def view(self) -> memoryview | None:
-        """All of the content where it is mapped; None where it is opened block by block."""
+        """The whole content, if it is mapped; None if it is decoded block by block."""
 
     def read(self, start: int, end: int) -> memoryview:
-        """The content's bytes [start, end); `CorruptionError` if they are not there or not sound."""
+        """Return the bytes [start, end) of the content; `CorruptionError` if they are missing or damaged."""
 
     def close(self) -> None: ...
 
 
 class ChunkWriter(Protocol):
-    """A chunk being written; it has no name until `finish`."""
+    """A chunk being written; `finish` gives it its name."""
 
     def write(self, data: Buffer) -> None: ...
 
     def finish(self) -> int:
-        """Sync, give it its name, and return its bytes on disk."""
+        """Sync the chunk, give it its name, and return its size on disk."""
 
     def abort(self) -> None:
-        """Remove what has no name yet."""
+        """Remove the unfinished file."""

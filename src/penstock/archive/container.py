@@ -1,7 +1,7 @@
 """Chunk containers: every byte of a chunk is written and read through here.
 
 A *plain* container is the content itself (`plain.py`), a *framed* one is compressed or encrypted by block
-(`framed.py`). A reader asks for byte ranges of the content and cannot tell which it has: `Chunk.read`.
+(`framed.py`). Readers get byte ranges of the content from either: `Chunk.read`.
 docs/format/container.md gives the bytes.
 
 Thread: any.
@@ -16,14 +16,14 @@ from penstock.host.files import FileSystem
 
 
 def create_chunk(fs: FileSystem, path: str, identity: ChunkIdentity, sealing: Sealing = PLAIN) -> ChunkWriter:
-    """Start a chunk that will be `path`."""
+    """Start writing a chunk; it appears as `path` when it is finished."""
     if sealing.plain:
         return PlainWriter(fs, path)
     return FramedWriter(fs, path, identity, sealing)
 
 
 def open_chunk(fs: FileSystem, path: str, keys: KeyRing | None = None) -> Chunk:
-    """Open a chunk, whatever contains it."""
+    """Open a chunk of either kind."""
     file = fs.open(path)
     try:
         size = file.size()

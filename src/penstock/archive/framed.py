@@ -1,9 +1,9 @@
 """Framed containers: 64 KiB blocks, each compressed (zstd, lz4) and then encrypted (AES-256-GCM), and a table of them.
 
 Thread: a writer belongs to one thread; a chunk may be read by any number.
-Invariants: (1) a chunk appears under its name whole, synced, or not at all. (2) no block is opened before its stored
-and declared sizes are known to be within bounds. (3) an encrypted block opens only at its own place in its own chunk:
-store, chunk id, block number and, for the last block, the block count are authenticated with it.
+Invariants: (1) a chunk appears under its name whole and synced, or not at all. (2) no block is decoded before its
+stored and declared sizes are checked. (3) an encrypted block can be decrypted only at its own position in its own
+chunk: store, chunk id, block number and, for the last block, the block count are authenticated with it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
 from penstock.archive.plain import WRITE_BYTES, PlainWriter, TemporaryFile
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.host.chance import Random
 from penstock.host.files import Buffer, File, FileSystem
+from penstock.host.randomness import Random
 
 BLOCK_BYTES = 1 << 16
 CACHED_BLOCKS = 64
@@ -38,27 +38,27 @@ _BLOCKS_MAX = _TABLE_BLOCK - 1
 
 
 class _Cipher:
-    """AES-256-GCM under a chunk's data key. The key is never used for a second chunk, so block numbers are nonces."""
+    """AES-256-GCM with a chunk's data key. A key encrypts one chunk only, so block numbers serve as nonces."""
 
     def __init__(self, data_key: bytes, identity: ChunkIdentity, codec: int) -> None:
         self._aead = _aes_gcm(data_key)
-        self._bound = struct.pack("<16sQB", identity.store, identity.chunk_id, codec)
+        self._context = struct.pack("<16sQB", identity.store, identity.chunk_id, codec)
 
-    def _place(self, block: int, count: int) -> tuple[bytes, bytes]:
-        return block.to_bytes(12, "big"), self._bound + struct.pack("<II", block, count)
+    def _nonce_and_context(self, block: int, count: int) -> tuple[bytes, bytes]:
+        return block.to_bytes(12, "big"), self._context + struct.pack("<II", block, count)
 
-    def seal(self, data: bytes, block: int, count: int, also: bytes = b"") -> bytes:
-        nonce, bound = self._place(block, count)
-        sealed: bytes = self._aead.encrypt(nonce, data, bound + also)
+    def seal(self, data: bytes, block: int, count: int, extra: bytes = b"") -> bytes:
+        nonce, context = self._nonce_and_context(block, count)
+        sealed: bytes = self._aead.encrypt(nonce, data, context + extra)
         return sealed
 
-    def open(self, data: bytes, block: int, count: int, also: bytes = b"") -> bytes | None:
-        """The block's bytes, or None if they are not the ones sealed at this place."""
+    def open(self, data: bytes, block: int, count: int, extra: bytes = b"") -> bytes | None:
+        """Decrypt a block; None if it was not encrypted at this position with this key."""
         from cryptography.exceptions import InvalidTag
 
-        nonce, bound = self._place(block, count)
+        nonce, context = self._nonce_and_context(block, count)
         try:
-            opened: bytes = self._aead.decrypt(nonce, data, bound + also)
+            opened: bytes = self._aead.decrypt(nonce, data, context + extra)
         except InvalidTag:
             return None
         return opened
@@ -112,9 +112,9 @@ class _Header:
         if crc32c is not None and crc32c(head) != _SUM.unpack(raw[_HEADER.size :])[0]:
             raise CorruptionError(file.path, 0, "the header's checksum does not match")
         _, _, codec, cipher, block_bytes, store, chunk_id, size, blocks, *rest = fields
-        sound = codec < len(CODECS) and cipher < 2 and block_bytes == BLOCK_BYTES
-        if not sound or blocks != -(-size // BLOCK_BYTES) or HEADER_BYTES + blocks * _ENTRY.size > file_bytes:
-            raise CorruptionError(file.path, 0, "the header describes no possible file")
+        valid = codec < len(CODECS) and cipher < 2 and block_bytes == BLOCK_BYTES
+        if not valid or blocks != -(-size // BLOCK_BYTES) or HEADER_BYTES + blocks * _ENTRY.size > file_bytes:
+            raise CorruptionError(file.path, 0, "the header does not fit the file")
         return _Header(codec, cipher, ChunkIdentity(store=store, chunk_id=chunk_id), size, blocks, *rest)
 
 
@@ -147,7 +147,7 @@ class FramedWriter:
 
     def write(self, data: Buffer) -> None:
         self._pending += data
-        # The last block stays back: it is sealed with the count, which only `finish` knows.
+        # The last block is kept back: it is encrypted with the block count, which only `finish` knows.
         whole = (len(self._pending) - 1) // BLOCK_BYTES
         for i in range(whole):
             self._block(bytes(self._pending[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]), last=False)
@@ -157,7 +157,7 @@ class FramedWriter:
 
     def _block(self, data: bytes, *, last: bool) -> None:
         if self._blocks >= _BLOCKS_MAX:
-            raise Invalid("a chunk holds at most 2**32 - 2 blocks: write a smaller one")
+            raise Invalid("a chunk has at most 2**32 - 2 blocks: write a smaller one")
         self._size += len(data)
         flag = 0
         if self._compress is not None:
@@ -201,7 +201,7 @@ class FramedWriter:
 
 
 class FramedChunk:
-    """Content opened block by block, with a bounded number of open blocks kept."""
+    """Content decoded block by block, with a cache of a few blocks."""
 
     def __init__(self, file: File, file_bytes: int, keys: KeyRing | None) -> None:
         self._file = file
@@ -221,9 +221,9 @@ class FramedChunk:
         self._decompress = _arrow_codec(header.codec).decompress if header.codec else None
         self._cipher = _unwrap(header, file.path, keys) if header.cipher else None
         if self._cipher is not None:
-            also = table + struct.pack("<Q", header.size)
-            if self._cipher.open(header.table_tag, _TABLE_BLOCK, header.blocks, also) is None:
-                raise CorruptionError(file.path, table_at, "the block table was not sealed by this key")
+            extra = table + struct.pack("<Q", header.size)
+            if self._cipher.open(header.table_tag, _TABLE_BLOCK, header.blocks, extra) is None:
+                raise CorruptionError(file.path, table_at, "the block table was not authenticated with this key")
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, bytes] = OrderedDict()  # guarded by _lock
 
@@ -245,20 +245,20 @@ class FramedChunk:
 
     def read(self, start: int, end: int) -> memoryview:
         if not 0 <= start <= end <= self.size:
-            raise CorruptionError(self.path, self.size, f"bytes {start} to {end} were asked for and are not there")
+            raise CorruptionError(self.path, self.size, f"bytes {start} to {end} are missing")
         first, last = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-        keep = last - first <= CACHED_BLOCKS // 4  # a long read would only wash the cache out
-        data = b"".join([self._block(i, keep) for i in range(first, last)])
+        cache = last - first <= CACHED_BLOCKS // 4  # a long read would only flush the cache
+        data = b"".join([self._block(i, cache) for i in range(first, last)])
         return memoryview(data)[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
 
-    def _block(self, number: int, keep: bool) -> bytes:
+    def _block(self, number: int, cache: bool) -> bytes:
         with self._lock:
             block = self._cache.get(number)
             if block is not None:
                 self._cache.move_to_end(number)
                 return block
         block = self._open_block(number)
-        if keep:
+        if cache:
             with self._lock:
                 self._cache[number] = block
                 while len(self._cache) > CACHED_BLOCKS:
@@ -276,11 +276,11 @@ class FramedChunk:
         if self._cipher is not None:
             opened = self._cipher.open(data, number, count if number + 1 == count else 0, bytes([raw >> 31]))
             if opened is None:
-                raise CorruptionError(self.path, at, f"block {number} was not sealed at this place by this key")
+                raise CorruptionError(self.path, at, f"block {number} was not encrypted at this position with this key")
             data = opened
         size = min(BLOCK_BYTES, self.size - number * BLOCK_BYTES)
         if self._decompress is not None and not raw:
-            try:  # into exactly `size` bytes: what a frame declares about itself is never believed
+            try:  # into exactly `size` bytes: the size that a frame declares is never trusted
                 data = bytes(self._decompress(data, decompressed_size=size))
             except OSError as error:
                 raise CorruptionError(self.path, at, f"block {number} does not decompress ({error})") from None
@@ -295,8 +295,8 @@ class FramedChunk:
 def _wrap(data_key: bytes, keys: KeyRing, identity: ChunkIdentity, random: Random) -> tuple[int, bytes, bytes]:
     version = keys.current()
     nonce = random.randbytes(12)
-    bound = struct.pack("<16sQQ", identity.store, identity.chunk_id, version)
-    return version, nonce, _aes_gcm(keys.key(version)).encrypt(nonce, data_key, bound)
+    context = struct.pack("<16sQQ", identity.store, identity.chunk_id, version)
+    return version, nonce, _aes_gcm(keys.key(version)).encrypt(nonce, data_key, context)
 
 
 def _data_key(header: _Header, path: str, keys: KeyRing | None) -> bytes:
@@ -305,23 +305,23 @@ def _data_key(header: _Header, path: str, keys: KeyRing | None) -> bytes:
     from cryptography.exceptions import InvalidTag
 
     aead = _aes_gcm(keys.key(header.key_version))
-    bound = struct.pack("<16sQQ", header.identity.store, header.identity.chunk_id, header.key_version)
+    context = struct.pack("<16sQQ", header.identity.store, header.identity.chunk_id, header.key_version)
     try:
-        data_key: bytes = aead.decrypt(header.key_nonce, header.wrapped, bound)
+        data_key: bytes = aead.decrypt(header.key_nonce, header.wrapped, context)
     except InvalidTag:
         raise CorruptionError(path, 0, f"master key {header.key_version} does not unwrap its data key") from None
     return data_key
 
 
 def _unwrap(header: _Header, path: str, keys: KeyRing | None) -> _Cipher:
-    _aes_gcm(bytes(32))  # first: a missing package has its own message
+    _aes_gcm(bytes(32))  # first: a missing package has an error message of its own
     return _Cipher(_data_key(header, path, keys), header.identity, header.codec)
 
 
 def rewrap(fs: FileSystem, path: str, keys: KeyRing, random: Random) -> bool:
-    """Wrap an encrypted chunk's data key with the current master key; False if there was nothing to do.
+    """Wrap an encrypted chunk's data key with the current master key; False if it already is.
 
-    The chunk is copied with a new header and replaced whole: its blocks are not touched.
+    The chunk is copied with a new header and replaced as a whole: its blocks do not change.
     """
     file = fs.open(path)
     try:

@@ -1,25 +1,26 @@
-"""Plain containers: a chunk's content as it is, mapped and read without a copy.
+"""Plain containers: a chunk's content as is, mapped and read without a copy.
 
 Thread: a writer belongs to one thread; a chunk may be read by any number.
-Invariant: a chunk appears under its name whole, synced, or not at all.
+Invariant: a chunk appears under its name whole and synced, or not at all.
 """
 
 from __future__ import annotations
 
 from penstock.errors import CorruptionError
-from penstock.host.files import Buffer, FileSystem, publish, remove_file
+from penstock.host.file_operations import publish, remove_file
+from penstock.host.files import Buffer, FileSystem
 
 WRITE_BYTES = 1 << 20
 
 
 class TemporaryFile:
-    """The file beside the target that becomes it."""
+    """A file that is renamed to its target when it is complete."""
 
     def __init__(self, fs: FileSystem, target: str) -> None:
         self._fs = fs
         self._target = target
         temporary = target + ".tmp"
-        if fs.exists(temporary):  # left by an attempt that died; this attempt owns the name
+        if fs.exists(temporary):  # left by an attempt that ended early; this attempt owns the name
             fs.unlink(temporary)
         self.file = fs.create(temporary)
 
@@ -33,7 +34,7 @@ class TemporaryFile:
 
 
 class PlainWriter:
-    """Writes content as it is."""
+    """Writes content as is."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._out = TemporaryFile(fs, path)
@@ -42,7 +43,7 @@ class PlainWriter:
         self._at = 0
 
     def write(self, data: Buffer) -> None:
-        if len(data) >= WRITE_BYTES:  # large enough to go by itself, without a copy
+        if len(data) >= WRITE_BYTES:  # large enough to be written on its own, without a copy
             self._drain()
             self._parts = [data]
             self._drain()
@@ -91,8 +92,8 @@ class PlainChunk:
 
     def read(self, start: int, end: int) -> memoryview:
         if self._view is None or not 0 <= start <= end <= self._size:
-            raise CorruptionError(self._path, self._size, f"bytes {start} to {end} were asked for and are not there")
+            raise CorruptionError(self._path, self._size, f"bytes {start} to {end} are missing")
         return self._view[start:end]
 
     def close(self) -> None:
-        self._view = None  # unmapped when the last slice of it goes
+        self._view = None  # unmapped when its last slice is freed

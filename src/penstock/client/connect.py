@@ -17,11 +17,16 @@ from penstock.client.connection import PATIENCE_S
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
-from penstock.host.chance import system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import OsFileSystem, absolute, make_dirs, path_text, typed
+from penstock.host.file_errors import translate_open_errors
+from penstock.host.file_operations import make_dirs
 from penstock.host.forking import use_grpc
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import path_text
+from penstock.host.randomness import system_random
+from penstock.host.waiting import Retries
 from penstock.protocol import place, wire
+from penstock.protocol.folder import check_new_folder, store_folder
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
@@ -47,22 +52,22 @@ class LocalDoor:
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         use_grpc()
-        with typed(self.folder):
+        with translate_open_errors(self.folder):
             return self._open(deadline_s)
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         answer = self._knock(deadline_s)
-        waits_s = place.PAUSE_S
+        # Starting an owner only to hear that the store is locked is dear: pauses grow.
+        retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
             if not self._create and not place.has_store(self.folder):
                 raise NotFound(f"there is no store in {self.folder}: give another path, or make one with penstock.open")
-            if self._is_late(deadline_s):
+            if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
                 raise WaitExpired(f"no owner of {self.folder} came up{reason}: try again")
             answer = self._start(deadline_s)
             if answer is None or not answer.location:
-                place.pause(waits_s)
-                waits_s = min(2 * waits_s, 1.0)  # starting one only to hear that the store is locked is dear
+                retries.again()
         return flight.FlightClient(answer.location, generic_options=OPTIONS)
 
     def _is_late(self, deadline_s: float) -> bool:
@@ -74,6 +79,7 @@ class LocalDoor:
     def _start(self, deadline_s: float) -> place.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
+            check_new_folder(self.folder)
             make_dirs(self._fs, self.folder)
         opening = place.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
@@ -150,7 +156,7 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
-        return LocalDoor(absolute(path), create=create, clock=SystemClock())
+        return LocalDoor(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:

@@ -19,8 +19,8 @@ from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, Penst
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.forking import abandon
+from penstock.host.waiting import Retries
 from penstock.protocol import wire
-from penstock.protocol.place import pause
 
 T = TypeVar("T")
 PATIENCE_S = 30.0  # for an owner to be there (again) and to answer
@@ -81,6 +81,11 @@ class Connection:
         return self._owner
 
     @property
+    def folder(self) -> str:
+        """Where the store is on this machine; empty if it is not."""
+        return self._door.folder
+
+    @property
     def patience_s(self) -> float:
         """How long a call waits."""
         return self._patience_s
@@ -101,6 +106,7 @@ class Connection:
     def ask_raw(self, request: Any, *, repeat: bool = True, wait_s: float = 0.0) -> bytes:
         """The answer to a request, as it came. `repeat`: it may be made again. `wait_s`: how long it asks to wait."""
         body, deadline_s = wire.pack(request), self.deadline_s(wait_s)
+        retries = Retries(self._clock, deadline_s)
         while True:
             line = self._open(deadline_s)
             try:
@@ -112,9 +118,8 @@ class Connection:
                         f"the owner of {self._door.name} did not answer ({gone}): "
                         f"it did {type(request).__name__}, or it did not"
                     ) from None
-                if self._clock.monotonic_s() >= deadline_s:
+                if not retries.again():
                     raise self._nobody(gone) from None
-            pause()
 
     def send_once(self, request: Any, timeout_s: float) -> bytes:
         """Send a request over the line there is, or a new one; `GoneError` if no answer comes."""
@@ -136,6 +141,7 @@ class Connection:
     def read(self, reading: wire.Reading) -> tuple[list[Any], bool]:
         """The record batches of a page, and whether there are more pages."""
         deadline_s = self.deadline_s()
+        retries = Retries(self._clock, deadline_s)
         while True:
             line = self._open(deadline_s)
             try:
@@ -144,9 +150,8 @@ class Connection:
                 self._drop(line)
                 if isinstance(reading, wire.More):
                     raise Closed(f"the owner of {self._door.name} ended while this was read: read it again") from None
-                if self._clock.monotonic_s() >= deadline_s:
+                if not retries.again():
                     raise self._nobody(gone) from None
-            pause()
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[list[Any], bool]:
         more, batches = False, list[Any]()
@@ -162,15 +167,14 @@ class Connection:
 
     def pages(self, reading: wire.Scan) -> Iterator[list[Any]]:
         """All pages of a scan, the first of them at once."""
-        deadline_s = self.deadline_s()
+        retries = Retries(self._clock, self.deadline_s(), pause_s=0.1)
         while True:
             try:
                 page, more = self.read(reading)
                 return self._pages(reading, page, more)
             except Backpressure:  # others read: wait for one's turn
-                if self._clock.monotonic_s() >= deadline_s:
+                if not retries.again():
                     raise
-            pause(0.1)
 
     def _pages(self, reading: wire.Scan, page: list[Any], more: bool) -> Iterator[list[Any]]:
         try:
@@ -215,9 +219,8 @@ class Connection:
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
         except GoneError as gone:
-            if self._clock.monotonic_s() >= deadline_s:
+            if not Retries(self._clock, deadline_s).again():
                 raise self._nobody(gone) from None
-            pause()
             return
         with self._lock:
             if self._owner is not None and owner.identity != self._owner.identity:

@@ -40,7 +40,8 @@ from penstock.errors import (
     StoreLocked,
 )
 from penstock.host.clock import Clock
-from penstock.journal.record import PartitionId
+from penstock.host.waiting import Retries
+from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Kind
 from penstock.partition.ledger import Condition, Verdict, decode_condition, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
@@ -85,7 +86,7 @@ class _Outgoing:
         return not isinstance(self.group, WholeGroup)
 
     def tables(self) -> set[int]:
-        return {section.partition >> 16 for section in self.sections}
+        return {table_of(section.partition) for section in self.sections}
 
 
 class RemoteFlusher:
@@ -158,7 +159,7 @@ class RemoteFlusher:
                 try:
                     queue.append(self._outgoing(group))
                 except PenstockError as error:
-                    self._refuse(group, {partition >> 16 for partition in group.sections}, error)
+                    self._refuse(group, {table_of(partition) for partition in group.sections}, error)
         self._queue, self._message = queue, ()
         self._last_epoch = batch.last  # after all this: if a line of it raised, it is all done again
 
@@ -173,14 +174,14 @@ class RemoteFlusher:
             return wire.SentSection(partition, b"", list(part.files))
         kind = self._kind_of(partition)
         if kind is None:
-            raise NotFound(f"table {partition >> 16} is not known here")
+            raise NotFound(f"table {table_of(partition)} is not known here")
         return wire.SentSection(partition, kind.encode(part))
 
     # -- sending
 
     def _send_all(self, patience_s: float, answer_s: float) -> None:
         """Send the queue; raises if nothing of it was taken for `patience_s`."""
-        deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
+        retries = self._retries(patience_s)
         while self._queue:
             try:
                 busy = self._send_message(answer_s)
@@ -191,11 +192,13 @@ class RemoteFlusher:
                     raise
                 busy = error
             if busy is None:
-                deadline_s, waits_s = self._clock.monotonic_s() + patience_s, BACKOFF_S
-                continue
-            if self._clock.monotonic_s() >= deadline_s or self._ending.wait(waits_s):
+                retries = self._retries(patience_s)
+            elif not retries.again():
                 raise busy
-            waits_s = min(2 * waits_s, 1.0)
+
+    def _retries(self, patience_s: float) -> Retries:
+        deadline_s = self._clock.monotonic_s() + patience_s
+        return Retries(self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending)
 
     def _send_message(self, answer_s: float) -> PenstockError | None:
         """Send the next message, or the last one again; why the next must wait, if it must."""
@@ -290,6 +293,7 @@ class RemoteFlusher:
             self._full_since_s = None
             if outgoing.group is not None:
                 outgoing.group.verdict = verdict
+                outgoing.group.refused_by = outcome.refused_by
         self._queue.popleft()
 
     def _report(self, batch: Batch[PendingDelta]) -> None:

@@ -12,19 +12,20 @@ error of a write says that it did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn
 
+from penstock.client.building import building
 from penstock.client.connection import Connection
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
 from penstock.host.files import File
-from penstock.journal.record import PartitionId
-from penstock.kinds import Insert, Kind, Piece
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, table_of
+from penstock.kinds import Insert, Kind, Piece, Workplace
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
@@ -148,7 +149,7 @@ class FlightPort(_FlightReading):
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
         with self._lock:
-            return self._kinds.get(partition >> 16)
+            return self._kinds.get(table_of(partition))
 
     def _learn(self, tables: Sequence[TableInfo]) -> None:
         kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
@@ -188,7 +189,7 @@ class FlightPort(_FlightReading):
             whole.awaited = False  # what comes now is told to others
         if whole.error is not None:
             raise whole.error
-        group.verdict = whole.verdict
+        group.verdict, group.refused_by = whole.verdict, whole.refused_by
         return epoch
 
     def _in_doubt(self, error: PenstockError, token: tuple[str, int] | None) -> OutcomeUnknown:
@@ -321,6 +322,11 @@ class FlightPort(_FlightReading):
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
+
+    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+        owner = self._connection.owner
+        root = self._connection.folder or owner.path
+        return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """What a group says of files; the owner checks and syncs them before it takes the group."""

@@ -18,8 +18,8 @@ from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Closed, Invalid
 from penstock.host import threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
+from penstock.host.randomness import Random
 from penstock.kinds import Piece, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo

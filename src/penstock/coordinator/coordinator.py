@@ -27,7 +27,7 @@ from penstock.coordinator.waiting import LOOK_AGAIN_S, Admission, Waiter, Waitin
 from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 
 A = TypeVar("A")
 B = TypeVar("B")

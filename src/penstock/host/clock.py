@@ -1,7 +1,7 @@
 """Time, passed in so that tests own it.
 
 Thread: any. Wall time (`time_us`) may jump either way and is only ever *recorded*; every decision about how long
-something took or may take uses `monotonic_s`. A store goes by `steady_clock`, which does not jump.
+something took or may take uses `monotonic_s`. A store uses `steady_clock`, which does not jump.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import time
 from typing import Protocol
 
 UNKNOWN_BOOT = b""
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # elsewhere that one counts sleep, too
+_BOOT_CLOCK = getattr(
+    time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
+)  # on other systems the monotonic clock counts sleep, too
 
 
 class Clock(Protocol):
@@ -26,7 +28,7 @@ class Clock(Protocol):
         """Microseconds since the machine was started, sleep included; comparable between processes of one boot."""
 
     def boot_id(self) -> bytes:
-        """What names this boot of the machine; `UNKNOWN_BOOT` where the system does not say."""
+        """An id of this boot of the machine; `UNKNOWN_BOOT` where the system has none."""
 
 
 class SystemClock:

@@ -1,7 +1,7 @@
-"""What a forked child inherits and must not use: objects of C libraries, and the sockets of its parent.
+"""What a forked child inherits and must not use: objects of C libraries, and its parent's sockets.
 
-gRPC's destructors would wait for ever for threads that are gone. A socket that a child has a copy of stays open when
-its parent ends: the other side would wait for an answer that nobody gives.
+gRPC's destructors would wait forever for threads that do not exist in the child. A socket that a child has a copy of
+stays open when the parent ends, and the other side would wait for an answer that never comes.
 
 Thread: the child's only one, unless a function says otherwise.
 """
@@ -23,7 +23,7 @@ _DESCRIPTORS = "/dev/fd"
 
 
 class _GrpcUse:
-    """Whether gRPC was used: by this process, and by the one that it was forked from."""
+    """Whether gRPC was used by this process, and by the one it was forked from."""
 
     here = False
     before_fork = False
@@ -34,10 +34,10 @@ class _GrpcUse:
 
 
 def use_grpc() -> None:
-    """Call before gRPC is used; `Closed` in a child that was forked after its parent had begun to.
+    """Call before using gRPC; `Closed` in a child whose parent used it before the fork.
 
-    The two would share gRPC's epoll set, and the child lacks the threads that gRPC believes to have: in tries, calls of
-    both hung past every deadline. gRPC's own support for forks did not help.
+    The two share gRPC's epoll set, and the child lacks gRPC's threads: in experiments, calls of both hung past every
+    deadline. gRPC's own fork support did not help.
     """
     if _GrpcUse.before_fork:
         raise Closed(
@@ -51,17 +51,18 @@ os.register_at_fork(after_in_child=_GrpcUse.inherit)
 
 
 def abandon(thing: Any) -> None:
-    """In a forked child: let nothing that belongs to `thing` be run when this process ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))  # never given back: its destructor never runs
+    """In a forked child: leak `thing`, so that neither its destructor nor its exit handlers run."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))  # never released: its destructor never runs
     for reference in weakref.getweakrefs(thing):
-        if isinstance(reference.__callback__, weakref.finalize):  # nor what pyarrow does at the interpreter's exit
+        if isinstance(reference.__callback__, weakref.finalize):  # pyarrow's, which run at exit
             reference.__callback__.detach()
 
 
-def hang_up(belongs: Callable[[Any], bool]) -> None:
-    """In a forked child: give up its copies of the sockets whose own address belongs to the parent's service.
+def detach_sockets(belongs: Callable[[Any], bool]) -> None:
+    """In a forked child: replace its copies of the parent's service sockets with /dev/null.
 
-    Each is replaced by /dev/null: the number must not come to mean something else to the library that opened it.
+    `belongs` decides by a socket's own address. The descriptors stay in use, because the library that opened them would
+    take a reused number for its socket.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -73,7 +74,7 @@ def hang_up(belongs: Callable[[Any], bool]) -> None:
 
 
 def address_of(descriptor: int) -> Any:
-    """The own address of a socket, which a connection has from its listener; None for anything else."""
+    """Return a socket's own address (a connection has its listener's); None if it is not a socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
@@ -84,7 +85,7 @@ def address_of(descriptor: int) -> Any:
 
 
 def close_on_exec(path: str) -> None:
-    """Keep from started programs the descriptors of a file that a library opened without saying so. Thread: any."""
+    """Set close-on-exec on the descriptors of a file that a library opened without it. Thread: any."""
     wanted = os.stat(path)
     for descriptor in _descriptors():
         with suppress(OSError):
@@ -95,5 +96,5 @@ def close_on_exec(path: str) -> None:
 def _descriptors() -> list[int]:
     try:
         return [int(name) for name in os.listdir(_DESCRIPTORS)]
-    except OSError:  # a system without it: nothing can be found
+    except OSError:  # the system does not have it
         return []

@@ -1,15 +1,15 @@
-"""Mappings of files: made without a descriptor of their own, and counted.
+"""Memory-mapped files that hold no descriptor, and a limit on their number.
 
-Python's `mmap` keeps a copy of the descriptor for as long as the mapping lives, and a store maps two files for each
-sstable. So a range without a file is mapped first, and the file then laid over it by the C library: the `mmap` object
-knows of no descriptor, and unmaps the range when the last view of it goes.
+Python's `mmap` keeps a copy of the descriptor while the mapping lives, and a store maps two files per sstable. So an
+anonymous range is mapped first and the file is mapped over it by the C library: the `mmap` object has no descriptor,
+and unmaps the range when its last view is gone.
 
-A process may have only so many mappings (`vm.max_map_count`). Whoever can map a file anew at any time says so
-(`Mappings.hold`), and is asked to let go of its mappings when there are too many: the one that has had them longest.
-Nothing is noted at a read: that would cost each get more than a mapping that is now and then made again.
+A process may have a limited number of mappings (`vm.max_map_count`). Objects that can map their file again at any time
+register (`Mappings.register`); when there are too many, the oldest are told to drop their mappings. Reads are not
+recorded: that would cost each get more than mapping a file again now and then.
 
 Thread: any.
-Invariant: a mapping is undone when its last view is gone, never before.
+Invariant: a range is unmapped when its last view is gone, never before.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ import numpy as np
 from penstock.errors import ProcessLimit
 from penstock.host import threads
 
-MAPS_MAX_DEFAULT = 65_530  # of Linux, where nothing else is said
-_SHARE = 8  # a holder has two mappings: a quarter of the limit, and the rest is for others
+MAPS_MAX_DEFAULT = 65_530  # the default of Linux
+_SHARE = 8  # with two mappings each, holders take a quarter of the limit
 HOLDERS_MIN = 16
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class MappingHolder(Protocol):
-    """Has mappings that can be made again."""
+    """An object whose mappings can be made again."""
 
     def forget(self) -> None:
-        """Let go of them. Those who read go on with what they have."""
+        """Drop the mappings. Readers keep the views they have."""
 
 
 def holders_max() -> int:
-    """How many may hold mappings, by the limit of this machine."""
+    """Return how many objects may hold mappings, from the system's limit."""
     return max(HOLDERS_MIN, _maps_max() // _SHARE)
 
 
@@ -60,7 +60,7 @@ def _maps_max() -> int:
 
 
 class Mappings:
-    """Those of a process who hold mappings that can be made again."""
+    """The registered holders of a process."""
 
     def __init__(self, limit: Callable[[], int] = holders_max) -> None:
         self._limit = limit
@@ -70,30 +70,30 @@ class Mappings:
         threads.after_fork(self, Mappings._start)
 
     def _start(self) -> None:
-        self._lock = threads.lock("host.mappings")  # in a forked child too: nobody there would release the old one
+        self._lock = threads.lock("host.mappings")  # anew in a forked child, where the old one may be locked for good
         self._holders: OrderedDict[int, weakref.ref[MappingHolder]] = OrderedDict()  # guarded by _lock
 
-    def hold(self, holder: MappingHolder) -> None:
-        """Note that it has mappings now; others may have to let go of theirs."""
+    def register(self, holder: MappingHolder) -> None:
+        """Record that `holder` has mappings now; the oldest holders drop theirs if there are too many."""
         number, gone = next(self._numbers), self._gone
-        reference = weakref.ref(holder, lambda _: gone.append(number))  # no lock: any line may free an object
+        reference = weakref.ref(holder, lambda _: gone.append(number))  # no lock: objects are freed at any line
         with self._lock:
             self._holders[number] = reference
             over = max(0, self._purge() - self._limit())
-        self._let_go(over)
+        self._release_oldest(over)
 
-    def relieve(self) -> bool:
-        """Have the older half let go; whether there was anyone."""
+    def release_some(self) -> bool:
+        """Make the older half drop their mappings; return whether there were any."""
         with self._lock:
             count = (self._purge() + 1) // 2
-        return self._let_go(count) > 0
+        return self._release_oldest(count) > 0
 
     def _purge(self) -> int:
         while self._gone:
             self._holders.pop(self._gone.popleft(), None)
         return len(self._holders)
 
-    def _let_go(self, count: int) -> int:
+    def _release_oldest(self, count: int) -> int:
         with self._lock:
             oldest = [self._holders.popitem(last=False)[1] for _ in range(min(count, len(self._holders)))]
         for reference in oldest:
@@ -107,14 +107,14 @@ MAPPINGS = Mappings()
 
 
 def map_file(fd: int, size: int, path: str) -> memoryview:
-    """The first `size` bytes of a file, read-only. Requires: the file is that long. The descriptor may be closed."""
+    """Map the first `size` bytes of a file, read-only. Requires: it is that long. The descriptor may then be closed."""
     while True:
         try:
             return memoryview(_map(fd, size))
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            if not MAPPINGS.relieve():
+            if not MAPPINGS.release_some():
                 raise ProcessLimit(
                     f"{path} cannot be mapped ({error.strerror}), nothing was changed: close stores or snapshots, or "
                     "raise the limit (sysctl vm.max_map_count)"
@@ -130,7 +130,7 @@ def _map(fd: int, size: int) -> Any:
     if placed != address:
         code = ctypes.get_errno()
         assert placed == _FAILED
-        raise OSError(code, os.strerror(code))  # the kernel looks first: the area is as it was, and goes
+        raise OSError(code, os.strerror(code))  # the kernel checks first, so the area is unchanged
     return area
 
 

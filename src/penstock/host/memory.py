@@ -1,7 +1,7 @@
-"""Memory that was freed and that the C library keeps: asking it to give it back.
+"""Returning freed memory from the C library to the system.
 
-A store makes large buffers all the time and frees them soon. glibc keeps such blocks for later, in a heap for each
-thread, and a process would hold several times what its limits count. Elsewhere than on glibc nothing is done.
+A store allocates and frees large buffers all the time. glibc keeps freed blocks in a heap per thread, so that a process
+would hold several times the memory that its limits count. With another C library nothing is done.
 
 Thread: any.
 """
@@ -18,23 +18,23 @@ _LARGE_BYTES = 1 << 20
 
 @cache
 def _library() -> Any:
-    """glibc, told once to map large blocks, so that they are gone when they are freed; None for another library."""
+    """Return glibc, set to map large blocks, which are unmapped when they are freed; None for another library."""
     try:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
-        library.malloc_trim  # noqa: B018 - whether it is there
+        library.malloc_trim  # noqa: B018 - raises if it is missing
     except (AttributeError, OSError, TypeError):
         return None
     return library
 
 
-def expect_large_blocks() -> None:
-    """Large blocks come and go from here on: keep none of them."""
+def map_large_blocks() -> None:
+    """Make malloc map large blocks from now on, so that freeing one returns its memory."""
     _library()
 
 
-def release_unused() -> None:
-    """Give back what is free in the heaps. It takes milliseconds; other threads run meanwhile."""
+def release_free_memory() -> None:
+    """Return the free memory of all heaps to the system. Takes milliseconds; other threads run meanwhile."""
     library = _library()
     if library is not None:
         library.malloc_trim(0)

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, and how they look to Prometheus.
+"""Counters, gauges and histograms, exported in Prometheus' text format.
 
-Thread: any. Every name begins with `penstock_`. A store has its own `Metrics`, so that two stores in one process do not
-add up; nothing is written to the process-wide registry of `prometheus_client`.
+Thread: any. Every name begins with `penstock_`. A store has its own `Metrics`, so that two stores in one process are
+not added up; the process-wide registry of `prometheus_client` is not used.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class Metrics:
         self._made: dict[str, MetricWrapperBase] = {}  # guarded by _lock
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        """A number that only grows; its name ends with `_total`."""
+        """Return a number that only grows; its name ends with `_total`."""
         return self._make(Counter, name, text, labels)
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        """A number that goes up and down."""
+        """Return a number that goes up and down."""
         return self._make(Gauge, name, text, labels)
 
     def histogram(self, name: str, text: str, labels: Sequence[str] = ()) -> Histogram:
-        """Seconds that something took, from 5 ms to 10 s."""
+        """Return a histogram of durations from 5 ms to 10 s."""
         return self._make(Histogram, name, text, labels)
 
     def collect_from(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Ask `collect` for metrics whenever someone looks, so that counting costs nothing in between."""
+        """Call `collect` for metrics at each export, so that nothing is counted in between."""
         self._registry.register(_Source(collect))
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _make(self, kind: type[M], name: str, text: str, labels: Sequence[str]) -> M:
-        """The metric of that name; asking again gives the same one."""
+        """Return the metric of that name, created at the first call."""
         with self._lock:
             made = self._made.get(name)
             if made is None:
                 made = kind(name, text, labels, namespace=_NAMESPACE, registry=self._registry)
                 self._made[name] = made
             if not isinstance(made, kind) or tuple(made._labelnames) != tuple(labels):
-                raise Invalid(f"metric {name} is there with another type or labels: give this one another name")
+                raise Invalid(f"metric {name} exists with another type or labels: give this one another name")
             return made
 
 

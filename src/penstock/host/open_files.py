@@ -1,22 +1,24 @@
-"""Open files within the limit of the process: a file has a descriptor while it is used, and as long as there is room.
+"""A descriptor cache: open files share a limited number of descriptors.
 
-A store keeps files "open" for as long as it likes: the growing file of every queue shard, logs, blocks of sealed
-sstables. Only so many of them have a descriptor, by a budget out of the process's limit. When another is needed, the
-file that was idle longest gives its descriptor up, and gets one again at its next use, by its name.
+A store keeps files open for long: the growing file of every queue shard, logs, blocks of sealed sstables. Only some of
+them have a descriptor, within a budget taken from the process's limit. When another is needed, the least recently used
+idle file is closed, and reopened by name at its next use.
 
-A file that was written and not synced is synced before it gives its descriptor up: Linux reports a failed write to the
-descriptors that were open then, and one that is opened later may never hear of it. Should a sync fail, that one or one
-that was asked for, the file remembers, and whoever uses it next is told: nothing is tried again.
+A file with unsynced writes is synced before its descriptor is closed: Linux reports a failed write-back to descriptors
+that were open at that time, and one opened later may never see the error. If that sync or any other fails, the file
+keeps the error and every later use raises it: nothing is retried.
 
-When the process has no descriptor left in spite of the budget, because others took them, idle files are closed, and
-after a short wait the caller gets `ProcessLimit`. An operation takes its descriptor before it does anything, so that
-nothing has changed then. A caller of several operations that must not stop between them takes it first: `File.pin`.
+When the process has no descriptor left in spite of the budget, because other code took them, idle files are closed, and
+after a short wait the caller gets `ProcessLimit`. Every operation acquires its descriptor before it changes anything. A
+caller with several operations that must not stop in between acquires it first: `File.pin`.
 
-Thread: any. One lock guards the accounts, and is never held during I/O: a file on its way in or out is `moving`, and
-those who want it look again. No condition is waited for: an interrupt could leave its lock taken. The garbage
-collector, which frees a file at any line of any thread, takes no lock: it makes a note, and the next call closes it.
-Invariants: (1) a descriptor is closed only while nobody uses it. (2) an idle file without a descriptor is synced, or
-has its failure. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file.
+Thread: any. One lock guards all states and is never held during I/O: a file that is being opened or closed is `moving`,
+and threads that want it poll. Nothing waits on a condition, because an interrupt could leave its lock taken. The
+garbage collector, which frees files at any line of any thread, takes no lock: it appends to a list, and the next call
+closes.
+Invariants: (1) a descriptor is closed only while nothing uses it. (2) an idle file without a descriptor is synced, or
+has its error. (3) a name that leads to another file by now is a `FileNotFoundError`, never that other file. Inodes tell
+files apart, and the system uses them again: so no name of an open file is unlinked and then given to a new file.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import ProcessLimit
 from penstock.host import threads
+from penstock.host.clock import SystemClock
+from penstock.host.waiting import Retries
 
 if TYPE_CHECKING:
     from penstock.host.files import Buffer, File, FileSystem, Folder, Lock
@@ -38,25 +42,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OPEN_MIN, OPEN_MAX = 8, 1 << 16
-WAIT_S = 1.0  # for a descriptor, before the caller is told that there is none
+WAIT_S = 1.0  # for a descriptor, before `ProcessLimit`
 _PAUSE_S = 0.01
 _MOVING_S = 0.0005  # a file is opened, or synced and closed, in about this
 _SHORTAGE = (errno.EMFILE, errno.ENFILE)
 
 
 def open_files_max() -> int:
-    """How many files may have a descriptor: half of the process's limit. The rest is for sockets, LMDB and others."""
+    """Return how many files may have a descriptor: half of the process's limit. Sockets, LMDB and others need some."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_MAX if soft == resource.RLIM_INFINITY else min(max(soft // 2, OPEN_MIN), OPEN_MAX)
 
 
-class _Account:
-    """What is known of one file."""
+class _FileState:
+    """The descriptor of one file, and what must be known without it."""
 
     __slots__ = ("closed", "dirty", "failure", "identity", "moving", "raw", "reopen", "users", "wrote")
 
     def __init__(self, raw: File, reopen: Callable[[], File]) -> None:
-        # Guarded by the lock of `OpenFiles`, but for `dirty` and `wrote`, which change while it is used.
+        # Guarded by the lock of `OpenFiles`, except `dirty` and `wrote`, which change while the file is used.
         self.raw: File | None = raw
         self.reopen = reopen
         self.identity = raw.identity()
@@ -65,17 +69,17 @@ class _Account:
         self.closed = False
         self.dirty = False  # written since the last sync
         self.wrote = False  # written at all
-        self.failure: BaseException | None = None  # of a sync: it is never used again
+        self.failure: BaseException | None = None  # of a sync: the file is never used again
 
     def sync(self, act: Callable[[], None]) -> None:
         try:
-            self.dirty = False  # before the act: what is written beside it makes it dirty again
+            self.dirty = False  # before the act: a concurrent write makes it dirty again
             act()
         except OSError as error:
-            self.failure = error  # final: nobody syncs these bytes again, or reads what may be gone
+            self.failure = error  # final: these bytes are neither synced nor read again
             raise
         except BaseException:
-            self.dirty = True  # interrupted: nobody knows how far it came
+            self.dirty = True  # interrupted: it may not have been synced
             raise
 
 
@@ -85,29 +89,29 @@ class OpenFiles:
     def __init__(self, files_max: Callable[[], int] = open_files_max, *, wait_s: float = WAIT_S) -> None:
         self._files_max = files_max
         self._wait_s = wait_s
-        self._abandoned: deque[_Account] = deque()  # of files that were freed and not closed; guarded by nothing
+        self._abandoned: deque[_FileState] = deque()  # freed without close; appended to without a lock
         self._forget_all()
         threads.after_fork(self, OpenFiles._forget_all)
 
     def _forget_all(self) -> None:
-        """In a forked child too: a sync there could hide an error from the parent, so that nothing is closed there."""
+        """Also in a forked child, which closes nothing: a sync there could hide an error from the parent."""
         self._lock = threads.lock("host.open_files")
         self._open = 0  # guarded by _lock: how many have a descriptor
-        # Guarded by _lock: those that nobody uses, the longest idle first.
-        self._clean: OrderedDict[_Account, None] = OrderedDict()
-        self._dirty: OrderedDict[_Account, None] = OrderedDict()
+        # Guarded by _lock: unused files, least recently used first.
+        self._clean: OrderedDict[_FileState, None] = OrderedDict()
+        self._dirty: OrderedDict[_FileState, None] = OrderedDict()
         self._abandoned.clear()
 
     @property
     def count(self) -> int:
-        """How many files have a descriptor."""
+        """The number of files that have a descriptor."""
         return self._open
 
     # -- opening
 
-    def obtain(self, take: Callable[[], T]) -> T:
-        """Call `take`, which takes a descriptor; where there is none, make room and call it again."""
-        deadline_s = 0.0
+    def with_descriptor(self, take: Callable[[], T]) -> T:
+        """Call `take`, which opens a descriptor; if the process has none left, close idle files and call it again."""
+        retries: Retries | None = None
         while True:
             try:
                 return take()
@@ -116,126 +120,127 @@ class OpenFiles:
                     raise
                 if self._close_one():
                     continue
-                deadline_s = deadline_s or time.monotonic() + self._wait_s
-                if time.monotonic() >= deadline_s:
+                if retries is None:
+                    clock = SystemClock()
+                    retries = Retries(clock, clock.monotonic_s() + self._wait_s, pause_s=_PAUSE_S)
+                if not retries.again():
                     raise ProcessLimit(
                         f"no descriptor for {error.filename or 'a file'} ({error.strerror}), nothing was changed: "
                         "close other files or sockets, or raise the limit (ulimit -n)"
                     ) from error
-            time.sleep(_PAUSE_S)
 
-    def admit(self, take: Callable[[], File], reopen: Callable[[], File]) -> _Account:
-        """An account for a file that `take` opens, and `reopen` opens again."""
+    def add(self, take: Callable[[], File], reopen: Callable[[], File]) -> _FileState:
+        """Open a file by `take`, and return the state by which it is used; `reopen` opens it again later."""
         self._close_abandoned()
         self._make_room()
-        account = _Account(self.obtain(take), reopen)
+        state = _FileState(self.with_descriptor(take), reopen)
         with self._lock:
             self._open += 1
-            self._clean[account] = None
-        return account
+            self._clean[state] = None
+        return state
 
     def _make_room(self) -> None:
         while self._open >= self._files_max() and self._close_one():
             pass
 
-    def lend(self, account: _Account, path: str, *, for_sync: bool) -> File | None:
-        """The file with a descriptor, which stays until `take_back`.
+    def acquire(self, state: _FileState, path: str, *, for_sync: bool) -> File | None:
+        """Return the file with a descriptor, which stays open until `release`.
 
-        `for_sync`: None for a file that was synced when it gave its descriptor up: a sync then takes none.
+        With `for_sync`, None if the file was synced when its descriptor was closed: then there is nothing to sync.
         """
         mine = False
         try:
             while not mine:
                 with self._lock:
-                    if not account.moving:
-                        self._check(account, path)
-                        raw = account.raw
+                    if not state.moving:
+                        self._check(state, path)
+                        raw = state.raw
                         if raw is not None:
-                            account.users += 1
-                            self._clean.pop(account, None)
-                            self._dirty.pop(account, None)
+                            state.users += 1
+                            self._clean.pop(state, None)
+                            self._dirty.pop(state, None)
                             return raw
-                        if for_sync and account.wrote:
+                        if for_sync and state.wrote:
                             return None
-                        mine = account.moving = True
+                        mine = state.moving = True
                 if not mine:
-                    time.sleep(_MOVING_S)  # somebody opens or closes it
-            return self._reopen(account, path)
+                    time.sleep(_MOVING_S)  # another thread opens or closes it
+            return self._reopen(state, path)
         finally:
             if mine:
                 with self._lock:
-                    account.moving = False
+                    state.moving = False
 
-    def _check(self, account: _Account, path: str) -> None:
-        if account.failure is not None or (account.raw is None and account.dirty):
-            raise OSError(errno.EIO, f"a sync failed before ({account.failure})", path) from account.failure
-        if account.closed:
+    def _check(self, state: _FileState, path: str) -> None:
+        if state.closed and state.failure is None:  # first: a closed file may be dirty, and no sync of it failed
             raise OSError(errno.EBADF, "the file is closed", path)
+        if state.failure is not None or (state.raw is None and state.dirty):
+            raise OSError(errno.EIO, f"a sync failed before ({state.failure})", path) from state.failure
 
-    def _reopen(self, account: _Account, path: str) -> File:
+    def _reopen(self, state: _FileState, path: str) -> File:
         self._make_room()
-        raw = self.obtain(account.reopen)
-        if raw.identity() != account.identity:
+        raw = self.with_descriptor(state.reopen)
+        if raw.identity() != state.identity:
             raw.close()
             raise FileNotFoundError(errno.ENOENT, "another file has its name by now", path)
         with self._lock:
-            account.raw, account.users = raw, 1
+            state.raw, state.users = raw, 1
             self._open += 1
         return raw
 
-    def take_back(self, account: _Account) -> None:
+    def release(self, state: _FileState) -> None:
         with self._lock:
-            account.users -= 1
-            if account.users or account.raw is None:
+            state.users -= 1
+            if state.users or state.raw is None:
                 return
-            if not account.closed:
-                (self._dirty if account.dirty else self._clean)[account] = None
+            if not state.closed:
+                (self._dirty if state.dirty else self._clean)[state] = None
                 return
-            raw = self._take_raw(account)
+            raw = self._take_raw(state)
         raw.close()
 
     # -- closing
 
-    def _take_raw(self, account: _Account) -> File:
-        """Requires: _lock, and that nobody uses it."""
-        raw, account.raw = account.raw, None
+    def _take_raw(self, state: _FileState) -> File:
+        """Take the descriptor from a state. Requires: _lock, and that nothing uses it."""
+        raw, state.raw = state.raw, None
         assert raw is not None
         self._open -= 1
-        self._clean.pop(account, None)
-        self._dirty.pop(account, None)
+        self._clean.pop(state, None)
+        self._dirty.pop(state, None)
         return raw
 
     def _close_one(self) -> bool:
-        """Close the file that was idle longest, one that needs no sync if there is any; False if all are in use."""
+        """Close the least recently used idle file, preferably one that needs no sync; False if all are in use."""
         self._close_abandoned()
-        account: _Account | None = None
+        state: _FileState | None = None
         try:
             with self._lock:
                 idle = self._clean or self._dirty
                 if not idle:
                     return False
-                account = next(iter(idle))
-                account.moving = True
-                raw = self._take_raw(account)
-            self._sync_and_close(account, raw)
+                state = next(iter(idle))
+                state.moving = True
+                raw = self._take_raw(state)
+            self._sync_and_close(state, raw)
             return True
         finally:
-            if account is not None:
+            if state is not None:
                 with self._lock:
-                    account.moving = False
+                    state.moving = False
 
-    def _sync_and_close(self, account: _Account, raw: File) -> None:
+    def _sync_and_close(self, state: _FileState, raw: File) -> None:
         try:
-            if account.dirty and not account.closed:
+            if state.dirty and not state.closed:
                 raw.fdatasync()
-            account.dirty = False
-        except OSError as error:  # told to whoever uses that file next: this caller has nothing to do with it
-            account.failure = error
-        except BaseException:  # an interrupt: it keeps its descriptor
+            state.dirty = False
+        except OSError as error:  # raised at the next use of that file: this caller does not use it
+            state.failure = error
+        except BaseException:  # interrupted: it keeps its descriptor
             with self._lock:
-                account.raw = raw
+                state.raw = raw
                 self._open += 1
-                self._dirty[account] = None
+                self._dirty[state] = None
             raise
         raw.close()
 
@@ -247,96 +252,96 @@ class OpenFiles:
                 raw.close()
 
     def _take_abandoned(self) -> File | None:
-        """The descriptor of a file that was freed. Requires: _lock."""
+        """Take the descriptor of a freed file. Requires: _lock."""
         if not self._abandoned:
             return None
-        account = self._abandoned.popleft()
-        account.closed = True
-        account.users = 0  # nobody can use it: whoever is counted was interrupted before he could say that he is done
-        return None if account.raw is None else self._take_raw(account)
+        state = self._abandoned.popleft()
+        state.closed = True
+        state.users = 0  # nothing can use it: a user that is still counted was interrupted before its release
+        return None if state.raw is None else self._take_raw(state)
 
-    def close(self, account: _Account) -> None:
-        """Close a file for good, when the last who uses it right now is done."""
+    def close(self, state: _FileState) -> None:
+        """Close a file for good, once its last current user has released it."""
         with self._lock:
-            account.closed = True
-            raw = None if account.raw is None or account.users else self._take_raw(account)
+            state.closed = True
+            raw = None if state.raw is None or state.users else self._take_raw(state)
         if raw is not None:
             raw.close()
-        self._close_abandoned()  # last: an interrupt of it must not keep this one open
+        self._close_abandoned()  # last: an interrupt here must not keep this file open
 
-    def abandon(self, account: _Account) -> None:
-        """As `close`, by the garbage collector: perhaps in the middle of another call of this thread.
+    def abandon(self, state: _FileState) -> None:
+        """Close a file from the garbage collector, which may run inside another call of this thread.
 
-        It takes no lock: an interrupt right behind a try to take it would leave it taken for good, and be swallowed.
+        Takes no lock: an interrupt right after acquiring it would be swallowed and leave it locked for good.
         """
-        self._abandoned.append(account)
+        self._abandoned.append(state)
 
 
 OPEN_FILES = OpenFiles()
 
 
 class BoundedFile:
-    """A file that has a descriptor while it is used, and perhaps between uses."""
+    """A file that has a descriptor while it is used, and possibly between uses."""
 
     def __init__(self, files: OpenFiles, fs: FileSystem, path: str, *, write: bool, create: bool = False) -> None:
         self._files = files
         self._path = path
         take = (lambda: fs.create(path)) if create else (lambda: fs.open(path, write=write))
-        reference = [path]  # and not `self`: the account must not keep its file alive
+        reference = [path]  # not `self`: the account must not keep its file alive
         self._reference = reference
-        self._account = files.admit(take, lambda: fs.open(reference[0], write=write))
+        self._state = files.add(take, lambda: fs.open(reference[0], write=write))
 
     @property
     def path(self) -> str:
         return self._path
 
-    def moved(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         self._path = self._reference[0] = path
 
     @contextmanager
     def pin(self) -> Iterator[None]:
-        self._lend()
+        self._acquire()
         try:
             yield
         finally:
-            self._files.take_back(self._account)
+            self._files.release(self._state)
 
-    def _lend(self) -> File:
-        raw = self._files.lend(self._account, self._path, for_sync=False)
+    def _acquire(self) -> File:
+        raw = self._files.acquire(self._state, self._path, for_sync=False)
         assert raw is not None
         return raw
 
     def size(self) -> int:
-        raw = self._lend()
+        raw = self._acquire()
         try:
             return raw.size()
         finally:
-            self._files.take_back(self._account)
+            self._files.release(self._state)
 
     def identity(self) -> tuple[int, int]:
-        return self._account.identity
+        return self._state.identity
 
     def pread(self, size: int, offset: int) -> bytes:
-        raw = self._lend()
+        raw = self._acquire()
         try:
             return raw.pread(size, offset)
         finally:
-            self._files.take_back(self._account)
+            self._files.release(self._state)
 
     def map(self, size: int) -> memoryview:
-        raw = self._lend()
+        raw = self._acquire()
         try:
             return raw.map(size)
         finally:
-            self._files.take_back(self._account)
+            self._files.release(self._state)
 
     def _change(self, act: Callable[[File], None]) -> None:
-        raw, account = self._lend(), self._account
+        raw, state = self._acquire(), self._state
         try:
             act(raw)
         finally:
-            account.dirty = account.wrote = True  # after the act: a sync beside it may have missed it
-            self._files.take_back(account)
+            state.dirty = state.wrote = True  # after the act: a concurrent sync may have missed it
+            self._files.release(state)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         self._change(lambda raw: raw.pwrite(data, offset))
@@ -354,36 +359,36 @@ class BoundedFile:
         self._sync(lambda raw: raw.fdatasync())
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        raw, account = self._lend(), self._account
+        raw, state = self._acquire(), self._state
         try:
-            account.dirty = account.wrote = True
+            state.dirty = state.wrote = True
             for piece in pieces:
                 raw.pwrite(piece, offset)
                 offset += len(piece)
-            account.sync(raw.fdatasync)
+            state.sync(raw.fdatasync)
         finally:
-            self._files.take_back(account)
+            self._files.release(state)
 
     def _sync(self, act: Callable[[File], None]) -> None:
-        account = self._account
-        raw = self._files.lend(account, self._path, for_sync=True)
+        state = self._state
+        raw = self._files.acquire(state, self._path, for_sync=True)
         if raw is None:
             return
         try:
-            account.sync(lambda: act(raw))
+            state.sync(lambda: act(raw))
         finally:
-            self._files.take_back(account)
+            self._files.release(state)
 
     def close(self) -> None:
-        self._files.close(self._account)
+        self._files.close(self._state)
 
     def __del__(self) -> None:
-        if "_account" in self.__dict__:  # else it was never opened
-            self._files.abandon(self._account)
+        if "_state" in self.__dict__:  # otherwise it was never opened
+            self._files.abandon(self._state)
 
 
 class BoundedFileSystem:
-    """A file system whose open files share a budget."""
+    """A file system whose open files share a budget of descriptors."""
 
     def __init__(self, inner: FileSystem, files: OpenFiles) -> None:
         self._inner = inner
@@ -402,7 +407,7 @@ class BoundedFileSystem:
         self._inner.unlink(path)
 
     def listdir(self, path: str) -> list[str]:
-        return self._files.obtain(lambda: self._inner.listdir(path))
+        return self._files.with_descriptor(lambda: self._inner.listdir(path))
 
     def exists(self, path: str) -> bool:
         return self._inner.exists(path)
@@ -414,7 +419,7 @@ class BoundedFileSystem:
         self._inner.rmdir(path)
 
     def folder(self, path: str) -> Folder:
-        return self._files.obtain(lambda: self._inner.folder(path))
+        return self._files.with_descriptor(lambda: self._inner.folder(path))
 
     def fsync_dir(self, path: str) -> None:
         with self.folder(path) as folder:
@@ -424,4 +429,4 @@ class BoundedFileSystem:
         return self._inner.free_bytes(path)
 
     def lock(self, path: str) -> Lock:
-        return self._files.obtain(lambda: self._inner.lock(path))
+        return self._files.with_descriptor(lambda: self._inner.lock(path))

@@ -1,10 +1,10 @@
-"""Threads and their locks, made here so that tests can watch them.
+"""Threads and locks, created here so that tests can watch them.
 
-Thread: any. `lock`, `rlock` and `condition` give the plain objects of `threading`, with no cost of ours, unless a test
+Thread: any. `lock`, `rlock` and `condition` return the plain objects of `threading`, at no extra cost, unless a test
 has installed its own maker (`penstock.testing.locks` does, to check the order in which locks are taken).
-Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` is told to
-close is closed at most once, and never by a forked child, whose threads are gone. (3) nothing that is made inside
-`holding_forks` is in a forked child without what `after_fork` was told to do with it.
+Invariants: (1) a thread started here has a name, and an error that ends it is logged. (2) what `at_exit` registers is
+closed at most once, and never by a forked child, whose threads are gone. (3) what is created inside `without_forks` is
+in no forked child before `after_fork` knows of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import _thread
 import atexit
 import logging
 import os
+import socket
 import threading
 import time
 import weakref
@@ -42,7 +43,7 @@ class Mutex(Protocol):
 
 
 LockMaker = Callable[[str, bool], Mutex]
-"""Makes a lock from its name and whether one thread may take it twice."""
+"""Makes a lock from its name and whether it is reentrant."""
 
 
 def _plain(name: str, reentrant: bool) -> Mutex:
@@ -53,7 +54,7 @@ _make: LockMaker = _plain
 
 
 def install_lock_maker(maker: LockMaker | None) -> LockMaker:
-    """Make the locks of the future by `maker` (None: plain ones); returns the maker so far. For tests."""
+    """Create locks by `maker` from now on (None: plain ones); return the previous maker. For tests."""
     global _make  # noqa: PLW0603 - one hook for the process, like the interpreter's own
     previous = _make
     _make = maker or _plain
@@ -61,35 +62,35 @@ def install_lock_maker(maker: LockMaker | None) -> LockMaker:
 
 
 def lock(name: str) -> Mutex:
-    """A lock. Locks with the same name have the same place in the order of locks."""
+    """Return a lock. Locks of one name have the same rank in the lock order."""
     return _make(name, False)
 
 
 def rlock(name: str) -> Mutex:
-    """A lock that its holder may take again."""
+    """Return a reentrant lock."""
     return _make(name, True)
 
 
 def condition(name: str) -> threading.Condition:
-    """A condition over a lock of its own."""
+    """Return a condition with a lock of its own."""
     if _make is _plain:
         return cast(threading.Condition, SelfLockedCondition())
     return threading.Condition(cast(threading.Lock, _make(name, False)))
 
 
 class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
-    """A condition that is its own lock, so that an interrupt cannot leave it taken.
+    """A condition that is its own lock, so that an interrupt cannot leave it locked.
 
     `with threading.Condition()` runs Python code between taking the lock and entering the block, and after a wait it
-    takes the lock by a call that a signal's handler can end. Here `with` is the lock's own, which no interrupt can
-    come into, and so is taking it again after a wait.
+    takes the lock by a call that a signal handler can end. Here `with` is the lock's own, in C, where no interrupt can
+    happen, and so is taking it again after a wait.
     """
 
     def __init__(self) -> None:
         self._sleepers: deque[threading.Lock] = deque()  # guarded by itself
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until notified; False if time ran out first. Requires: taken."""
+        """Sleep until notified; False after `timeout` seconds. Requires: locked."""
         sleeper = threading.Lock()
         sleeper.acquire()
         limit = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
@@ -100,7 +101,7 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
             try:
                 state = self._release_save()  # type: ignore[attr-defined]
             except BaseException:
-                if not self._is_owned():  # type: ignore[attr-defined]  # the interrupt came right behind it
+                if not self._is_owned():  # type: ignore[attr-defined]  # the interrupt came right after it
                     self._acquire_restore((1, thread))  # type: ignore[attr-defined]
                 raise
             try:
@@ -114,7 +115,7 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
         return woken
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """Sleep until the predicate holds or time is up; what it said last."""
+        """Sleep until the predicate holds or time is up; return its last value."""
         end_s = None if timeout is None else time.monotonic() + timeout
         while not (result := predicate()):
             left_s = None if end_s is None else end_s - time.monotonic()
@@ -124,12 +125,12 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
         return result
 
     def notify(self, n: int = 1) -> None:
-        """Wake some. Requires: taken."""
+        """Wake up to `n` waiters. Requires: locked."""
         for _ in range(min(n, len(self._sleepers))):
             self._sleepers.popleft().release()
 
     def notify_all(self) -> None:
-        """Wake all. Requires: taken."""
+        """Wake all waiters. Requires: locked."""
         self.notify(len(self._sleepers))
 
 
@@ -150,13 +151,13 @@ def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
 _WAKE_S = 0.2
 
 
-def uninterrupted(
+def run_uninterrupted(
     act: Callable[[], T], *, cancel: Callable[[], object] | None = None, undo: Callable[[T], object] | None = None
 ) -> T:
-    """Call `act` where no signal's handler can come into it; what one raised meanwhile is raised when it has ended.
+    """Call `act` where no signal handler can interrupt it; an interrupt meanwhile is raised after it has ended.
 
-    Signals interrupt the main thread alone, so there `act` runs in another one. `cancel` asks it to end early; `undo`
-    takes back what it made, because nobody will get it. For what is not done often: it costs a thread.
+    Signals interrupt only the main thread, so from there `act` runs in another one. At an interrupt `cancel` asks it to
+    end early, and `undo` discards its result, which the caller will not get. It costs a thread: not for hot paths.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return act()
@@ -188,7 +189,7 @@ def uninterrupted(
 
 
 class _Call:
-    """A function that runs in a thread of its own, once that is allowed to: an interrupt may come before it is."""
+    """A function in a thread of its own, which waits for permission: an interrupt may come before it is given."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self._act = act
@@ -200,7 +201,7 @@ class _Call:
         self.outcome: list[tuple[bool, Any]] = []  # whether it returned, and what; or what it raised
 
     def begin(self) -> None:
-        """Start it. If this is interrupted, `allowed` says whether it runs all the same."""
+        """Start the thread. After an interrupt here, `allowed` says whether the function runs nevertheless."""
         try:
             threading.Thread(target=self._run, name="penstock-call", daemon=True).start()
         except BaseException as error:
@@ -208,8 +209,8 @@ class _Call:
                 self.allowed = True
                 self._call()
                 return
-            self._permit.release()  # a thread that was started after all ends at once
-            # An interrupt of the wait for its start comes as an error of the lock that it left behind.
+            self._permit.release()  # if the thread was started after all, it ends at once
+            # An interrupt while waiting for the start surfaces as an error of the lock it left behind.
             raise (error.__context__ or error) if isinstance(error, RuntimeError) else error from None
         self.allowed = True
         self._permit.release()
@@ -231,9 +232,9 @@ class _Call:
 
 
 def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
-    """Call `close(owner)` when the interpreter exits, last registered first; call what is returned to forget it.
+    """Call `close(owner)` when the interpreter exits, last registered first. Returns a function that unregisters it.
 
-    Holds no reference to `owner`, so `close` must not either: pass a function, not a bound method.
+    Keeps no reference to `owner`, so `close` must not either: pass a function, not a bound method.
     """
     process = os.getpid()
 
@@ -251,16 +252,16 @@ def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
 
 
 _in_children: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
-_forks = threading.RLock()  # reentrant: a signal's handler may fork inside
+_forks = threading.RLock()  # reentrant: a signal handler may fork inside
 
 
-def holding_forks() -> Mutex:
-    """In this block no thread forks: for something that a child must not have, until `after_fork` knows of it."""
+def without_forks() -> Mutex:
+    """Return a lock under which no thread forks: hold it from creating something until `after_fork` knows of it."""
     return _forks
 
 
 def after_fork(owner: T, act: Callable[[T], object]) -> None:
-    """Call `act(owner)` in every forked child, before anything else runs there. Holds no reference to `owner`."""
+    """Call `act(owner)` in every forked child, before anything else runs there. Keeps no reference to `owner`."""
     _in_children[owner] = act
 
 
@@ -269,18 +270,23 @@ def _after_fork() -> None:
     for owner, act in list(_in_children.items()):
         try:
             act(owner)
-        except Exception:  # the others' acts are as needed as this one
-            _log.exception("%s cannot be given up in a forked child: report this as a bug", type(owner).__name__)
+        except Exception:  # a failing act must not stop the others
+            _log.exception("%s was not released in a forked child: report this as a bug", type(owner).__name__)
 
 
 os.register_at_fork(before=_forks.acquire, after_in_parent=_forks.release, after_in_child=_after_fork)
 
 
 def cores() -> int:
-    """How many of this process's threads can run at once."""
+    """Return how many threads of this process can run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_id() -> int:
-    """The process this runs in: another one after a fork."""
+    """Return the id of this process: another one after a fork."""
     return os.getpid()
+
+
+def process_name() -> str:
+    """This process, as the files that it builds name it: host and process id."""
+    return f"{socket.gethostname()}:{process_id()}"

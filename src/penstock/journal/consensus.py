@@ -1,7 +1,7 @@
-"""What makes a record durable: the seam behind which one machine or three decide.
+"""The consensus protocol: how a record becomes durable, on one machine or by quorum.
 
-`Alone` is an fsync of the local log. A replicated implementation commits by quorum and has the same face: nothing above
-the journal knows which one it talks to.
+`Alone` is an fsync of the local log. A replicated implementation commits by quorum behind the same protocol: nothing
+above the journal knows which one it uses.
 
 Thread: one proposer at a time; reading from any thread.
 Invariants: (1) a record that `propose` returned an LSN for is durable. (2) LSNs follow each other without a gap.
@@ -23,7 +23,7 @@ class Consensus(Protocol):
 
     @property
     def durability(self) -> Literal["disk", "quorum"]:
-        """What a committed record is."""
+        """What "committed" means: on this disk, or on a quorum of members."""
 
     @property
     def incarnation(self) -> int:
@@ -31,36 +31,36 @@ class Consensus(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether proposals are taken here."""
+        """Whether this member accepts proposals."""
 
     @property
     def first(self) -> Lsn:
-        """The oldest record that is still held."""
+        """The oldest record that is still in the journal."""
 
     @property
     def committed(self) -> Lsn:
-        """The last record that is durable."""
+        """The last durable record."""
 
     def propose(self, bodies: Sequence[bytes]) -> Lsn:
-        """Make records durable, in order; the LSN of the last."""
+        """Make records durable, in order; return the LSN of the last."""
 
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
-        """Durable records from `start` on."""
+        """Iterate over durable records from `start` on."""
 
     def barrier(self) -> Lsn:
-        """A number at or past every record that anyone was told to be durable."""
+        """Return an LSN at or past every record that was ever acknowledged as durable."""
 
-    def pieces(self) -> list[int]:
-        """The first LSN of each piece that can be given up as a whole, and of the one that grows."""
+    def segment_starts(self) -> list[int]:
+        """Return the first LSN of each segment, the active one included: truncation drops whole segments."""
 
     def roll(self) -> None:
-        """Begin another piece, so that the one that grew until now can be given up."""
+        """Start another segment, so that the active one can be dropped later."""
 
     def truncate(self, before: int) -> Lsn:
-        """Give up records below `before`, as far as that is possible; the new first."""
+        """Drop records below `before`, by whole segments; return the new first LSN."""
 
     def recover(self) -> None:
-        """Go on after a failed proposal; what it held is gone unless it was durable."""
+        """Continue after a failed proposal; its records are gone unless they were durable."""
 
     def close(self) -> None: ...
 
@@ -73,7 +73,7 @@ class Alone:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._lock = threads.lock("journal.log")  # a log has one writer; truncation comes from another thread
+        self._lock = threads.lock("journal.log")  # a log has one writer, and truncation runs in another thread
 
     @property
     def incarnation(self) -> int:
@@ -89,7 +89,7 @@ class Alone:
 
     def propose(self, bodies: Sequence[bytes]) -> Lsn:
         if not bodies:
-            raise Invalid("a proposal holds at least one record")
+            raise Invalid("a proposal needs at least one record")
         with self._lock:
             return Lsn(self._log.commit(bodies))
 
@@ -99,9 +99,9 @@ class Alone:
                 yield Lsn(record.index), record.body
 
     def barrier(self) -> Lsn:
-        return self.committed  # alone, whatever was told is here
+        return self.committed  # without replication, every acknowledged record is here
 
-    def pieces(self) -> list[int]:
+    def segment_starts(self) -> list[int]:
         return self._log.segment_starts()
 
     def roll(self) -> None:

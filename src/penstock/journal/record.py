@@ -1,7 +1,7 @@
 """The body of a journal record: a time, an epoch, and groups of sections.
 
-A *group* is what is accepted or refused as a whole; a *section* is the part of it for one partition, as bytes that are
-made once and carried unchanged, or as a reference to files that hold them. docs/format/journal.md gives the bytes.
+A *group* is accepted or refused as a whole; a *section* is its part for one partition, as bytes that are encoded once
+and carried unchanged, or as a reference to files with the data. docs/format/journal.md gives the bytes.
 
 Thread: pure functions.
 """
@@ -9,17 +9,15 @@ Thread: pure functions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NewType
 
 import msgspec
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError
+from penstock.journal.partitions import PartitionId
 
 Lsn = NewType("Lsn", int)
-PartitionId = NewType("PartitionId", int)  # table << 16 | shard
 
-SHARD_BITS = 16
 INLINE, REFERENCE = 0, 1
 CODEC_NONE = 0
 
@@ -32,45 +30,38 @@ _PADDING = [bytes(n) for n in range(8)]
 
 
 class SegmentedRecordHeader(msgspec.Struct, frozen=True, gc=False):
-    """Whose a section is, and how its bytes are to be read."""
+    """The partition of a section, and how its bytes are encoded."""
 
     partition: PartitionId
     form: int = INLINE
-    codec: int = CODEC_NONE  # of the payload; room for compression and encryption
+    codec: int = CODEC_NONE  # of the payload; reserved for compression and encryption
     key_id: int = 0
 
 
 class Section(msgspec.Struct, frozen=True, gc=False):
-    """A partition's part of a group."""
+    """The part of a group for one partition."""
 
     header: SegmentedRecordHeader
     payload: bytes
 
 
 class Group(msgspec.Struct, frozen=True, gc=False):
-    """What happens together or not at all. A condition is the ledger's to judge; empty: always accepted."""
+    """Writes that happen together or not at all. The ledger judges the condition; an empty one always holds."""
 
     sections: tuple[Section, ...]
     condition: bytes = b""
 
 
 class JournalRecord(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the journal."""
+    """One record of the journal."""
 
     time_us: int
     last_epoch: int
     groups: tuple[Group, ...]
 
 
-def partition_id(table: int, shard: int) -> PartitionId:
-    """The partition of a shard of a table."""
-    if not 0 < table < 1 << 48 or not 0 <= shard < 1 << SHARD_BITS:
-        raise Invalid(f"table {table}, shard {shard}: a table id has 48 bits and a shard 16")
-    return PartitionId(table << SHARD_BITS | shard)
-
-
 def encode(record: JournalRecord) -> bytes:
-    """The bytes of a record."""
+    """Encode a record."""
     parts: list[bytes] = [_RECORD.pack(record.time_us, record.last_epoch, len(record.groups), VERSION, 0)]
     for group in record.groups:
         size = len(group.condition)
@@ -83,7 +74,7 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def decode(body: bytes, *, where: str = "journal", lsn: int = 0) -> JournalRecord:
-    """The record in a body; anything else is a `CorruptionError`."""
+    """Decode a record; `CorruptionError` if the body is not one."""
     reader = _Reader(body, where, lsn)
     time_us, last_epoch, group_count, version, _ = reader.take(_RECORD)
     if version != VERSION:
@@ -99,13 +90,8 @@ def decode(body: bytes, *, where: str = "journal", lsn: int = 0) -> JournalRecor
             sections.append(Section(header, reader.bytes(size)))
         groups.append(Group(tuple(sections), condition))
     if reader.at != len(body):
-        raise CorruptionError(where, lsn, f"record {lsn} has {len(body) - reader.at} bytes too many")
+        raise CorruptionError(where, lsn, f"record {lsn} has {len(body) - reader.at} extra bytes")
     return JournalRecord(time_us, last_epoch, tuple(groups))
-
-
-def encoded_size(sections: Sequence[int], conditions: int = 0) -> int:
-    """The bytes of a record with one group of such payloads: for limits, before anything is encoded."""
-    return _RECORD.size + _GROUP.size + conditions + sum(_SECTION.size + size + 8 for size in sections)
 
 
 class _Reader:

@@ -1,7 +1,7 @@
-"""Which journal records are still needed, and by which partition: truncation is computed here and nowhere else.
+"""Which partitions still need which journal records: truncation is computed only here.
 
-A record is needed until every partition with a section in it has that section stored (in its own files) or spilled (in
-its own log), on as many members as the quorum asks for. An idle partition needs nothing, and so holds nothing back.
+A record is needed until every partition with a section in it has stored that section (in its own files) or spilled it
+(to its own log), on a quorum of members. An idle partition needs no record and delays no truncation.
 
 Thread: `_lock` guards all.
 Invariant: `needed_from` never passes a record that some partition would have to replay.
@@ -15,17 +15,18 @@ from dataclasses import dataclass
 
 from penstock.errors import Invalid
 from penstock.host import threads
-from penstock.journal.record import Lsn, PartitionId
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentedWatermarks:
-    """How far a partition is, in LSNs."""
+    """The progress of a partition, in LSNs."""
 
     stored: int = 0  # in files of its own
     applied: int = 0  # in its state
     durable: int = 0  # safe in the journal
-    highest: int = 0  # given to it
+    highest: int = 0  # dispatched to it
 
     def __post_init__(self) -> None:
         if not 0 <= self.stored <= self.applied <= self.durable <= self.highest:
@@ -37,12 +38,12 @@ class SegmentedWatermarks:
 
 @dataclass(slots=True)
 class _Needs:
-    waiting: deque[int]  # LSNs with a section for it that is not safe elsewhere
-    safe: dict[int, int]  # member: the LSN up to which its sections are
+    waiting: deque[int]  # LSNs with a section for it that is not yet stored or spilled
+    safe: dict[int, int]  # by member: the LSN up to which its sections are stored or spilled
 
 
 class SegmentedAckTracker:
-    """The needs of all partitions. `members` acknowledge; a record goes when `quorum` of them are past it."""
+    """The needs of all partitions. A record can be dropped when `quorum` members have acknowledged it."""
 
     def __init__(self, *, quorum: int = 1) -> None:
         if quorum < 1:
@@ -52,7 +53,7 @@ class SegmentedAckTracker:
         self._needs: dict[PartitionId, _Needs] = {}  # guarded by _lock
 
     def record(self, lsn: int, partitions: Iterable[PartitionId]) -> None:
-        """A record holds sections for these partitions. Requires: LSNs come in order."""
+        """Record which partitions have sections in a record. Requires: LSNs ascend."""
         with self._lock:
             for partition in partitions:
                 needs = self._needs.get(partition)
@@ -61,7 +62,7 @@ class SegmentedAckTracker:
                 needs.waiting.append(lsn)
 
     def acknowledge(self, partition: PartitionId, upto: int, member: int = 0) -> None:
-        """On a member, all sections of a partition up to this LSN are safe outside the journal."""
+        """Record that a member has stored or spilled all sections of a partition up to this LSN."""
         with self._lock:
             needs = self._needs.get(partition)
             if needs is None:
@@ -73,23 +74,23 @@ class SegmentedAckTracker:
                 needs.waiting.popleft()
 
     def forget(self, partition: PartitionId) -> None:
-        """A partition was dropped."""
+        """Drop the needs of a partition whose table was dropped."""
         with self._lock:
             self._needs.pop(partition, None)
 
     def needed_from(self, dispatched: int) -> Lsn:
-        """The oldest LSN that must stay, if all up to `dispatched` were recorded: nothing below it is replayed."""
+        """Return the oldest LSN that must stay, if all up to `dispatched` are recorded here."""
         with self._lock:
             oldest = [needs.waiting[0] for needs in self._needs.values() if needs.waiting]
         return Lsn(min([*oldest, dispatched + 1]))
 
     def waiting_below(self, lsn: int) -> list[PartitionId]:
-        """Partitions that still need a record below `lsn`."""
+        """Return the partitions that still need a record below `lsn`."""
         with self._lock:
             return [p for p, needs in self._needs.items() if needs.waiting and needs.waiting[0] < lsn]
 
     def oldest(self, partition: PartitionId) -> int | None:
-        """The oldest LSN that a partition needs."""
+        """Return the oldest LSN that a partition needs; None if it needs none."""
         with self._lock:
             needs = self._needs.get(partition)
             return needs.waiting[0] if needs is not None and needs.waiting else None

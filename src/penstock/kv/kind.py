@@ -91,10 +91,10 @@ class KvKind:
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
         raise KindMismatch(f"table {info.name} is a kv table and has no consumers: only a queue has")
 
-    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable:
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:
         return KvTable(port, info, durable=durable)
 
-    def reader(self, port: Reading, info: TableInfo) -> KvReader:
+    def reader(self, port: Reading, info: TableInfo) -> KvReader[Any]:
         return KvReader(port, info)
 
     def schema(self, options: bytes) -> Any:

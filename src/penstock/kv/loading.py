@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Invalid
-from penstock.host.files import FileSystem, OsFileSystem, make_dirs, parent, remove_folder
-from penstock.journal.record import PartitionId
+from penstock.host.file_operations import make_dirs, remove_folder
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
@@ -29,7 +29,7 @@ from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstabl
 from penstock.lsm.operators import check_operand
 from penstock.lsm.order import Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
-from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list
+from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list, is_binary
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta
@@ -58,13 +58,15 @@ def load_schema(given: Any, options: Options) -> Any:
 
 def _fits(found: Any, wanted: Any) -> bool:
     """Types that hold the same values without a loss."""
+    if pa.types.is_null(found):
+        return True  # no rows, or deletes only
     if pa.types.is_integer(wanted):
         return bool(pa.types.is_integer(found) and found != pa.uint64())
     if pa.types.is_floating(wanted):
         return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
     if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
-    return bool(pa.types.is_binary(found) or pa.types.is_large_binary(found))
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
+    return is_binary(found)
 
 
 class _Shard:
@@ -80,11 +82,11 @@ class _Shard:
 class Loader:
     """Prepares the rows of one call."""
 
-    def __init__(self, info: TableInfo, options: Options, place: Workplace, fs: FileSystem | None = None) -> None:
+    def __init__(self, info: TableInfo, options: Options, place: Workplace) -> None:
         self._info = info
         self._options = options
         self._place = place
-        self._fs = fs or OsFileSystem()
+        self._fs = place.fs
         self._partitions = partitions_of(info)
         self._shards = [_Shard() for _ in self._partitions]
         self._merges = PendingDelta()  # operands, which no file can hold
@@ -112,21 +114,18 @@ class Loader:
         if deletes.any():  # what stands beside a delete says nothing
             values = pc.if_else(pa.array(deletes), pa.scalar(None, values.type), values)
         stored = stored_values(values, self._options)
+        if deletes.any():  # a null number is stored as 8 bytes, and a delete has no value
+            stored = pc.if_else(pa.array(deletes), pa.scalar(b"", stored.type), stored)
         _check_lengths(stored, VALUE_BYTES_MAX, "value")
         kinds = np.where(deletes, np.uint8(DELETE), np.uint8(PUT))
-        shards = self._shards_of(keys)
+        shards = shards_of(keys, len(self._partitions))
         merged = self._take_merges(keys, stored, ops, shards, deletes)
         for number, shard in enumerate(self._shards):
             rows = np.flatnonzero((shards == number) & ~merged)
-            if len(rows):
+            if len(rows) == batch.num_rows:
+                self._add_rows(number, shard, keys, stored, kinds)  # all of them: without a copy
+            elif len(rows):
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
-
-    def _shards_of(self, keys: Any) -> Any:
-        count = len(self._partitions)
-        if count == 1:
-            return np.zeros(len(keys), np.int64)
-        digest = xxhash.xxh3_64_intdigest
-        return np.fromiter((digest(key) % count for key in bytes_list(keys)), np.int64, len(keys))
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
         """Put operands into sections; which rows they were."""
@@ -190,8 +189,9 @@ class Loader:
 
     def _merged(self, number: int) -> Iterator[PreparedRows]:
         """Merge sorted files, the newest first, into as few as hold them."""
-        self._sort_away(number)
         shard, partition = self._shards[number], self._partitions[number]
+        if shard.parts:
+            self._sort_away(number)
         size = sum(self._size(path) for path in shard.sorted)
         places = self._place.reserve(partition, outputs_max(shard.rows, size))
         by_id = {place.chunk_id: place for place in places}
@@ -279,8 +279,7 @@ def _as_files(
     partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: Workplace
 ) -> list[PreparedRows]:
     """Rows that came as sections, and the delete of a range, as files beside the others."""
-    fs = OsFileSystem()
-    columns = None
+    fs, columns = place.fs, None
     if few:
         edit = section.to_edit(few, 1, 0)
         rows = {key: (PUT, value) for key, value in edit.puts.items()} | {k: row[:2] for k, row in edit.rows.items()}

@@ -50,7 +50,7 @@ class KvMachine:
         if entry.sections and entry.sections[0].header.form == REFERENCE:
             files = [file for part in entry.sections for file in readable(decode_reference, part.payload).files]
             ids = [file.chunk_id for file in files]
-            threads.uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
+            threads.run_uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
             return
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import CorruptionError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.ranges import RangeDelete

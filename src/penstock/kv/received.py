@@ -106,6 +106,7 @@ def _chained(value: bytes) -> list[tuple[int, bytes]]:
 
 def check_table(table: Sstable, value_type: ValueType) -> None:
     """`Invalid` if an sstable that was built elsewhere breaks a rule: columns at a time, every row is looked at."""
+    table.check_places()
     last: tuple[bytes, int] | None = None  # key and kind
     for piece in table.pieces(0, table.summary.rows):
         last = _check_columns(table.columns(*piece), last, value_type, table.path)

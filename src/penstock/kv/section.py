@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.errors import CorruptionError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.lsm.memtable import Edit, fold_rows
 from penstock.lsm.operators import fold
 from penstock.lsm.ranges import RangeDeletes

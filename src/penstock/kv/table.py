@@ -9,15 +9,14 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 import pyarrow as pa
-import xxhash
 
 from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid
-from penstock.journal.record import PartitionId
+from penstock.errors import Invalid, KindMismatch
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
 from penstock.kv.values import (
@@ -25,8 +24,10 @@ from penstock.kv.values import (
     ENCODERS,
     MERGES,
     Options,
+    ValueType,
     arrow_type,
     arrow_values,
+    check_value_type,
     decode_options,
     encode_operand,
 )
@@ -40,9 +41,12 @@ ROW_BYTES = 160  # what a pending row takes beside its key and value: two object
 TTL_S_MAX = 1e11
 _ABSENT = object()
 T = TypeVar("T")
+V = TypeVar("V")  # of the values, by the type that the table declares
+Default = TypeVar("Default")
+R = TypeVar("R", bound="KvReader[Any]")
 
 
-def kv_schema(options: Options) -> Any:
+def kv_schema(options: Options) -> pa.Schema:
     """(key, value, lsn), with the type the table declares for its values."""
     return pa.schema(
         [
@@ -53,7 +57,7 @@ def kv_schema(options: Options) -> Any:
     )
 
 
-class KvReader:
+class KvReader(Generic[V]):
     """Reading a kv table, live or in a snapshot."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
@@ -62,7 +66,7 @@ class KvReader:
         self._info = info
         self._partitions = partitions_of(info)
         self._options = decode_options(info.options)
-        self._decode: Callable[[bytes], Any] = DECODERS[self._options.value]
+        self._decode: Callable[[bytes], V] = DECODERS[self._options.value]
         self._raw = self._options.value == "bytes"
         self._one = self._partitions[0] if info.shards == 1 else None
 
@@ -74,10 +78,21 @@ class KvReader:
     def shards(self) -> int:
         return self._info.shards
 
+    @property
+    def value_type(self) -> ValueType:
+        """The declared type of the values."""
+        return self._options.value
+
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:
             return self._one
-        return self._partitions[xxhash.xxh3_64_intdigest(key) % len(self._partitions)]
+        return self._partitions[shard_of(key, len(self._partitions))]
+
+    @overload
+    def get(self, key: bytes) -> V | None: ...
+
+    @overload
+    def get(self, key: bytes, default: Default) -> V | Default: ...
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
@@ -88,7 +103,7 @@ class KvReader:
             return default
         return value if self._raw else self._decode(value)
 
-    def multi_get(self, keys: Sequence[bytes]) -> list[Any]:
+    def multi_get(self, keys: Iterable[bytes]) -> list[V | None]:
         """The value of each key, None where there is none."""
         if isinstance(keys, bytes) or not isinstance(keys, Iterable):  # type: ignore[redundant-expr]
             raise Invalid(f"multi_get takes a list of keys, not {type(keys).__name__}")
@@ -110,11 +125,11 @@ class KvReader:
         """What to read several shards from; a single read of one shard is of one moment anyway."""
         return self._reading if len(partitions) < 2 else stack.enter_context(self._reading.moment(partitions))
 
-    def __getitem__(self, key: bytes) -> Any:
-        value = self.get(key, _ABSENT)
+    def __getitem__(self, key: bytes) -> V:
+        value: Any = self.get(key, _ABSENT)
         if value is _ABSENT:
             raise KeyError(key)
-        return value
+        return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: object) -> bool:
         return type(key) is bytes and self._lookup(self._partition(key), key) is not None
@@ -127,7 +142,7 @@ class KvReader:
         prefix: bytes = b"",
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[tuple[bytes, Any]]:
+    ) -> Iterator[tuple[bytes, V]]:
         """(key, value) of [start, end) within `prefix`, in order of the keys, as of this moment."""
         start, end = narrowed(start, end, prefix)
         if limit is not None:
@@ -143,15 +158,17 @@ class KvReader:
     def __iter__(self) -> Iterator[bytes]:
         return (key for key, _ in self.scan())
 
-    def items(self) -> Iterator[tuple[bytes, Any]]:
+    def items(self) -> Iterator[tuple[bytes, V]]:
         return self.scan()
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """Key, value (of the declared type), LSN."""
         return kv_schema(self._options)
 
-    def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
+    def scan_arrow(
+        self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b""
+    ) -> Iterator[pa.RecordBatch]:
         """Record batches of (key, value, lsn); in order of the keys within a shard."""
         start, end = narrowed(start, end, prefix)
         stack = ExitStack()
@@ -163,7 +180,7 @@ class KvReader:
         values = arrow_values(batch.column("value"), self._options)
         return pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=self.schema)
 
-    def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Any:
+    def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> pa.Table:
         """An Arrow table of (key, value, lsn)."""
         return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
 
@@ -178,21 +195,28 @@ def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
         yield from items
 
 
-class KvTable(KvReader):
+def of_value_type(table: R, value: ValueType | None) -> R:
+    """The table, if its values are of this type; None accepts any. `KindMismatch` if they are not."""
+    if value is not None and check_value_type(value) != table.value_type:
+        raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: say value={table.value_type!r}")
+    return table
+
+
+class KvTable(KvReader[V]):
     """A kv table of an open store."""
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)
         self._port = port
         self._durable = durable
-        self._encode: Callable[[Any], bytes] = ENCODERS[self._options.value]
+        self._encode: Callable[[V], bytes] = ENCODERS[self._options.value]
         self._write = port.write  # bound once: a put is little more than this call
 
     # -- writing
 
-    def put(self, key: bytes, value: Any, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
+    def put(self, key: bytes, value: V, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
         """Set a key; `ttl_s`: it is gone after so many seconds."""
-        data = value if self._raw and type(value) is bytes else self._encode(value)
+        data: Any = value if self._raw and type(value) is bytes else self._encode(value)
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
             self._refuse(key)
         partition = self._one or self._partition(key)
@@ -205,9 +229,7 @@ class KvTable(KvReader):
             self._port.flush(epoch, 30.0, table=self._info.table)
         return epoch
 
-    def put_many(
-        self, pairs: Mapping[bytes, Any] | Iterable[tuple[bytes, Any]], *, durable: bool | None = None
-    ) -> Epoch:
+    def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
         """Set many keys, all of them or none."""
         try:
             given = dict(pairs)
@@ -259,9 +281,9 @@ class KvTable(KvReader):
         return self._end(self._port.submit(group, size), durable)
 
     def merge(
-        self, key: bytes, operand: Any, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
+        self, key: bytes, operand: V | bytes, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
     ) -> Epoch:
-        """Fold an operand into a key by a named operator (see `penstock.lsm.operators`)."""
+        """Fold an operand into a key: add_i64, min_i64, max_i64, min_f64, max_f64, append or union."""
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
             raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
@@ -272,7 +294,7 @@ class KvTable(KvReader):
         size = len(key) + len(data) + ROW_BYTES
         return self._end(self._port.write(partition, section.operate, size, key, (kind, data, expires)), durable)
 
-    def __setitem__(self, key: bytes, value: Any) -> None:
+    def __setitem__(self, key: bytes, value: V) -> None:
         self.put(key, value)
 
     def __delitem__(self, key: bytes) -> None:

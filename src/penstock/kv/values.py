@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -28,6 +28,8 @@ from penstock.lsm.operators import OPERATORS
 from penstock.lsm.rows import VALUE_BYTES_MAX, offsets_of
 
 ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
+# A value of a `json` table. What is read is made of lists and dicts; the wider types let any of those be written.
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 VALUE_TYPES: tuple[ValueType, ...] = ("bytes", "utf8", "json", "int64", "float64")
 
 JSON_DEPTH_MAX = 200  # of lists and objects in each other: Python's reader gives up at some depth

@@ -1,10 +1,10 @@
-"""Append-only files of records: the ground the journal, partition logs and queues stand on.
+"""Append-only files of records, under the journal, partition logs and queues.
 
-    record    the bytes of one record, and what a checksum must cover
+    record    the bytes of one record and its checksum
     segment   one file of records: header, append, seal, tail scan
-    chain     which segments of a folder are alive, from their names alone
-    log       many segments as one sequence: append, sync, roll, truncate, recover
-    cursor    reading from any index
+    chain     which segments of a folder are live, from their names
+    log       segments as one sequence: append, sync, roll, truncate, recover
+    cursor    reads from any index
 
 docs/format/log.md gives the bytes.
 """

@@ -1,9 +1,8 @@
-"""Which segments of a folder are alive, decided from their names alone.
+"""Which segments of a folder are live, decided from their names alone.
 
-A segment is named `<first index, 20 digits>-<incarnation, 10 digits>.log`. Starting one at index n in a higher
-incarnation says: what stood at n and above is dead, and whatever stands below ends before n. So cutting a log back,
-going on after a failed fsync and rewriting a torn tail are each one atomic rename, and opening a log opens no
-segment but the last (ADR 0022).
+A segment is named `<first index, 20 digits>-<incarnation, 10 digits>.log`. A segment that starts at index n in a higher
+incarnation supersedes all records at n and above. So truncating a log at its end, continuing after a failed fsync and
+rewriting a torn tail are each one atomic rename, and opening a log opens no segment but the last (ADR 0022).
 
 Thread: pure functions; a `Chain` never changes.
 """
@@ -24,7 +23,7 @@ _NAME_CHARACTERS = _INDEX_DIGITS + 1 + _INCARNATION_DIGITS + len(_SUFFIX)
 
 
 class SegmentName(NamedTuple):
-    """What a segment's file name says."""
+    """A segment's file name."""
 
     first: int
     incarnation: int
@@ -35,7 +34,7 @@ class SegmentName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chain(Sequence[SegmentName]):
-    """Live segments in order of their first index: two columns, because a folder may hold tens of thousands."""
+    """Live segments by first index, as two columns: a folder may have tens of thousands."""
 
     firsts: Sequence[int]
     incarnations: Sequence[int]
@@ -43,57 +42,57 @@ class Chain(Sequence[SegmentName]):
     def __len__(self) -> int:
         return len(self.firsts)
 
-    def __getitem__(self, place: int) -> SegmentName:  # type: ignore[override]
-        return SegmentName(self.firsts[place], self.incarnations[place])
+    def __getitem__(self, position: int) -> SegmentName:  # type: ignore[override]
+        return SegmentName(self.firsts[position], self.incarnations[position])
 
     def __iter__(self) -> Iterator[SegmentName]:
         return map(SegmentName, self.firsts, self.incarnations)
 
-    def place_of(self, index: int) -> int:
-        """The place of the segment that holds `index`; -1 if it is before all of them."""
+    def position_of(self, index: int) -> int:
+        """Return the position of the segment with `index`; -1 if it is below all of them."""
         return bisect_right(self.firsts, index) - 1
 
     def with_segment(self, name: SegmentName) -> Chain:
-        """The chain after a segment of the highest incarnation is added: what stood at its first index is dead."""
-        kept = self.place_of(name.first - 1) + 1
-        return Chain([*self.firsts[:kept], name.first], [*self.incarnations[:kept], name.incarnation])
+        """Return the chain with a segment of the highest incarnation added, which supersedes those at or above it."""
+        count = self.position_of(name.first - 1) + 1
+        return Chain([*self.firsts[:count], name.first], [*self.incarnations[:count], name.incarnation])
 
     def without_oldest(self) -> Chain:
         return Chain(self.firsts[1:], self.incarnations[1:])
 
 
 def read_names(files: Iterable[str]) -> tuple[Chain, set[SegmentName], int, list[str]]:
-    """The live chain of a folder's file names, the dead beside it, the highest incarnation, and what is no segment."""
+    """Return the live chain of a folder, dead segments, the highest incarnation, and names of other files."""
     files = list(files)
     names = [file for file in files if len(file) == _NAME_CHARACTERS and file.endswith(_SUFFIX) and file.isascii()]
     text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(-1, _NAME_CHARACTERS)
     digits = np.delete(text[:, : -len(_SUFFIX)], _INDEX_DIGITS, axis=1).astype(np.uint64) - np.uint64(ord("0"))
     # A first digit of 0 keeps an index well inside 64 bits.
-    sound = (digits <= 9).all(axis=1) & (text[:, _INDEX_DIGITS] == ord("-")) & (digits[:, 0] == 0)
-    strangers = [name for name, is_sound in zip(names, sound.tolist(), strict=True) if not is_sound]
+    valid = (digits <= 9).all(axis=1) & (text[:, _INDEX_DIGITS] == ord("-")) & (digits[:, 0] == 0)
+    others = [name for name, is_valid in zip(names, valid.tolist(), strict=True) if not is_valid]
     if len(names) < len(files):
-        strangers += set(files) - set(names)
-    digits = digits[sound]
+        others += set(files) - set(names)
+    digits = digits[valid]
     first = _number(digits[:, :_INDEX_DIGITS])
     incarnation = _number(digits[:, _INDEX_DIGITS:])
     order = np.lexsort((first, incarnation))
     first, incarnation = first[order], incarnation[order]
-    # A segment is alive if every one started later starts above it.
+    # A segment is live if all segments of later incarnations start above it.
     later = np.minimum.accumulate(first[::-1])[::-1]
     alive = np.ones(len(first), dtype=bool)
     alive[:-1] = first[:-1] < later[1:]
     dead = {SegmentName(*pair) for pair in zip(first[~alive].tolist(), incarnation[~alive].tolist(), strict=True)}
     chain = Chain(first[alive].tolist(), incarnation[alive].tolist())
-    return chain, dead, int(incarnation.max(initial=0)), strangers
+    return chain, dead, int(incarnation.max(initial=0)), others
 
 
-def is_rotten(file: str) -> bool:
-    """Whether a name that is no segment's was one."""
+def is_damaged_name(file: str) -> bool:
+    """Return whether an invalid name has the form of a segment's: then it was one, and is damaged."""
     return len(file) == _NAME_CHARACTERS and file.endswith(_SUFFIX)
 
 
 def is_segment(file: str) -> bool:
-    """Whether a name is a segment's."""
+    """Return whether a file name is a segment's."""
     return len(read_names([file])[0]) == 1
 
 

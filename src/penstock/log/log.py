@@ -1,14 +1,14 @@
-"""Many segments as one sequence of records, numbered from 1.
+"""A log: segments in a folder as one sequence of records, numbered from 1.
 
-Thread: one writer calls everything that changes the log; any thread may use a `Cursor` of its own and the properties.
+Thread: one writer calls all methods that change the log; any thread may use a `Cursor` of its own and the properties.
 
 Invariants:
-(1) `first - 1 <= synced <= last`; a cursor shows records up to `synced` only.
-(2) a record carries the `synced` of the moment it was written, so that damage below it is told from a torn tail.
+(1) `first - 1 <= synced <= last`; cursors return records up to `synced` only.
+(2) a record carries the value of `synced` when it was written, which tells damage below it from a torn tail.
 (3) after a failed write or fsync the log is poisoned: bytes past the last good sync are never trusted again, by this
-    process or by the next one, and nothing is tried twice. `recover` goes on in a new segment.
-(4) what `open` shows is durable: a tail that may live in the page cache alone is written again and synced first.
-(5) `incarnation` rises at each open, `recover` and cut, durably: `(incarnation, index)` names one record for ever.
+    process or the next, and nothing is retried. `recover` continues in a new segment.
+(4) what `open` returns is durable: a tail that may be in the page cache only is rewritten and synced first.
+(5) `incarnation` rises at each open, `recover` and cut, durably: `(incarnation, index)` identifies a record for good.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
-from penstock.host.chance import Random
-from penstock.host.files import FileSystem, make_dirs, remove_file
-from penstock.log.chain import Chain, SegmentName, is_rotten, is_segment, read_names
+from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
+from penstock.log.chain import Chain, SegmentName, is_damaged_name, is_segment, read_names
 from penstock.log.cursor import Cursor
 from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
 from penstock.log.segment import (
@@ -37,7 +38,7 @@ from penstock.log.segment import (
 
 logger = logging.getLogger(__name__)
 
-_HARMLESS = (DiskFull, ProcessLimit, Invalid, NotFound)  # raised before a byte was written
+_NOTHING_WRITTEN = (DiskFull, ProcessLimit, Invalid, NotFound)  # raised before a byte was written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class LogSettings:
 
     segment_bytes: int = 64 << 20  # a segment is rolled before it would grow past this
     allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends
-    index_bytes: int = 64 << 10  # one entry of the sparse index per so many bytes
+    index_bytes: int = 64 << 10  # bytes per entry of the sparse index
 
     def __post_init__(self) -> None:
         if not 0 < self.index_bytes <= self.segment_bytes or not 0 < self.allocate_bytes <= self.segment_bytes:
@@ -55,17 +56,17 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What opening found at the end of a log that was not closed."""
+    """The end of a log that was not closed, as opening repaired it."""
 
     path: str
     offset: int
-    kept: int  # sound records that were not known to be synced, and are now
-    torn: str | None  # why the bytes after them do not read; None where nothing was written there
+    kept: int  # valid records that were not known to be synced, and are now
+    torn: str | None  # why the bytes after them are not a record; None if nothing was written there
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How far a log reaches. The names in its folder say only how far what is left of it reaches."""
+    """How far a log reaches, by its content: file names alone would not show a missing end."""
 
     path: str  # of its last segment, or the folder if there is none
     offset: int
@@ -76,7 +77,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """A log at one moment."""
+    """The state of a log at one moment."""
 
     first: Index
     last: Index
@@ -100,11 +101,11 @@ class Log:
         self._incarnation = 0
         self._last = Index(0)
         self._synced = Index(0)
-        self._dead: set[SegmentName] = set()  # cut off, perhaps still in the folder
-        self._cuts: list[int] = []  # every index the log was cut back to since it was opened
+        self._dead: set[SegmentName] = set()  # superseded, possibly still in the folder
+        self._cuts: list[int] = []  # every index the log was truncated to since it was opened
         self._failure: BaseException | None = None
         self._closed = False
-        self.closed_cleanly = False  # all that was appended is durable, and nothing follows
+        self.closed_cleanly = False  # everything appended is durable, and nothing follows
         self.repair: Repair | None = None
 
     @classmethod
@@ -118,9 +119,9 @@ class Log:
         identity: bytes = bytes(16),
         check_end: Callable[[LogEnd], None] | None = None,
     ) -> Log:
-        """Open or create the log in `folder`. The caller sees to it that nobody else has it open.
+        """Open or create the log in `folder`. The caller ensures that it is open only once.
 
-        `check_end` is told how far the log reaches before anything is changed: it raises if that is not far enough.
+        `check_end` gets the end of the log before anything is changed, and raises if records are missing.
         """
         if len(identity) != 16:
             raise Invalid(f"a log's identity has 16 bytes, not {len(identity)}")
@@ -128,7 +129,7 @@ class Log:
         log._open(check_end)
         return log
 
-    # -- what is in it
+    # -- reading
 
     @property
     def first(self) -> Index:
@@ -155,31 +156,31 @@ class Log:
         )
 
     def segment_starts(self) -> list[int]:
-        """The first index of each segment: truncation from the front goes by whole ones."""
+        """Return the first index of each segment: the front is truncated by whole segments."""
         return list(self._chain.firsts)
 
     def cursor(self, start: int | None = None) -> Cursor:
-        """A cursor that stands before the record `start` (the oldest if None)."""
+        """Return a cursor before the record `start` (the oldest if None)."""
         return Cursor(self, self.first if start is None else start)
 
     def read(self, index: int) -> Record:
-        """One durable record."""
+        """Return one durable record."""
         with self.cursor(index) as cursor:
             for record in cursor.read(records_max=1):
                 return record
         raise NotFound(f"record {index} is not in {self._folder}: it holds {self.first} to {self._synced}")
 
     def __iter__(self) -> Iterator[Record]:
-        """All durable records, from the oldest; a bad one is a `CorruptionError`."""
+        """Iterate over all durable records, oldest first; `CorruptionError` at a damaged one."""
         with self.cursor() as cursor:
             yield from cursor
 
     # -- writing
 
     def append(self, bodies: Sequence[bytes], *, kind: int = KIND_DATA, flags: int = 0) -> Index:
-        """Write records as one batch; the index of the last. They are durable after `sync`.
+        """Write records as one batch; return the index of the last. They are durable after `sync`.
 
-        `DiskFull`, `ProcessLimit`: nothing was written; the same call may be made again when there is room.
+        On `DiskFull` and `ProcessLimit` nothing was written, and the call may be repeated.
         """
         if not KIND_DATA <= kind <= 255 or not 0 <= flags <= 255:
             raise Invalid(f"kind must be {KIND_DATA} to 255 and flags 0 to 255, not {kind} and {flags}")
@@ -193,20 +194,20 @@ class Log:
         return self._last
 
     def commit(self, bodies: Sequence[bytes]) -> Index:
-        """Append records as one batch and make it durable; the index of the last. For errors see `append`.
+        """Append records as one batch and make it durable; return the index of the last. For errors see `append`.
 
-        The same as `append` and `sync`, for a journal, which does nothing else: one use of the file serves both.
+        The same as `append` and `sync` in one use of the file: the hot path of the journal.
         """
         size = check_bodies(bodies)
         self._check_writable()
         try:
             segment = self._segment_for(size)
             segment.claim(size)
-            if self._synced < self._last:  # some were appended alone
+            if self._synced < self._last:  # records were appended without a sync
                 self._sync()
             segment.write_synced(bodies, first=self._last + 1, synced=self._synced)
             self._last = self._synced = Index(self._last + len(bodies))
-        except _HARMLESS:
+        except _NOTHING_WRITTEN:
             raise
         except BaseException as error:
             self._failure = error
@@ -214,7 +215,7 @@ class Log:
         return self._last
 
     def sync(self) -> Index:
-        """Make all that was appended durable; the last durable index."""
+        """Make everything appended durable; return the last durable index."""
         with self._writing():
             self._sync()
         return self._synced
@@ -231,7 +232,7 @@ class Log:
         return self._next_segment()
 
     def roll(self) -> None:
-        """Seal the segment that grows, if it holds records, and begin another."""
+        """Seal the active segment, if it has records, and start another."""
         with self._writing():
             if self._active is None or self._active.index.offsets:
                 self._next_segment()
@@ -240,11 +241,11 @@ class Log:
         if self._active is not None:
             self._sync()  # before the seal: it claims that all before it is synced
             self._active.seal(self._last)
-            self._retire()
+            self._close_active()
         return self._install(self._create(self._last + 1, cut=False))
 
     def _create(self, first: int, *, cut: bool, tail: Sequence[Record] = ()) -> SegmentWriter:
-        """A new segment from `first` on that begins with `tail`; what stood there before is dead when it appears."""
+        """Create a segment from `first` on that begins with `tail`; it supersedes all records at or above `first`."""
         if self._incarnation > INCARNATION_MAX:
             raise Invalid(f"{self._folder} has used up its incarnations: copy its records into a new log")
         header = SegmentHeader(
@@ -255,7 +256,7 @@ class Log:
             cut=cut,
         )
         sizes = self._settings
-        self._dead.add(header.name)  # until it is installed: after a failure it may be there, and must go first
+        self._dead.add(header.name)  # until it is installed: after a failure it may exist, and must be removed first
         return SegmentWriter.create(
             self._fs,
             self._folder,
@@ -266,23 +267,23 @@ class Log:
         )
 
     def _install(self, segment: SegmentWriter) -> SegmentWriter:
-        self._dead.discard(segment.header.name)  # before the chain: a live one must never be there
+        self._dead.discard(segment.header.name)  # before the chain: a live segment is never in this set
         self._chain = self._chain.with_segment(segment.header.name)
         self._active = segment
         return segment
 
-    def _retire(self) -> None:
+    def _close_active(self) -> None:
         if self._active is not None:
             self._active.file.close()
         self._active = None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time."""
+        """Raise if closed or poisoned; poison on every failure except those before the first byte."""
         self._check_writable()
         try:
             yield
-        except _HARMLESS:
+        except _NOTHING_WRITTEN:
             raise
         except BaseException as error:
             self._failure = error
@@ -301,40 +302,40 @@ class Log:
     # -- truncation
 
     def truncate_front(self, before: int) -> Index:
-        """Give up records below `before`, as far as whole segments go; the new first index."""
+        """Drop records below `before`, by whole segments; return the new first index."""
         with self._writing():
             if before > self._last + 1:
                 raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
-            if not self._bury(set()):  # before the segment that keeps them dead may go
+            if not self._remove_dead(set()):  # before the segment that supersedes them is removed
                 return self.first
             while len(self._chain) > 1 and self._chain[1].first <= before:
-                # One by one, oldest first: names must vanish in order, or a crash leaves a hole.
+                # One by one, oldest first: names must disappear in order, or a crash leaves a gap.
                 oldest = self._chain[0]
                 removed = self._remove(oldest)
                 if not removed and self._fs.exists(f"{self._folder}/{oldest}"):
                     break
                 self._chain = self._chain.without_oldest()
-                if not removed:  # a crash may bring its name back: the next one waits until it cannot
+                if not removed:  # a crash may bring its name back: the next one must wait
                     self._dead.add(oldest)
                     break
         return self.first
 
     def _remove(self, *names: SegmentName) -> bool:
-        """Unlink segments for good; False if one may still be there: what comes after it must wait for the next try."""
+        """Unlink segments durably; False if one may still exist: later ones must then wait for the next attempt."""
         try:
-            with self._fs.folder(self._folder) as folder:  # first: without a descriptor nothing is unlinked
+            with self._fs.folder(self._folder) as folder:  # opened first: without a descriptor nothing is unlinked
                 removed = [remove_file(self._fs, f"{self._folder}/{name}") for name in names]
                 folder.fsync()
         except OSError as error:
-            logger.warning("%s could not be synced after a clean-up (%s): it is tried again later", self._folder, error)
+            logger.warning("%s could not be synced after a clean-up (%s): this is retried later", self._folder, error)
             return False
         return all(removed)
 
     def truncate_back(self, after: int) -> None:
-        """Drop every record past `after`, for good."""
+        """Drop every record past `after`, durably."""
         with self._writing():
             if not self.first - 1 <= after <= self._last:
-                raise Invalid(f"cannot cut back to {after}: the log holds {self.first} to {self._last}")
+                raise Invalid(f"cannot truncate to {after}: the log has records {self.first} to {self._last}")
             if after == self._last:
                 return
             if after > self._synced:
@@ -342,7 +343,7 @@ class Log:
             self._cut(after)
 
     def recover(self) -> None:
-        """Go on after a failure: keep what was synced, forget the rest. If this fails too, the log stays poisoned."""
+        """Continue after a failure: keep what was synced, drop the rest. If this fails, the log stays poisoned."""
         self._check_open()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -355,39 +356,39 @@ class Log:
 
     def _cut(self, after: int) -> None:
         """Continue after `after` in a new segment of a new incarnation. Requires: `after <= synced`."""
-        kept = self._chain.place_of(after) + 1
-        doomed = {self._chain[place] for place in range(kept, len(self._chain))}
-        replaced = next((name for name in doomed if name.first == after + 1), None)
+        kept = self._chain.position_of(after) + 1
+        dropped = {self._chain[position] for position in range(kept, len(self._chain))}
+        replaced = next((name for name in dropped if name.first == after + 1), None)
         cut = True if replaced is None else self._is_cut(replaced)
         active = self._active
         self._incarnation += 1
         try:
-            segment = self._create(after + 1, cut=cut)  # the moment it is done: one rename
-            self._forget(after)  # before the chain: a cursor must not look past it
+            segment = self._create(after + 1, cut=cut)  # takes effect by one rename
+            self._drop_after(after)  # before the chain: no cursor may read past it
         except (DiskFull, ProcessLimit, Invalid):
             self._incarnation -= 1  # before the rename: nothing has changed
             raise
         except BaseException:
-            # The name may be there, and then all past `after` is dead: nothing may ever build on it again.
-            self._forget(after)
+            # The segment may exist, and then all past `after` is superseded: nothing may be appended there.
+            self._drop_after(after)
             raise
         self._install(segment)
         if active is not None:
             active.file.close()
-        self._bury(doomed)
+        self._remove_dead(dropped)
 
-    def _forget(self, after: int) -> None:
+    def _drop_after(self, after: int) -> None:
         self._synced = self._last = Index(after)
         self._cuts.append(after)
 
     def _is_cut(self, name: SegmentName) -> bool:
-        """Whether a segment says that the one before it may lack its closing record."""
+        """Return whether a segment's header says that its predecessor may lack the closing record."""
         reader = self.open_segment(name)
         reader.close()
         return reader.header.cut
 
-    def _bury(self, names: set[SegmentName]) -> bool:
-        """Unlink dead segments. One that outlived the segment that killed it would come back to life: False."""
+    def _remove_dead(self, names: set[SegmentName]) -> bool:
+        """Unlink dead segments; False if one may remain: it would be live again without its successor."""
         self._dead |= names
         if self._dead and not self._remove(*sorted(self._dead)):
             return False
@@ -398,11 +399,11 @@ class Log:
 
     def _open(self, check_end: Callable[[LogEnd], None] | None) -> None:
         make_dirs(self._fs, self._folder)
-        # What is visible may not be durable yet; nothing may be unlinked on the strength of it before it is.
+        # Names may be visible but not yet durable: sync them before anything is unlinked because of them.
         self._fs.fsync_dir(self._folder)
-        self._chain, dead, incarnation, strangers = read_names(self._fs.listdir(self._folder))
+        self._chain, dead, incarnation, others = read_names(self._fs.listdir(self._folder))
         self._incarnation = incarnation + 1
-        self._look_at(strangers)
+        self._check_other_files(others)
         if not self._chain:
             if check_end is not None:
                 check_end(LogEnd(self._folder, 0, 1, 0, 0))
@@ -416,34 +417,39 @@ class Log:
             reader.close()
         if check_end is not None:
             check_end(LogEnd(reader.file.path, tail.end, self.first, tail.last, incarnation))
-        for place in {self._chain.place_of(name.first) for name in dead}:
-            self.open_segment(self._chain[place]).close()  # nothing is unlinked on the word of a name alone
-        self._bury(dead)
+        for position in {self._chain.position_of(name.first) for name in dead}:
+            self.open_segment(
+                self._chain[position]
+            ).close()  # opened, so that a name alone never decides what is unlinked
+        self._remove_dead(dead)
         if tail.seal is not None:
             reseal(self._fs, reader, tail)
         else:
             self._report(Repair(reader.file.path, tail.end, len(tail.unsynced), tail.torn))
-        replaced = name.first == tail.synced + 1  # whole: what counts then is how the one before it ended
+        replaced = name.first == tail.synced + 1  # replaced whole: then the end of its predecessor counts
         cut = reader.header.cut if replaced else tail.seal is None
         self._install(self._create(tail.synced + 1, cut=cut, tail=tail.unsynced))
         self._synced = self._last = Index(tail.last)
         if replaced:
-            self._bury({name})
+            self._remove_dead({name})
 
-    def _look_at(self, strangers: Iterable[str]) -> None:
-        """What is no segment: ours from an attempt that ended, damage, or somebody's, which stays."""
+    def _check_other_files(self, others: Iterable[str]) -> None:
+        """Handle files that are not segments: remove temporary ones, raise for damage, report the others."""
         left: list[str] = []
-        for file in strangers:
-            if is_rotten(file):  # the segment would be missed without a word
-                raise CorruptionError(
-                    f"{self._folder}/{file}", 0, "it looks like a segment, and this is no segment's name"
-                )
+        for file in others:
+            if is_damaged_name(file):  # ignoring it would lose a segment silently
+                raise CorruptionError(f"{self._folder}/{file}", 0, "it looks like a segment, but its name is damaged")
             if file.endswith(TEMPORARY) and is_segment(file.removesuffix(TEMPORARY)):
                 remove_file(self._fs, f"{self._folder}/{file}")
             else:
                 left.append(file)
         if left:
-            logger.warning("%s: %d files are not ours, as %r: move them elsewhere", self._folder, len(left), left[0])
+            logger.warning(
+                "%s has %d files that are not Penstock's, such as %r: move them elsewhere",
+                self._folder,
+                len(left),
+                left[0],
+            )
 
     def _report(self, repair: Repair) -> None:
         self.repair = repair
@@ -451,19 +457,19 @@ class Log:
             logger.warning("%s: torn tail dropped at byte %d (%s)", repair.path, repair.offset, repair.torn)
 
     def close(self) -> None:
-        """Sync, seal and let go. A poisoned log is let go as it is."""
+        """Sync, seal and close the log. A poisoned log is closed as it is."""
         if self._closed:
             return
         try:
             if self._failure is None and self._active is not None:
-                # Without a seal the next open has a little more to do.
+                # Without a seal the next open takes a little longer.
                 with self._writing(), suppress(DiskFull, ProcessLimit):
                     self._sync()
                     self.closed_cleanly = True
                     self._active.seal(self._last)
         finally:
             self._closed = True
-            self._retire()
+            self._close_active()
 
     def __enter__(self) -> Log:
         return self
@@ -474,21 +480,21 @@ class Log:
     # -- for cursors
 
     def locate(self, index: int) -> tuple[SegmentName, SegmentName | None]:
-        """The segment that holds `index`, and the next one (None for the last)."""
+        """Return the segment with `index`, and its successor (None for the last)."""
         self._check_open()
         chain = self._chain
-        place = chain.place_of(index)
-        if place < 0:
-            raise NotFound(f"record {index} is not in {self._folder} any more: it begins at {chain[0].first}")
-        return chain[place], chain[place + 1] if place + 1 < len(chain) else None
+        position = chain.position_of(index)
+        if position < 0:
+            raise NotFound(f"record {index} is no longer in {self._folder}: it begins at {chain[0].first}")
+        return chain[position], chain[position + 1] if position + 1 < len(chain) else None
 
     def cuts_since(self, count: int) -> tuple[int, int | None]:
-        """How often the log was cut back so far, and the lowest index it was cut to since `count`."""
+        """Return how often the log was truncated so far, and the lowest index of the cuts since `count`."""
         cuts = self._cuts[count:]
         return count + len(cuts), min(cuts, default=None)
 
     def open_segment(self, name: SegmentName) -> SegmentReader:
-        """A reader of one segment, with the sparse index of the closing record or of the writer."""
+        """Open one segment for reading."""
         try:
             reader = SegmentReader.open(self._fs, self._folder, name, self._identity)
         except FileNotFoundError:
@@ -496,18 +502,18 @@ class Log:
         return reader
 
     def sparse_index(self, reader: SegmentReader) -> SparseIndex:
-        """The sparse index of a segment: its own, the writer's, or, where it was cut, one made by reading it once."""
+        """Return the sparse index of a segment: stored, the writer's, or (without a closing record) made by reading."""
         active = self._active
         if active is not None and active.header.name == reader.header.name:
             return active.index
-        if (sealed := reader.sparse_index()) is not None:  # after the look at `active`: it is sealed by then
+        if (sealed := reader.sparse_index()) is not None:  # after the check of `active`: by now it is sealed
             return sealed
         name, successor = self.locate(reader.header.first)
         index = SparseIndex(self._settings.index_bytes)
         if successor is None or name != reader.header.name:
             return index
         if not self._is_cut(successor):
-            raise CorruptionError(reader.file.path, reader.file.size(), "the closing record does not read")
+            raise CorruptionError(reader.file.path, reader.file.size(), "the closing record is damaged")
         for offset, record in reader.records(HEADER_BYTES):
             index.add(record.index, offset)
             if record.index >= successor.first - 1:

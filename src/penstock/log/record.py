@@ -1,8 +1,8 @@
 """The bytes of one record.
 
 A record is a header of 32 bytes, a body, and zeros up to a multiple of 8. The checksum covers everything after itself,
-the padding too, and starts from a salt that each segment draws anew: neither a record of another segment nor a body
-that looks like a record ever passes for one.
+padding included, and starts from a random salt of the segment, so that neither a record of another segment nor a body
+that looks like a record is taken for one.
 
 Thread: pure functions.
 """
@@ -22,7 +22,7 @@ Index = NewType("Index", int)
 
 HEADER = struct.Struct("<IIBBHIQQ")  # checksum, length, kind, flags, reserved, incarnation, index, synced
 assert HEADER.size == 32
-_REST = struct.Struct("<IBBHIQQ")  # what the checksum covers of the header
+_REST = struct.Struct("<IBBHIQQ")  # the header without its checksum
 _CHECKSUM = struct.Struct("<I")
 assert _CHECKSUM.size + _REST.size == HEADER.size
 
@@ -34,12 +34,12 @@ KIND_SEGMENT = 1
 KIND_SEAL = 2
 KIND_DATA = 16
 
-LARGE_BYTES = 1 << 20  # a body of this size is written by itself
+LARGE_BYTES = 1 << 20  # a body of this size is written on its own
 _PADDING = tuple(bytes(n) for n in range(8))
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as it was read; `(incarnation, index)` names it for ever."""
+    """A record as read; `(incarnation, index)` identifies it for good."""
 
     index: Index
     incarnation: int
@@ -50,19 +50,19 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def encoded_size(body_bytes: int) -> int:
-    """How many bytes a record with such a body takes."""
+    """Return the size of a record with a body of `body_bytes`."""
     return HEADER.size + body_bytes + (-body_bytes & 7)
 
 
 def checksum(salt: int, *covered: bytes) -> int:
-    """The checksum of a record, from all that follows the checksum itself, whole or in pieces."""
+    """Return a record's checksum over everything after it, passed whole or in pieces."""
     for piece in covered:
         salt = google_crc32c.extend(salt, piece)
     return salt
 
 
 def encode(bodies: Sequence[bytes], **header: int) -> bytes:
-    """The bytes of consecutive records; the header is described as for `encode_pieces`."""
+    """Encode consecutive records; for the header see `encode_pieces`."""
     return b"".join(encode_pieces(bodies, **header))
 
 
@@ -76,7 +76,7 @@ def encode_pieces(
     kind: int = KIND_DATA,
     flags: int = 0,
 ) -> list[bytes]:
-    """The bytes of consecutive records, numbered from `first`, in pieces: a large body is one, and is not copied."""
+    """Encode consecutive records, numbered from `first`, as pieces: a large body is a piece of its own, not copied."""
     pieces: list[bytes] = []
     parts: list[bytes] = []  # of the next piece
     for index, body in enumerate(bodies, first):
@@ -94,7 +94,7 @@ def encode_pieces(
 
 
 def decode(buffer: bytes, at: int, *, salt: int, path: str = "", base: int = 0) -> Record:
-    """The record at `buffer[at]`; anything else there is a `CorruptionError`.
+    """Decode the record at `buffer[at]`; `CorruptionError` if there is none.
 
     `path` and `base` (the file offset of `buffer[0]`) are for the message only.
     """
@@ -116,7 +116,7 @@ def decode(buffer: bytes, at: int, *, salt: int, path: str = "", base: int = 0) 
 
 
 def check_bodies(bodies: Sequence[bytes]) -> int:
-    """The bytes that records of these bodies take; `Invalid` if one cannot be written."""
+    """Return the size of the records of these bodies; `Invalid` if one cannot be written."""
     total = 0
     for body in bodies:
         if not isinstance(body, bytes):

@@ -1,13 +1,13 @@
 """One file of records.
 
-A segment opens with a header record (checksummed without a salt, because it carries the salt) and appears in its folder
-by a rename after that header is synced: a visible segment has a sound header. It ends sealed (a closing record with the
-sparse index, the file cut to its length) or cut (the next segment says that nothing at or past its own first index
-counts).
+A segment begins with a header record (checksummed without a salt, because it carries the salt) and gets its name by a
+rename after that header is synced: a visible segment has a valid header. It ends sealed (a closing record with the
+sparse index, the file truncated to its length) or cut (the next segment supersedes everything from its own first index
+on).
 
 Thread: `SegmentWriter` belongs to the log's writer. `SegmentReader` belongs to one cursor.
-Invariants: (1) bytes of synced records never change. (2) space is claimed before record bytes are written, so a full
-disk is found while nothing has been written.
+Invariants: (1) bytes of synced records never change. (2) space is reserved before record bytes are written, so that a
+full disk is noticed while nothing has been written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
-from penstock.host.files import File, FileSystem, claim, is_disk_full, reveal
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import claim, rename_durably
+from penstock.host.files import File, FileSystem
 from penstock.log.chain import SegmentName
 from penstock.log.record import (
     HEADER,
@@ -46,19 +48,19 @@ _SEAL_TAIL = struct.Struct("<QQ")  # last index, offset of the closing record it
 _ENTRY_BYTES = 16
 
 READ_BYTES = 1 << 20
-_CLAIM_BYTES_PER_BYTE = 64  # how much may be checksummed in search of records, for each byte that is searched
+_CHECKSUM_BYTES_PER_BYTE = 64  # limit on checksummed bytes per byte that is searched for records
 TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself."""
+    """The header of a segment."""
 
     first: int
     incarnation: int
     salt: int
-    identity: bytes  # of the store, so that a stray file is not taken for one of ours
-    cut: bool  # whether the segment before may lack its closing record
+    identity: bytes  # of the store: tells its files from those of another
+    cut: bool  # whether the previous segment may lack its closing record
 
     @property
     def name(self) -> SegmentName:
@@ -78,7 +80,7 @@ class SegmentHeader:
             raise CorruptionError(file.path, 0, "the file does not begin with a segment's header")
         magic, version, flags, salt, identity = _HEADER_BODY.unpack(record.body)
         if magic != MAGIC:
-            raise CorruptionError(file.path, 0, "the file is no log segment")
+            raise CorruptionError(file.path, 0, "the file is not a log segment")
         if version > VERSION:
             raise UnsupportedVersion(f"{file.path} has log version {version}, this Penstock reads up to {VERSION}")
         return cls(
@@ -92,7 +94,7 @@ class SegmentHeader:
 
 @dataclass(slots=True)
 class SparseIndex:
-    """Where some records begin: one every so many bytes."""
+    """Offsets of some records, one per `every_bytes`."""
 
     every_bytes: int
     indexes: list[int] = field(default_factory=list)
@@ -100,16 +102,16 @@ class SparseIndex:
 
     def add(self, index: int, offset: int) -> None:
         if not self.offsets or offset - self.offsets[-1] >= self.every_bytes:
-            self.offsets.append(offset)  # first: a reader that finds the index finds the offset
+            self.offsets.append(offset)  # first: a concurrent reader that sees the index also sees the offset
             self.indexes.append(index)
 
     def before(self, index: int) -> int:
-        """The offset of an entry at or before `index`: the first entry if none is before."""
+        """Return the offset of the last entry at or before `index`, or of the first entry."""
         return self.offsets[max(0, bisect_right(self.indexes, index) - 1)] if self.offsets else HEADER_BYTES
 
 
 class SegmentWriter:
-    """The segment that grows."""
+    """The active segment."""
 
     def __init__(self, file: File, header: SegmentHeader, *, allocate_bytes: int, index_bytes: int) -> None:
         self.file = file
@@ -130,9 +132,9 @@ class SegmentWriter:
         allocate_bytes: int,
         index_bytes: int,
     ) -> SegmentWriter:
-        """A new segment that holds the records of `tail`, durable under its name when this returns.
+        """Create a segment with the records of `tail`, durably.
 
-        `DiskFull`, `ProcessLimit`: there is no such segment. Any other error: there may be.
+        After `DiskFull` and `ProcessLimit` it does not exist; after any other error it may.
         """
         target = f"{folder}/{header.name}"
         source = target + TEMPORARY
@@ -149,17 +151,17 @@ class SegmentWriter:
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
             raise
-        reveal(fs, source, target)
-        file.moved(target)
+        rename_durably(fs, source, target)
+        file.set_path(target)
         return segment
 
     def claim(self, size: int) -> None:
-        """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
+        """Reserve space for `size` more bytes; `DiskFull` if there is none, with nothing written."""
         if self.end + size > self._claimed:
             self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
 
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
-        """Append records, numbered from `first`. Requires: the room for them is claimed."""
+        """Append records, numbered from `first`. Requires: space for them is reserved."""
         at = self.end
         for piece in self._encode(bodies, first, synced, kind, flags):
             self.file.pwrite(piece, at)
@@ -185,7 +187,7 @@ class SegmentWriter:
         self.end = end
 
     def copy(self, record: Record) -> None:
-        """Append a record of an older segment: the same record, so it keeps its incarnation."""
+        """Append a record of an older segment, with its incarnation: it stays the same record."""
         data = encode(
             [record.body],
             salt=self.header.salt,
@@ -201,7 +203,7 @@ class SegmentWriter:
         self._claimed = max(self._claimed, self.end)
 
     def seal(self, last: int) -> None:
-        """Close the segment for good. Requires: everything up to `last` is synced."""
+        """Write the closing record. Requires: everything up to `last` is synced."""
         entries = np.array([self.index.indexes, self.index.offsets], dtype="<u8").T.tobytes()
         body = entries + _SEAL_TAIL.pack(last, self.end)
         with self.file.pin():
@@ -212,7 +214,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """A segment that is read, from any of its records."""
+    """A segment open for reading."""
 
     def __init__(self, file: File, header: SegmentHeader) -> None:
         self.file = file
@@ -233,9 +235,10 @@ class SegmentReader:
             raise
 
     def records(self, offset: int) -> Iterator[tuple[int, Record]]:
-        """Offset and record of each from `offset` on, the closing one too, until one does not read.
+        """Iterate over offsets and records from `offset` on, the closing record included.
 
-        That one is a `CorruptionError`: only the caller knows how far all must be sound.
+        It ends with a `CorruptionError` at the first bytes that are not a record: only the caller knows whether a
+        record must be there.
         """
         buffer, base, at, size = b"", offset, 0, self.file.size()
         while True:
@@ -251,7 +254,7 @@ class SegmentReader:
             at += encoded_size(len(record.body))
 
     def sparse_index(self) -> SparseIndex | None:
-        """The sparse index from the closing record, or None where there is no sound closing record."""
+        """Return the sparse index of the closing record; None without a valid closing record."""
         return _read_seal(self.file, self.header)
 
     def close(self) -> None:
@@ -280,13 +283,13 @@ def _read_seal(file: File, header: SegmentHeader) -> SparseIndex | None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTail:
-    """What a scan of the last segment found."""
+    """The end of the last segment, as found by a scan."""
 
-    unsynced: list[Record]  # sound, in order, not known to be synced
-    synced: int  # the last index that was synced for certain: a sound record says so
+    unsynced: list[Record]  # valid, in order, not known to be synced
+    synced: int  # the last index that a valid record reports as synced
     end: int  # where the records end
     seal: Record | None
-    torn: str | None  # why what follows does not read; None where nothing was written there
+    torn: str | None  # why the bytes that follow are not a record; None if nothing was written there
 
     @property
     def last(self) -> int:
@@ -294,10 +297,10 @@ class SegmentTail:
 
 
 def scan_tail(reader: SegmentReader) -> SegmentTail:
-    """Read the last segment to its end and tell a torn tail from damage.
+    """Read the last segment to its end, and tell a torn tail from damage.
 
-    What is sound up to the first bad record counts. A sound record behind that one which knew the bad one to be synced
-    proves that it was whole once: that is damage, not a torn tail.
+    Valid records up to the first bad one count. If a valid record after it reports the bad one as synced, the bad one
+    was whole once: that is damage, not a torn tail.
     """
     header, path = reader.header, reader.file.path
     expected, end, synced = header.first, HEADER_BYTES, header.first - 1
@@ -306,7 +309,7 @@ def scan_tail(reader: SegmentReader) -> SegmentTail:
     try:
         for offset, record in reader.records(HEADER_BYTES):
             if record.index != expected:
-                raise CorruptionError(path, offset, f"record {record.index} stands where {expected} belongs")
+                raise CorruptionError(path, offset, f"found record {record.index}, expected {expected}")
             synced = max(synced, record.synced)
             if record.kind == KIND_SEAL:
                 seal = record
@@ -317,8 +320,8 @@ def scan_tail(reader: SegmentReader) -> SegmentTail:
             expected, end = expected + 1, offset + encoded_size(len(record.body))
     except CorruptionError as error:
         rest = reader.file.pread(reader.file.size() - end, end)
-        if _claims(rest, header, expected, path, end) >= expected:
-            message = f"record {expected} was synced, so says a later one, but {error.reason}"
+        if _highest_synced(rest, header, expected, path, end) >= expected:
+            message = f"a later record says that record {expected} was synced, but {error.reason}"
             raise CorruptionError(path, end, message) from None
         if np.frombuffer(rest, dtype=np.uint8).any():
             torn = error.reason
@@ -327,7 +330,7 @@ def scan_tail(reader: SegmentReader) -> SegmentTail:
 
 
 def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:
-    """Write a closing record again and sync it: the process that wrote it may have been told that its fsync failed."""
+    """Write a closing record again and sync it: its fsync may have failed in the process that wrote it."""
     seal = tail.seal
     assert seal is not None
     data = encode(
@@ -347,11 +350,11 @@ def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:
         file.close()
 
 
-def _claims(rest: bytes, header: SegmentHeader, expected: int, path: str, end: int) -> int:
-    """The highest `synced` that a sound record in `rest` speaks of; 0 if there is none.
+def _highest_synced(rest: bytes, header: SegmentHeader, expected: int, path: str, end: int) -> int:
+    """Return the highest `synced` of the valid records in `rest`; 0 if there is none.
 
-    Records begin at multiples of 8. Numpy finds the few places whose fields could be those of a record that matters
-    here; only these are decoded. Bytes made to look like headers could ask for endless checksums: that has a limit.
+    Records begin at multiples of 8. Numpy finds the few positions whose fields could be a relevant record's header;
+    only these are decoded. Bytes forged to look like headers could cost endless checksums, so those are limited.
     """
     words = np.frombuffer(rest[: len(rest) & ~7], dtype="<u8")
     if len(words) < HEADER.size // 8:
@@ -363,15 +366,17 @@ def _claims(rest: bytes, header: SegmentHeader, expected: int, path: str, end: i
         (second >> np.uint64(16)) & np.uint64(0xFFFF),
     )
     room = np.uint64(8) * (np.uint64(len(words)) - np.arange(len(first), dtype=np.uint64))
-    plausible = (synced >= expected) & (synced <= index) & (index < expected + len(words))
-    plausible &= (kind != 0) & (reserved == 0) & (length <= room) & (second >> np.uint64(32) <= header.incarnation)
-    highest, budget = 0, _CLAIM_BYTES_PER_BYTE * len(rest)
-    for place in np.flatnonzero(plausible).tolist():
-        budget -= int(length[place])
+    candidates = (synced >= expected) & (synced <= index) & (index < expected + len(words))
+    candidates &= (kind != 0) & (reserved == 0) & (length <= room) & (second >> np.uint64(32) <= header.incarnation)
+    highest, budget = 0, _CHECKSUM_BYTES_PER_BYTE * len(rest)
+    for position in np.flatnonzero(candidates).tolist():
+        budget -= int(length[position])
         if budget < 0:
-            raise CorruptionError(path, end, "what follows the last sound record cannot be told from records")
+            raise CorruptionError(
+                path, end, "the bytes after the last valid record look like too many records to check"
+            )
         try:
-            highest = max(highest, decode(rest, place * 8, salt=header.salt).synced)
+            highest = max(highest, decode(rest, position * 8, salt=header.salt).synced)
         except CorruptionError:
             continue
     return highest

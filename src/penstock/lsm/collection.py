@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, remove_file
+from penstock.host.file_operations import remove_file
+from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.readers import ReaderLeases

@@ -200,6 +200,7 @@ class Index:
         if (
             chunk.size != self._slots_at + 4 * (slots + rows)
             or least > body_bytes
+            or homes < 1
             or homes & (homes - 1)
             or slots <= homes
         ):
@@ -221,6 +222,7 @@ class Index:
         at += 4 * tail_pages
         lengths = np.frombuffer(body, "<u4", 2 + batches, at)
         ends = at + lengths.nbytes + np.cumsum(lengths, dtype=np.int64)
+        self._check_head(path, rows, int(ends[-1]), len(body))
         texts = [body[end - size : end] for end, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
         self.first_keys: list[bytes] = texts[2:]
         self.summary = Summary(
@@ -236,6 +238,31 @@ class Index:
         if chunk.view is not None:
             self.slot_view = chunk.view[self._slots_at :].cast("I")
             self.ready = crc32c is None
+
+    def _check_head(self, path: str, rows: int, texts_end: int, body_bytes: int) -> None:
+        """What a checksum does not say of an index that another process built: that its numbers fit each other."""
+        counts = self.batches["rows"]
+        last_place = (len(counts) << BATCH_SHIFT) + int(counts[-1]) - 1 if len(counts) else 0
+        if (
+            texts_end > body_bytes
+            or ((counts < 1) | (counts > 1 << BATCH_SHIFT)).any()
+            or self.place_bits != last_place.bit_length()
+            or max(self.range_rows, default=-1) >= rows
+        ):
+            raise CorruptionError(path, HEADER_BYTES, "the numbers of the index do not fit each other")
+
+    def check_places(self) -> None:
+        """`CorruptionError` if a slot leads to no row: asked once, of an index that another process built."""
+        rows = np.concatenate([[0], self.batches["rows"]])
+        for number in range(self._slot_pages):
+            slots = np.frombuffer(self.page(number), np.uint32)[: self.slots - number * PAGE_SLOTS]
+            places = slots[slots != 0] & ~np.uint32(fingerprint_mask(self.place_bits))
+            batches = np.minimum(places >> BATCH_SHIFT, len(rows) - 1)
+            inside = (batches > 0) & (batches == places >> BATCH_SHIFT)
+            if not (inside & ((places & ((1 << BATCH_SHIFT) - 1)) < rows[batches])).all():
+                raise CorruptionError(self._chunk.path, self._slots_at, "a slot leads to no row")
+        if self.slot_view[self.slots - 1]:
+            raise CorruptionError(self._chunk.path, self._slots_at, "the last slot is not empty")
 
     def page(self, number: int) -> memoryview:
         """The slots (after them, the hashes) of a page, checked."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from penstock.archive.chunk import KeyRing, crc32c
 from penstock.archive.container import open_chunk
 from penstock.errors import CorruptionError, Invalid
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import Index, Summary
 from penstock.lsm.operators import CHAIN, OPERATORS
 from penstock.lsm.rows import DELETE, NEVER, PUT, RANGE_DELETE, bytes_list

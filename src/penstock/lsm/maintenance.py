@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import msgspec
 
 from penstock.archive.chunk import PLAIN, Sealing
-from penstock.errors import DiskFull, GateShut, Invalid, LeaseLost, UniqueJobAlreadyPending
+from penstock.errors import DiskFull, GateShut, Invalid, UniqueJobAlreadyPending
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
@@ -33,6 +35,8 @@ from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, Pending
+from penstock.scheduler.runner import JobResult, run_job
+from penstock.scheduler.task import StopSignal
 
 BUSY_TIMEOUT_S = 60.0
 BUSY_LOOK_S = 0.05  # between two looks whether others have ended
@@ -41,10 +45,6 @@ BUSY_LOOK_S = 0.05  # between two looks whether others have ended
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
     shard: int
     everything: bool = False
-
-
-def _never() -> bool:
-    return False
 
 
 class Maintenance:
@@ -225,22 +225,18 @@ class Maintenance:
         """Run the waiting jobs of these kinds (of one table), and their repairs, in this thread; how many."""
         ran = 0
         while lease := self._jobs.acquire("here", kinds, db_id):
-            try:
-                with self._jobs.keeping(lease):
-                    done = self.handle(lease, self._stopping.is_set)
-                if not done:
-                    self._jobs.complete(lease)
-            except BaseException as error:
-                with suppress(LeaseLost):  # then it is not ours to tell
-                    self._jobs.fail(lease, error)
-                raise
+            run_job(self._jobs, lease, self.handle, self._stopping, renew_every_s=self._jobs.lease_s / 3)
             ran += 1
         return ran
 
     # -- doing it
 
-    def handle(self, lease: Lease, stop: Stop = _never) -> bool:
-        """Do a flush, a compaction or the repair of one; whether the job was completed in its own transaction."""
+    def handle(self, lease: Lease, stop: StopSignal) -> JobResult:
+        """Do a flush, a compaction or the repair of one, as a job."""
+        return JobResult.COMMITTED if self._do(lease, stop.is_set) else JobResult.DONE
+
+    def _do(self, lease: Lease, stop: Stop) -> bool:
+        """Whether the job was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
         with self._at_work(lease.job.table, payload.shard) as found:
             if lease.job.kind == JobKind.REPAIR:

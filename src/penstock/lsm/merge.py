@@ -22,7 +22,9 @@ import numpy as np
 
 from penstock.archive.chunk import PLAIN, ChunkIdentity, KeyRing, Sealing
 from penstock.errors import Closed, Invalid
-from penstock.host.files import FileSystem, OsFileSystem, remove_file
+from penstock.host.file_operations import remove_file
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import ROWS_MAX, Summary, homes_for
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.operand_fold import fold_groups

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.errors import Invalid, PenstockError
 from penstock.host.files import FileSystem
 from penstock.lsm.index import Summary
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 PARTS_MAX = 64
 PARTS_PER_SLOT = 2  # so that one that takes longer does not keep the others waiting at the end
 PART_BYTES_MIN = 32 << 20
-_POLL_S = 0.05
 
 Reserve = Callable[[int], Sequence[int]]
 
@@ -71,13 +70,8 @@ class MergeOffers:
 
     def _wait(self, parts: Sequence[JobPart], stop: Callable[[], bool]) -> list[int]:
         handle = self._board.submit_parts(f"{__name__}:merge_part", parts)
-        while True:
-            try:
-                told = msgspec.convert(handle.result(_POLL_S), list[list[int]])
-                return [chunk_id for made in told for chunk_id in made]
-            except WaitExpired:
-                if stop():
-                    handle.cancel()  # the next look finds it cancelled
+        outputs = msgspec.convert(handle.wait(stop), list[list[int]])
+        return [chunk_id for made in outputs for chunk_id in made]
 
     def _received(self, plan: MergePlan, made: Sequence[int], allowed: set[int]) -> list[Summary]:
         """Look at the outputs, which nobody here wrote, and make them durable; an error if they cannot be taken."""

@@ -75,6 +75,12 @@ def offsets_of(column: Any) -> npt.NDArray[np.int32]:
     return raw[column.offset : column.offset + len(column) + 1]
 
 
+def is_binary(kind: Any) -> bool:
+    """Whether an Arrow type holds bytes, in whatever layout."""
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
 def bytes_list(column: Any) -> list[bytes]:
     """An Arrow binary array as a list."""
     items: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()

@@ -25,7 +25,8 @@ import numpy as np
 from penstock.archive.chunk import Chunk, KeyRing, crc32c
 from penstock.archive.container import open_chunk
 from penstock.errors import Closed, CorruptionError
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import (
@@ -90,7 +91,10 @@ class _Batch:
         self.value_base = value_base
         self.special = int(place["flags"]) != ALL_PUTS
         # The length of every key (value) where they have one length: a get then need not look at offsets. Else 0.
-        self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, int(place["lsns"]))
+        if key_base < start:
+            raise CorruptionError(table.path, start, "the keys of a batch are not inside it")
+        keys_end = min(int(place["lsns"]), value_base)
+        self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, keys_end)
         self.value_bytes = _equal_length(table.path, self.value_offsets, value_base, int(place["end"]))
 
     def key(self, row: int) -> bytes:
@@ -194,6 +198,10 @@ class Sstable:
     def _check_page(self, page: int, data: memoryview) -> None:
         if crc32c is not None and crc32c(bytes(data)) != self._index.page_sums[page]:
             raise CorruptionError(self.path, page << _PAGE_SHIFT, "this page does not match its checksum")
+
+    def check_places(self) -> None:
+        """`CorruptionError` if its index leads to rows that are not there: one that another process built may."""
+        self._index.check_places()
 
     def damaged_pages(self) -> list[CorruptionError]:
         """Read every page of the file and of its index anew, and say which do not match."""
@@ -304,10 +312,6 @@ class Sstable:
                 return batch.kinds[at], self._value(batch, at), batch.lsns[at], batch.expires[at]
             row += 1
         return None
-
-    def multi_get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        """The row of each key."""
-        return list(map(self.get, keys))
 
     # -- ranges
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from penstock.errors import WaitExpired
 from penstock.host.metrics import Metrics
 from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
@@ -24,16 +23,15 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge import MergeInput, MergePlan, merge
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_jobs import Merge, Stop
-from penstock.manifest.jobs import JobQueue, Lease
+from penstock.manifest.jobs import JobQueue
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.runner import JobContext, JobResult, JobRunner, JobRunnerSettings
+from penstock.scheduler.runner import JobRunner, JobRunnerSettings
 from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
 from penstock.scheduler.work import WorkCancelled
 
 FLUSH, COMPACTION, CLEAN_UP, METRICS = "flush", "compaction", "clean-up", "metrics"
 FLUSH_JOBS, COMPACTION_JOBS = "flush-jobs", "compaction-jobs"
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,12 @@ def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]
     ]
 
 
-def job_runners(maintenance: Maintenance, jobs: JobQueue, engines: Engines) -> list[JobRunner]:
+def job_runners(maintenance: Maintenance, jobs: JobQueue) -> list[JobRunner]:
     """One runner for flushes and one for compactions: a long merge must not keep memtables waiting."""
-
-    def handle(lease: Lease, context: JobContext) -> JobResult:
-        done = maintenance.handle(lease, context.stop.is_set)
-        return JobResult.COMMITTED if done else JobResult.DONE
-
+    handle = maintenance.handle
     return [
-        JobRunner(FLUSH_JOBS, jobs, {int(JobKind.FLUSH): handle}, engines, settings=JobRunnerSettings(priority=2)),
-        JobRunner(COMPACTION_JOBS, jobs, {int(JobKind.COMPACTION): handle}, engines),
+        JobRunner(FLUSH_JOBS, jobs, {int(JobKind.FLUSH): handle}, settings=JobRunnerSettings(priority=2)),
+        JobRunner(COMPACTION_JOBS, jobs, {int(JobKind.COMPACTION): handle}),
     ]
 
 
@@ -100,14 +94,8 @@ def merge_on(engines: Engines, engine: str = "process") -> Merge:
     """A merge that runs on an engine: file names go there, descriptions of files come back."""
 
     def merge_files(plan: MergePlan, stop: Stop) -> Sequence[Summary]:
-        handle = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan))
-        while True:
-            try:
-                result: Any = handle.result(_POLL_S)
-                return [Summary(**summary) for summary in result]
-            except WaitExpired:
-                if stop():
-                    handle.cancel()  # the next look finds it cancelled
+        result: Any = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan)).wait(stop)
+        return [Summary(**summary) for summary in result]
 
     return merge_files
 

@@ -94,9 +94,6 @@ class Tree:
     def get_row(self, key: bytes) -> Row | None:
         return self._view.get_row(key)
 
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self._view.multi_get(keys)
-
     def scan(
         self,
         start: bytes = b"",

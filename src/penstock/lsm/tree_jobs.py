@@ -91,7 +91,7 @@ class TreeJobs:
         tree.end_flush(frozen, files, rows.time_us)
         tree.use.withdraw(ids)
         del work, rows, frozen
-        memory.release_unused()
+        memory.release_free_memory()
         return True
 
     def compact(self, tree: Tree, catalog: Catalog, lease: Lease, *, everything: bool, stop: Stop) -> bool:

@@ -51,9 +51,6 @@ class FileMeta:
     expires: bool  # some of its rows do
     lsn: int | None = None  # stands for the LSN of all rows, in an adopted file
 
-    def overlaps(self, start: bytes, end: bytes) -> bool:
-        return self.start < end and start < self.end
-
 
 def check_disjoint(files: Iterable[FileMeta]) -> None:
     """`Invalid` if two files could hold the same key."""
@@ -97,7 +94,7 @@ class TableFile:
                     table = self._open(self.meta)
                     self._ranges = table.range_deletes  # now: whoever opened a file wants to make a version of it
                     self._table = table
-                    MAPPINGS.hold(self)
+                    MAPPINGS.register(self)
         return table
 
     @property

@@ -98,10 +98,6 @@ class View:
         here = active.deleted_below(key) if active is not None else 0
         return max(here, self._version.ranges.lsn_over(key))
 
-    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key."""
-        return list(map(self.get, keys))
-
     # -- scans
 
     def scan(

@@ -33,9 +33,11 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import File, FileSystem, absolute, claim, parent
+from penstock.host.file_operations import claim
+from penstock.host.files import File, FileSystem
 from penstock.host.forking import close_on_exec
 from penstock.host.open_files import OPEN_FILES
+from penstock.host.paths import absolute, parent
 from penstock.manifest.engine import TABLES
 from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
 from penstock.manifest.fork import ForkGuard
@@ -365,7 +367,7 @@ class LmdbEngine:
 
     def _open_env(self) -> None:
         try:
-            self._env = OPEN_FILES.obtain(self._map_env)
+            self._env = OPEN_FILES.with_descriptor(self._map_env)
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
             if "already open in this process" in str(error):  # the parent's, which a forked child cannot close

@@ -14,14 +14,12 @@ Invariants: at most one job of a table and kind waits, at most one is in flight;
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, OutcomeUnknown, UniqueJobAlreadyPending
 from penstock.host import threads
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.manifest.engine import ReadView
 from penstock.manifest.keys import WHOLE_STORE, JobId, PendingJobKey, WalStateKey
 from penstock.manifest.manifest import Manifest, ManifestTxn
@@ -149,29 +147,15 @@ class JobQueue:
                 return lease
         return None
 
+    @property
+    def lease_s(self) -> float:
+        """How long a lease lasts that is not renewed."""
+        return self._settings.lease_s
+
     def renew(self, lease: Lease) -> None:
         """Make a lease last `lease_s` from now; `LeaseLost` if it was taken over."""
         with self._lock:
             self._held_locked(lease).expires_s = self._clock.monotonic_s() + self._settings.lease_s
-
-    @contextmanager
-    def keeping(self, lease: Lease) -> Iterator[None]:
-        """Renew a lease from a thread of its own, for as long as the block lasts."""
-        ended = threading.Event()
-
-        def keep() -> None:
-            while not ended.wait(self._settings.lease_s / 3):
-                try:
-                    self.renew(lease)
-                except LeaseLost:
-                    return
-
-        keeper = threads.spawn(keep, name=f"penstock-lease-{lease.job.job_id}")
-        try:
-            yield
-        finally:
-            ended.set()
-            keeper.join(self._settings.lease_s)
 
     def complete(self, lease: Lease, also: Sequence[ManifestOp] = ()) -> CommitReceipt:
         """End a job well, and commit what it made (`also`) with it; `LeaseLost` changes nothing."""

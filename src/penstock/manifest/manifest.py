@@ -17,7 +17,10 @@ import msgspec
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, parent, publish, remove_file
+from penstock.host.file_operations import publish, remove_file
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
 from penstock.manifest import tables
 from penstock.manifest.engine import EngineOpener, ManifestEngine, ReadView
 from penstock.manifest.environment import LmdbEngine, backup_path, forget_closing

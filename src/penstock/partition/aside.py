@@ -20,9 +20,10 @@ import msgspec
 import xxhash
 
 from penstock.errors import Backpressure, Invalid, PenstockError
-from penstock.host.chance import Random
 from penstock.host.files import FileSystem
-from penstock.journal.record import REFERENCE, Group, JournalRecord, PartitionId, Section, decode, encode
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import REFERENCE, Group, JournalRecord, Section, decode, encode
 from penstock.log import Log, LogSettings
 
 FOLDER = "aside"

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
-from penstock.journal.record import PartitionId, decode
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import decode
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
@@ -82,7 +83,7 @@ class Checkpoint:
         """Drop what can be dropped; `everything`: spill whoever holds back anything but the newest segment."""
         with self._lock:
             self._acknowledge()
-            pieces = self._consensus.pieces()
+            pieces = self._consensus.segment_starts()
             keep = 1 if everything else self._settings.segments_max
             spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
             with self._dispatcher.turn:  # what is durable and not dispatched is in nobody's account yet
@@ -91,7 +92,7 @@ class Checkpoint:
             if len(pieces) > 1 and pieces[1] <= needed:
                 self._extent.give_up(needed)  # before a segment goes: a journal that begins later has lost something
             first = self._consensus.truncate(needed)
-            dropped = len(pieces) - len(self._consensus.pieces())
+            dropped = len(pieces) - len(self._consensus.segment_starts())
             if dropped:
                 self._forget_verdicts(first)
             return CheckpointReport(spilled, dropped, needed)

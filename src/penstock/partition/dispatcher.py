@@ -36,8 +36,9 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import ran_out_of_space
-from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
+from penstock.host.file_errors import ran_out_of_space
+from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
+from penstock.journal.record import JournalRecord, Section
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
@@ -165,13 +166,13 @@ class Dispatcher:
                 raise Closed("the store was closed: open it again")
             found = self._partitions.get(partition)
             if found is None:
-                found = threads.uninterrupted(lambda: self._open(partition))
+                found = threads.run_uninterrupted(lambda: self._open(partition))
                 self._drain(found)
             return found
 
     def _open(self, partition: PartitionId) -> Partition:
         info = self._info(partition)
-        descriptor = describe(info, partition & 0xFFFF)
+        descriptor = describe(info, shard_number(partition))
         with ExitStack() as undo:  # a second attempt must find nothing open
             spill = self._make_spill(descriptor)
             undo.callback(spill.close)
@@ -187,9 +188,9 @@ class Dispatcher:
         return opened
 
     def _info(self, partition: PartitionId) -> TableInfo:
-        info = self.ledger.table_by_id(partition >> 16)
-        if info is None or partition & 0xFFFF >= info.shards:
-            raise NotFound(f"table {partition >> 16} was dropped, or never had a shard {partition & 0xFFFF}")
+        info = self.ledger.table_by_id(table_of(partition))
+        if info is None or shard_number(partition) >= info.shards:
+            raise NotFound(f"table {table_of(partition)} was dropped, or never had a shard {shard_number(partition)}")
         return info
 
     def partitions(self) -> list[Partition]:
@@ -284,7 +285,7 @@ class Dispatcher:
         except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed, or a file is not what was written: whoever opens the store must know
-            logger.error("shard %d of table %d cannot be opened now: %s", number & 0xFFFF, number >> 16, error)
+            logger.error("shard %d of table %d cannot be opened now: %s", shard_number(number), table_of(number), error)
             waiting = self._unopened.setdefault(number, [])
             if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
                 waiting.append(entry)
@@ -419,7 +420,9 @@ class Dispatcher:
                 except ProcessLimit:
                     break  # the others would fare no better
                 except Exception as error:
-                    logger.warning("shard %d of table %d cannot be opened: %s", number & 0xFFFF, number >> 16, error)
+                    logger.warning(
+                        "shard %d of table %d cannot be opened: %s", shard_number(number), table_of(number), error
+                    )
             for partition in self._partitions.values():
                 if partition.machine.broken and not partition.failures:  # a sync failed, and nobody has written since
                     partition.failures = 1
@@ -437,7 +440,7 @@ class Dispatcher:
         """Let the paused partitions of a table try again, now."""
         with self.turn:
             self.finish()
-            for number in [number for number in self._unopened if number >> 16 == table]:
+            for number in [number for number in self._unopened if table_of(number) == table]:
                 self.partition(number)  # raises what is wrong with it
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
@@ -449,11 +452,13 @@ class Dispatcher:
         with self.turn:
             self.finish()
             found = [
-                Trouble(one.name, one.partition & 0xFFFF, f"set aside: {one.reason}", one.lsn)
+                Trouble(one.name, shard_number(one.partition), f"set aside: {one.reason}", one.lsn)
                 for one in self._aside.entries()
             ]
             for number, waiting in self._unopened.items():
-                found.append(Trouble(self._info(number).name, number & 0xFFFF, "it cannot be opened", waiting[0].lsn))
+                found.append(
+                    Trouble(self._info(number).name, shard_number(number), "it cannot be opened", waiting[0].lsn)
+                )
             for partition in self._partitions.values():
                 behind, descriptor = partition.behind, partition.descriptor
                 if behind is not None:
@@ -483,13 +488,15 @@ class Dispatcher:
             if number not in self._unopened:
                 raise
             name = self._info(number).name
-            return PartitionPaused(f"shard {number & 0xFFFF} of {name} is behind ({error}): it is tried again")
+            return PartitionPaused(f"shard {shard_number(number)} of {name} is behind ({error}): it is tried again")
         except Closed:
             raise
         except PenstockError as error:
             return error
         except Exception as error:
-            return PartitionPaused(f"shard {number & 0xFFFF} of {self._info(number).name} cannot be opened ({error})")
+            return PartitionPaused(
+                f"shard {shard_number(number)} of {self._info(number).name} cannot be opened ({error})"
+            )
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):

@@ -20,8 +20,8 @@ import logging
 import msgspec
 
 from penstock.errors import CorruptionError, PenstockError
-from penstock.host.chance import Random
 from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 from penstock.log import Log, LogEnd, LogSettings
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest

@@ -30,7 +30,8 @@ import msgspec
 
 from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid
-from penstock.journal.record import JournalRecord, PartitionId, Section, partition_id
+from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
+from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree import Tree
@@ -129,7 +130,7 @@ def decode_condition(data: bytes) -> Condition:
     """The condition that `encode_condition` was given; none in no bytes."""
     try:
         return _condition.decode(data) if data else Condition()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("condition", 0, f"it does not decode ({error})") from None
 
 
@@ -140,6 +141,9 @@ class Judgement(msgspec.Struct, frozen=True):
     created: tuple[TableInfo, ...] = ()
     dropped: tuple[TableInfo, ...] = ()
     repeated: bool = False  # the record was judged before: its effects on the ledger are there already
+    # Group to the index of its condition, among `others`, that refused it. Only in memory: a stored verdict has no room
+    # for it, and only the writer, who waits in this process, needs it.
+    refused_by: dict[int, int] = {}
 
 
 class _Judged(NamedTuple):
@@ -181,7 +185,7 @@ class Ledger:
 
     def is_alive(self, partition: PartitionId) -> bool:
         """Whether a section for this partition has someone to go to."""
-        return partition == LEDGER or partition >> 16 in self._ids
+        return partition == LEDGER or partition >> SHARD_BITS in self._ids
 
     def was_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used: then its batch need not be looked at again."""
@@ -192,9 +196,12 @@ class Ledger:
     def judge(self, record: JournalRecord, lsn: int) -> Judgement:
         """Judge a record and remember it; a record that was judged before is told again what it was told."""
         if lsn <= self.tree.lsn:
+            refused_by: dict[int, int] = {}
             if lsn == self.tree.lsn:
                 self._load()  # an interrupt may have come right behind the tree's change
-            return Judgement(self.verdicts(record, lsn), repeated=True)
+                if self._judged is not None and self._judged.lsn == lsn:
+                    refused_by = self._judged.judgement.refused_by
+            return Judgement(self.verdicts(record, lsn), repeated=True, refused_by=refused_by)
         if _is_plain(record):
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
             return _accepted(len(record.groups))
@@ -210,7 +217,12 @@ class Ledger:
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
         work = _LedgerChanges(self, record.time_us, lsn)
-        verdicts = tuple(self._verdict(work, group.condition, lsn) for group in record.groups)
+        verdicts: tuple[Verdict, ...] = ()
+        refused_by: dict[int, int] = {}
+        for number, group in enumerate(record.groups):
+            verdicts += (self._verdict(work, group.condition, lsn),)
+            if verdicts[number] is Verdict.REFUSED and work.judging is not None:
+                refused_by[number] = work.judging
         for group, verdict in zip(record.groups, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 for section in group.sections:
@@ -219,7 +231,7 @@ class Ledger:
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
         work.put(b"e", _U64.pack(record.last_epoch))  # every record leaves a row: what is stored is known by it
-        judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped))
+        judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped), refused_by=refused_by)
         return _Judged(lsn, judgement, work.edit(), work.tables)
 
     def _verdict(self, work: _LedgerChanges, condition: bytes, lsn: int) -> Verdict:
@@ -268,6 +280,7 @@ class _LedgerChanges:
         self.tables = ledger._tables  # replaced, not changed
         self.created: list[TableInfo] = []
         self.dropped: list[TableInfo] = []
+        self.judging: int | None = None  # the index of the condition, among `others`, that is judged or was last
 
     def get(self, key: bytes) -> bytes | None:
         return self._rows[key] if key in self._rows else self._ledger.tree.get(key)
@@ -285,6 +298,7 @@ class _LedgerChanges:
 
     def judge(self, condition: bytes) -> Verdict:
         """Token first, then what kinds ask for; nothing is remembered of a group that is refused."""
+        self.judging = None
         if not condition:
             return Verdict.ACCEPTED
         asked = _condition.decode(condition)
@@ -293,7 +307,8 @@ class _LedgerChanges:
             verdict = self._use_token(*asked.token)
             if verdict is not Verdict.ACCEPTED:
                 return verdict
-        for name, argument in asked.others:
+        for index, (name, argument) in enumerate(asked.others):
+            self.judging = index
             if condition_table(argument) in self._ledger._ids:
                 verdict = self._ledger._conditions[name](argument, self.get, self.put)
             else:
@@ -393,7 +408,7 @@ def _accepted(groups: int) -> Judgement:
 def _read_table(key: bytes, value: bytes) -> TableInfo:
     try:
         return _table.decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
 
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid
-from penstock.journal.record import PartitionId, Section
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import Section
 
 T = TypeVar("T")
 

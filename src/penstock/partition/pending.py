@@ -1,7 +1,7 @@
 """Writes on their way to the journal: groups of sections, as their kinds hold them before they are encoded.
 
 Thread: a delta is changed under the coordinator's lock, and by nobody once it is sealed; a group's `lsn` and `verdict`
-are set once, by the thread that flushes.
+are set once, by the thread that flushes; so is `refused_by`.
 Invariants: (1) groups are in epoch order; only the last, if it is open, takes more plain writes. (2) a group's `lsn`
 is set before it is applied: who finds the row of that LSN in a tree need not look at the group.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.partition.ledger import Verdict
 from penstock.partition.reference import Reference
 
@@ -18,13 +18,14 @@ from penstock.partition.reference import Reference
 class PendingGroup:
     """What will be one group of a record."""
 
-    __slots__ = ("condition", "lsn", "sections", "verdict")
+    __slots__ = ("condition", "lsn", "refused_by", "sections", "verdict")
 
     def __init__(self, condition: bytes = b"") -> None:
         self.condition = condition
         self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of sections that follow each other
         self.lsn: int | None = None
         self.verdict: Verdict | None = None
+        self.refused_by: int | None = None  # the index of the condition that refused it, if one did
 
 
 class PendingDelta:

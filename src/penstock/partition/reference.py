@@ -21,7 +21,8 @@ from penstock.arguments import seconds, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs, remove_file
+from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.files import FileSystem
 from penstock.journal.record import REFERENCE, JournalRecord
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
@@ -64,7 +65,7 @@ def decode_reference(payload: bytes) -> Reference:
     """The files a section refers to."""
     try:
         return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("reference", 0, f"it does not decode ({error})") from None
 
 
@@ -125,8 +126,8 @@ class Staging:
 
     def __init__(self, manifest: Manifest, *, fs: FileSystem, root: str, clock: Clock) -> None:
         self._manifest = manifest
-        self._fs = fs
-        self._root = root
+        self.fs = fs
+        self.root = root
         self._clock = clock
         self._lock = threads.lock("partition.staging")
         self._named: set[int] = set()  # guarded by _lock: ids that a record, or a commit on its way, names
@@ -134,7 +135,7 @@ class Staging:
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Places for files to be built; kept for so long, and for as long as a commit names them."""
         count, lease_s = check_staging(count, lease_s)
-        make_dirs(self._fs, f"{self._root}/{folder}")
+        make_dirs(self.fs, f"{self.root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
         staged: list[StagedFile] = []
         txn = self._manifest.begin_write()
@@ -154,10 +155,10 @@ class Staging:
             named = chunk_id in self._named
         if row is None or not row.staged or named or file_name not in files_of(row.file_name):
             raise Invalid(f"{file_name} is not staged (any more): stage and build it again")
-        path = f"{self._root}/{file_name}"
-        if offset == 0 and self._fs.exists(path):
-            self._fs.unlink(path)  # it is sent anew
-        file = self._fs.create(path) if offset == 0 else self._fs.open(path, write=True)
+        path = f"{self.root}/{file_name}"
+        if offset == 0 and self.fs.exists(path):
+            self.fs.unlink(path)  # it is sent anew
+        file = self.fs.create(path) if offset == 0 else self.fs.open(path, write=True)
         try:
             if not 0 <= offset <= file.size():
                 raise Invalid(f"{file_name} has {file.size()} bytes: the next come there, not at {offset}")
@@ -175,9 +176,9 @@ class Staging:
         self.name(file.chunk_id for file in files)  # before the look at the bytes: it must not be purged under it
         try:
             for file in files:
-                if not self._fs.exists(f"{self._root}/{file.file_name}"):
+                if not self.fs.exists(f"{self.root}/{file.file_name}"):
                     raise Invalid(f"{file.file_name} was not built: build it, then commit")
-                if _measure(self._fs, self._root, file.file_name) != (file.size_bytes, file.digest):
+                if _measure(self.fs, self.root, file.file_name) != (file.size_bytes, file.digest):
                     raise Invalid(
                         f"{file.file_name} does not have the size and hash that were handed in: build it again"
                     )
@@ -189,12 +190,12 @@ class Staging:
 
     def _sync(self, file_name: str) -> None:
         for name in files_of(file_name):
-            file = self._fs.open(f"{self._root}/{name}", write=True)
+            file = self.fs.open(f"{self.root}/{name}", write=True)
             try:
                 file.fsync()
             finally:
                 file.close()
-        self._fs.fsync_dir(f"{self._root}/{file_name.rsplit('/', 1)[0]}")
+        self.fs.fsync_dir(f"{self.root}/{file_name.rsplit('/', 1)[0]}")
 
     def name(self, chunk_ids: Iterable[int]) -> None:
         """A record or a commit on its way names these."""
@@ -229,11 +230,11 @@ class Staging:
         """Remove staged files, then their rows. After a crash in between, or with its file, a row stays: purged."""
         gone: list[StagedFile] = []
         for file in files:
-            removed = [remove_file(self._fs, f"{self._root}/{name}") for name in files_of(file.file_name)]
+            removed = [remove_file(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
             if all(removed):
                 gone.append(file)
         for folder in {file.file_name.rpartition("/")[0] for file in gone}:
-            self._fs.fsync_dir(f"{self._root}/{folder}")  # before the rows go: a file without a row is never found
+            self.fs.fsync_dir(f"{self.root}/{folder}")  # before the rows go: a file without a row is never found
         txn = self._manifest.begin_write()
         for file in gone:
             txn.delete_chunk(ChunkKey(table, file.chunk_id))

@@ -13,9 +13,10 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from penstock.errors import Closed, CorruptionError
-from penstock.host.chance import Random
 from penstock.host.files import FileSystem
-from penstock.journal.record import Group, JournalRecord, PartitionId, decode, encode
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import Group, JournalRecord, decode, encode
 from penstock.log import Log, LogSettings
 from penstock.partition.machine import Entry
 

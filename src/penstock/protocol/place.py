@@ -22,7 +22,6 @@ import re
 import socket
 import stat
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
@@ -32,11 +31,11 @@ import msgspec
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, Lock
+from penstock.host.waiting import Retries
 
 SOCKET_PATH_BYTES_MAX = 100  # of 104 to 108, by system
 _PLAIN = re.compile(rb"[A-Za-z0-9/._~-]+")  # what stands for itself in a URI
 LINE_BYTES_MAX = 64 << 10
-PAUSE_S = 0.02  # between two looks
 _FLIGHT = re.compile("f-[0-9a-f]{16}")
 KNOCK_S_MIN = 0.1  # for an answer, also of one who came with no time to wait
 KNOCK_S_MAX = 3600.0
@@ -200,15 +199,10 @@ def read_line(connection: socket.socket, limit: Callable[[], None] = lambda: Non
 
 def hold_opening(fs: FileSystem, path: str, clock: Clock, deadline_s: float) -> Lock:
     """The lock of those who open, start and make yield; `StoreLocked` if others keep it past the deadline."""
+    retries = Retries(clock, deadline_s)
     while True:
         try:
             return fs.lock(f"{path}/OPENING")
         except StoreLocked:
-            if clock.monotonic_s() >= deadline_s:
+            if not retries.again():
                 raise StoreLocked(f"{path} is being opened by another process: try again") from None
-        pause()
-
-
-def pause(seconds: float = PAUSE_S) -> None:
-    """Let others go on."""
-    threading.Event().wait(seconds)

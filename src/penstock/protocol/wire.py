@@ -286,6 +286,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     verdict: int
     fault: ErrorMessage | None = None
     happened: bool = False  # a duplicate, because an earlier sending of this group was accepted
+    refused_by: int | None = None  # the index of the condition that refused it
 
 
 class Outcomes(msgspec.Struct, frozen=True, array_like=True):
@@ -485,5 +486,5 @@ def decode_fault(data: bytes) -> ErrorMessage | None:
     """The fault beside a status; None if the transport itself failed."""
     try:
         return _faults.decode(data) if data else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, DiskFull, Invalid
-from penstock.host.chance import Random
-from penstock.host.files import FileSystem, is_disk_full, make_dirs, remove_file
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 from penstock.log.record import Record
 from penstock.queue.files import (
     VERSION,

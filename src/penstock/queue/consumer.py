@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, repeat
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,8 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_cond
 from penstock.partition.pending import PendingGroup
 from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, ForgetConsumer, Range, Seek, argument
-from penstock.queue.service import LEASES_MAX, Bounds, ConsumerPlace, Found, QueueCall, encode_call
+from penstock.queue.service import LEASES_MAX, ConsumerPosition, LeasedMessage, QueueCall, ShardBounds, encode_call
 
-Delivered: TypeAlias = Found
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
 DELAY_S_MAX = 7 * 24 * 3600  # of a message that is out or given back
 GET_MAX = 4_096
@@ -58,7 +57,7 @@ class Consumer:
 
     # -- messages
 
-    def get(self, max: int = 100, timeout_s: float = 0.0) -> list[Delivered]:  # noqa: A002 - it reads well
+    def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
         """Up to `max` messages that nobody else of this name has; waits up to `timeout_s` for the first."""
         max = whole(max, "how many messages get takes", 1)  # noqa: A001 - the same
         timeout_s, settings = seconds(timeout_s, "timeout_s", math.inf), self.settings
@@ -78,12 +77,12 @@ class Consumer:
             if found or timeout_s <= 0:
                 return [message for delivery in found for message in _messages(delivery)]
 
-    def __iter__(self) -> Iterator[Delivered]:
+    def __iter__(self) -> Iterator[LeasedMessage]:
         """Messages one by one, waiting for more without an end. Acknowledge each."""
         while True:
             yield from self.get(1, CALL_S_MAX)  # one at a time: the lease of a second would run while the first is used
 
-    def ack(self, messages: Delivered | Iterable[Delivered], *, batch: Conditional | None = None) -> None:
+    def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: Conditional | None = None) -> None:
         """Acknowledge messages, durably; with a batch: together with what that writes.
 
         `LeaseLost` if one of them is not held any more: then none is acknowledged, and the batch writes nothing.
@@ -100,7 +99,7 @@ class Consumer:
         else:
             self._command(ACK, data)
 
-    def nack(self, messages: Delivered | Iterable[Delivered], *, delay_s: float = 0.0) -> int:
+    def nack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, delay_s: float = 0.0) -> int:
         """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
         delay_s = seconds(delay_s, "delay_s", DELAY_S_MAX)
         rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
@@ -115,25 +114,25 @@ class Consumer:
 
     # -- where it is
 
-    def places(self) -> list[ConsumerPlace]:
+    def positions(self) -> list[ConsumerPosition]:
         """Where it is in each shard."""
         known = {
-            place.shard: place for place in self._ask("places", QueueCall(consumer=self.name), list[ConsumerPlace])
+            place.shard: place for place in self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
         }
         return [
-            known.get(shard, ConsumerPlace(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
+            known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
             for shard, bounds in enumerate(self._bounds())
         ]
 
     @property
     def position(self) -> dict[int, int]:
         """For each shard, the sequence below which everything is acknowledged."""
-        return {place.shard: place.floor for place in self.places()}
+        return {place.shard: place.floor for place in self.positions()}
 
     @property
     def lag(self) -> int:
         """How many messages are not acknowledged."""
-        return sum(place.lag for place in self.places())
+        return sum(place.lag for place in self.positions())
 
     def seek(self, to: int | str | Mapping[int, int]) -> None:
         """Go to a sequence (of every shard), to sequences by shard, to "earliest" or to "latest"."""
@@ -156,8 +155,8 @@ class Consumer:
         """Remove the consumer: its acknowledgements hold nothing back and are not remembered any more."""
         self._command(FORGET, argument(self._info.table, ForgetConsumer(self.name, self._info.shards)))
 
-    def _bounds(self) -> list[Bounds]:
-        found: list[Bounds] = self._ask("bounds", QueueCall(), list[Bounds])
+    def _bounds(self) -> list[ShardBounds]:
+        found: list[ShardBounds] = self._ask("bounds", QueueCall(), list[ShardBounds])
         return found
 
     def _ask(self, name: str, call: QueueCall, kind: Any, *, wait_s: float = 0.0) -> Any:
@@ -172,14 +171,14 @@ class Consumer:
             raise QueueKind().refusal(condition, data)
 
 
-def _messages(delivery: Delivery) -> Iterator[Found]:
+def _messages(delivery: Delivery) -> Iterator[LeasedMessage]:
     columns = delivery.sequences, delivery.times, delivery.keys, delivery.payloads, delivery.deliveries
-    return map(Found, repeat(delivery.shard), *columns, repeat(delivery.lease))
+    return map(LeasedMessage, repeat(delivery.shard), *columns, repeat(delivery.lease))
 
 
-def _acknowledging(consumer: str, messages: list[Found]) -> Ack:
+def _acknowledging(consumer: str, messages: list[LeasedMessage]) -> Ack:
     """Messages that follow each other under one lease, which is of one shard, are one range."""
-    begins: list[Found] = []
+    begins: list[LeasedMessage] = []
     ends: list[int] = []
     lease = end = 0
     for message in messages:
@@ -196,11 +195,11 @@ def _acknowledging(consumer: str, messages: list[Found]) -> Ack:
     return Ack(consumer, list(ranges.items()), list(leases.values()))
 
 
-def _listed(messages: Any) -> list[Found]:
+def _listed(messages: Any) -> list[LeasedMessage]:
     try:
-        given = [messages] if isinstance(messages, Found) else list(messages)
+        given = [messages] if isinstance(messages, LeasedMessage) else list(messages)
     except TypeError:
         given = [messages]
-    if set(map(type, given)) - {Found}:
+    if set(map(type, given)) - {LeasedMessage}:
         raise Invalid(NOT_GOT)
     return given

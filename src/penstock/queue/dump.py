@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from penstock.errors import CorruptionError, PenstockError
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader
 from penstock.queue.messages import MessageBatch, decode_batch
 from penstock.queue.qmft import QmftManifest, QmftWriter

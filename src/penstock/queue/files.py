@@ -23,7 +23,9 @@ import numpy as np
 import xxhash
 
 from penstock.errors import CorruptionError, DiskFull, UnsupportedVersion
-from penstock.host.files import File, FileSystem, claim, is_disk_full
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import claim
+from penstock.host.files import File, FileSystem
 from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode, encode, encoded_size
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import DATA_SUFFIX

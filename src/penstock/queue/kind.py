@@ -116,7 +116,7 @@ class QueueKind:
         return load_schema(given)
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
-        return MessageLoader(info, place, place.time_us).run(batches)
+        return MessageLoader(info, place).run(batches)
 
     def bundle(
         self,

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
-from penstock.journal.record import REFERENCE, PartitionId
+from penstock.journal.partitions import PartitionId
+from penstock.journal.record import REFERENCE
 from penstock.kinds import Piece, ShardSnapshot, Site, Waiting
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord

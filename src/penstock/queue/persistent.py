@@ -27,9 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full
+from penstock.host.file_errors import is_disk_full
+from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, MessageBatch, Messages, stamped

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CorruptionError
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.queue.files import KIND_MESSAGES, DataReader
 from penstock.queue.messages import decode_batch
 from penstock.queue.reading import FilesView

@@ -169,7 +169,7 @@ def decode_place(row: bytes) -> ConsumerRow:
     """What a row holds."""
     try:
         return _place.decode(row)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("a consumer's row", 0, f"it does not decode ({error})") from None
 
 

@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DiskFull, Invalid, ManifestCorrupted, ManifestNotFound, UnsupportedManifestVersion
-from penstock.host.files import FileSystem, is_disk_full, publish
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
 
 MAGIC = b"QMFT"
 VERSION = 1
@@ -125,7 +127,10 @@ class FileTable(Sequence[FileEntry]):
     def __getitem__(self, place: int) -> FileEntry:  # type: ignore[override]
         at = int(self._offsets[place])
         start, end, size, length = _ENTRY.unpack_from(self._raw, at)
-        return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
+        try:  # not looked at before: opening costs the same, however many files there are
+            return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
+        except (Invalid, UnicodeDecodeError) as error:
+            raise ManifestCorrupted("the manifest of a queue", at, f"entry {place} is none ({error})") from None
 
     def __iter__(self) -> Iterator[FileEntry]:
         return map(self.__getitem__, range(len(self)))
@@ -202,6 +207,8 @@ class QmftManifest:
             raise UnsupportedManifestVersion(f"{path} has manifest version {version}, this Penstock reads {VERSION}")
         file_sequence, position, messages, length = _ACTIVE.unpack_from(data, HEADER.size)
         start = HEADER.size + _ACTIVE.size
+        if start + length > len(data):
+            raise ManifestCorrupted(path, start, "the path of its active file is cut short")
         try:
             active = ActiveFileState(file_sequence, position, messages, data[start : start + length].decode())
             files = FileTable.decode(data[start + length :], count)

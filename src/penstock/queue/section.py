@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import xxhash
 
 from penstock.errors import CorruptionError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shards_of
 from penstock.partition.pending import PendingDelta
 from penstock.queue.messages import PREFIX, Messages, encode_payloads
 
@@ -136,19 +135,13 @@ def by_shard(batch: Messages, partitions: Sequence[PartitionId], spare: int) -> 
     """Messages by the shards of their keys, in order; those without a key go to the spare one."""
     if len(partitions) == 1 or batch.keys is None:
         return [(partitions[spare], batch)]
-    keys, count = batch.keys.to_pylist(), len(partitions)
-    shards = np.fromiter((spare if key is None else shard_of(key, count) for key in keys), np.int64, len(keys))
+    shards = shards_of(batch.keys, len(partitions), keyless=spare)
     parts = []
     for shard in np.unique(shards).tolist():
         rows = np.flatnonzero(shards == shard)
         times = None if batch.times is None else batch.times[rows]
         parts.append((partitions[shard], Messages(batch.payloads.take(rows), batch.keys.take(rows), times)))
     return parts
-
-
-def shard_of(key: bytes, shards: int) -> int:
-    """The shard of all messages with this key."""
-    return xxhash.xxh3_64_intdigest(key) % shards
 
 
 def _encode_run(messages: list[Message]) -> bytes:

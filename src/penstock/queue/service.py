@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
@@ -47,14 +47,14 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delay_s: float = 0.0
 
 
-class Bounds(msgspec.Struct, frozen=True, array_like=True):
+class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
     """The messages [first, next) of a shard."""
 
     first: int
     next: int
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True):
+class LeasedMessage(msgspec.Struct, frozen=True, array_like=True):
     """A message under a lease."""
 
     shard: int
@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     lease: int
 
 
-class ConsumerPlace(msgspec.Struct, frozen=True, array_like=True):
+class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
     """Where a consumer is in a shard."""
 
     consumer: str
@@ -79,10 +79,10 @@ class ConsumerPlace(msgspec.Struct, frozen=True, array_like=True):
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
     """A queue at one moment."""
 
-    shards: list[Bounds]
+    shards: list[ShardBounds]
     files: int
     bytes: int
-    consumers: list[ConsumerPlace]
+    consumers: list[ConsumerPosition]
 
     @property
     def messages(self) -> int:
@@ -168,8 +168,8 @@ class QueueService:
         machine = self._machine(self._partitions[call.shard])
         return max(machine.first, machine.queue.seek_time(call.time_us or 0))
 
-    def _bounds(self, _: QueueCall) -> list[Bounds]:
-        return [Bounds(machine.first, machine.next) for machine in map(self._machine, self._partitions)]
+    def _bounds(self, _: QueueCall) -> list[ShardBounds]:
+        return [ShardBounds(machine.first, machine.next) for machine in map(self._machine, self._partitions)]
 
     def _statistics(self, call: QueueCall) -> QueueTotals:
         numbers = [self._machine(partition).queue.statistics() for partition in self._partitions]
@@ -206,7 +206,7 @@ class QueueService:
             end = batches[-1].next
         return end, used
 
-    def _places(self, call: QueueCall) -> list[ConsumerPlace]:
+    def _places(self, call: QueueCall) -> list[ConsumerPosition]:
         """Where consumers are: one of them, or all."""
         found = []
         for key, row in self._host.remembered_range(rows_of(self._info.table)):
@@ -215,7 +215,7 @@ class QueueService:
                 place, machine = decode_place(row), self._machine(self._partitions[shard])
                 place = place if place.mode == "streamed" else place.raised(machine.first)
                 lag = max(0, machine.next - max(place.floor, machine.first) - int(place.flags().sum()))
-                found.append(ConsumerPlace(consumer, shard, place.mode, place.floor, lag))
+                found.append(ConsumerPosition(consumer, shard, place.mode, place.floor, lag))
         return found
 
     # -- conditions

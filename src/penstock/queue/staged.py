@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock.errors import Invalid
-from penstock.host.files import File, FileSystem, OsFileSystem, make_dirs, parent
-from penstock.journal.record import PartitionId
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import File, FileSystem
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
-from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
@@ -56,10 +57,10 @@ def load_schema(given: Any) -> Any:
     fields = []
     for name in names:
         found = given.field(name).type
-        text = pa.types.is_string(found) or pa.types.is_large_string(found)
+        text = pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
         if name == "timestamp" and not pa.types.is_timestamp(found):
             raise Invalid(f"column timestamp is {found}, and must be a timestamp")
-        if name != "timestamp" and not (text or pa.types.is_binary(found) or pa.types.is_large_binary(found)):
+        if name != "timestamp" and not (text or is_binary(found) or pa.types.is_null(found)):
             raise Invalid(f"column {name} is {found}, but messages hold binary: cast or encode it first")
         fields.append(pa.field(name, STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()))
     return pa.schema(fields)
@@ -68,10 +69,10 @@ def load_schema(given: Any) -> Any:
 class MessageLoader:
     """Prepares messages outside the owner: few as sections, many as files, in the order in which they come."""
 
-    def __init__(self, info: TableInfo, place: Workplace, now_us: int, fs: FileSystem | None = None) -> None:
+    def __init__(self, info: TableInfo, place: Workplace) -> None:
         self._place = place
-        self._now_us = now_us  # for messages without a time
-        self._fs = fs or OsFileSystem()
+        self._now_us = place.time_us  # for messages without a time
+        self._fs = place.fs
         self._partitions = partitions_of(info)
         self._held: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
@@ -118,9 +119,7 @@ class MessageLoader:
         if count == 1:
             yield 0, batch
             return
-        digest, spare = xxhash.xxh3_64_intdigest, number % count
-        keys = batch.column("key").to_pylist()
-        shards = np.fromiter((spare if key is None else digest(key) % count for key in keys), np.int64, len(keys))
+        shards = shards_of(batch.column("key"), count, keyless=number % count)
         for shard in np.unique(shards).tolist():
             yield shard, batch.take(pa.array(np.flatnonzero(shards == shard)))
 

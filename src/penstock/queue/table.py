@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import in_short, plain_int, text, whole
+from penstock.arguments import ArrowSource, in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Filters, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
@@ -26,7 +26,7 @@ from penstock.queue import section
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
-from penstock.queue.service import Bounds, Found, QueueCall, QueueTotals, encode_call
+from penstock.queue.service import LeasedMessage, QueueCall, QueueTotals, ShardBounds, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
@@ -93,7 +93,7 @@ class QueueView:
         return self._info.shards
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """Shard, sequence, timestamp, key, payload."""
         return TABLE_SCHEMA
 
@@ -123,18 +123,18 @@ class QueueView:
 
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Record batches of the table's schema, of one shard or of all."""
         start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
         for number in range(self.shards) if shard is None else [shard]:
             for batch in self._reading.scan_arrow(self._partition(number), start, end):
                 yield in_table_schema(batch, number)
 
-    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> Any:
+    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
         """An Arrow table of messages."""
         return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), TABLE_SCHEMA)
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self) -> pa.Table:
         """All messages as an Arrow table."""
         return self.read_arrow()
 
@@ -187,7 +187,7 @@ class QueueTable(QueueView):
 
     def put_many(
         self,
-        messages: Any,
+        messages: Iterable[bytes] | ArrowSource,
         *,
         keys: Sequence[bytes | None] | None = None,
         token: tuple[str, int] | None = None,
@@ -238,7 +238,7 @@ class QueueTable(QueueView):
             return self._partitions[0]
         if key is None:
             return self._partitions[next(self._turn) % len(self._partitions)]
-        return self._partitions[section.shard_of(key, len(self._partitions))]
+        return self._partitions[shard_of(key, len(self._partitions))]
 
     def _put_once(self, token: Any, partition: PartitionId, insert: Any, message: Any, size: int) -> Epoch:
         delta = PendingDelta()
@@ -271,9 +271,9 @@ class QueueTable(QueueView):
         answer = self._port.call(self._info, "seek", encode_call(QueueCall(shard=shard, time_us=microseconds(time))))
         return msgspec.msgpack.decode(answer, type=int)
 
-    def bounds(self) -> list[Bounds]:
+    def bounds(self) -> list[ShardBounds]:
         """For each shard: the oldest sequence, and the next one."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[Bounds])
+        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
         """For each shard the sequence to begin with, as an option names it.
@@ -394,4 +394,4 @@ def narrowed_sequences(filters: Filters, table: QueueTable, shard: int) -> tuple
     return KEY.pack(max(0, low)), None if high >= 1 << 63 else KEY.pack(max(0, low, high))
 
 
-__all__ = ["Found", "Message", "Position", "QueueTable", "QueueView"]
+__all__ = ["LeasedMessage", "Message", "Position", "QueueTable", "QueueView"]

@@ -1,10 +1,10 @@
 """Engines: where the heavy part of a job runs.
 
-An `Engine` takes a function's name and plain arguments and gives a `Handle`. `thread` runs it on a few threads of this
-process, `process` in a few processes of its own; others (Spark) join `Engines` under their own name.
+An `Engine` takes a function's name and plain arguments and returns a `Handle`. `thread` runs the function on a few
+threads of this process, `process` in a few worker processes; others (Spark) are added to `Engines` under a name of
+their own.
 
-Thread: every method may be called from any thread. Each slot of a pool is one thread that waits for work; a slot of
-`process` owns one worker process.
+Thread: any. Each slot of a pool is one thread that waits for work; a slot of `process` owns one worker process.
 Invariants: (1) every handle is answered once: with a result, an error, or a cancellation at shutdown at the latest.
 (2) at most `waiting_max` calls wait. (3) after `shutdown` no worker process is left.
 """
@@ -28,6 +28,7 @@ from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, check_name
 
 _log = logging.getLogger(__name__)
 
+_POLL_S = 0.05  # between two looks at the stop signal of a call
 _KILL_S_MAX = 10.0  # for a killed process to be gone
 
 
@@ -37,8 +38,8 @@ class EngineSettings:
 
     workers_max: int = 2
     waiting_max: int = 100
-    idle_s: float = 60.0  # then a worker process ends; the next call starts another
-    start_timeout_s: float = 30.0  # for a worker process to answer; then its work runs in a thread
+    idle_s: float = 60.0  # after which a worker process ends; the next call starts another
+    start_timeout_s: float = 30.0  # for a worker process to answer; after that the call runs in a thread
     shutdown_timeout_s: float = 10.0  # at the interpreter's exit
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatistics:
-    """A pool since it was made."""
+    """Counters of a pool since it was created."""
 
     name: str
     waiting: int
@@ -63,7 +64,7 @@ class EngineStatistics:
 
 
 class Handle:
-    """A call that was submitted."""
+    """A submitted call."""
 
     def __init__(self, function: str, payload: bytes, cancel: Callable[[Handle], None]) -> None:
         self.function = function
@@ -77,25 +78,34 @@ class Handle:
         self._error: PenstockError | None = None  # set before _answered
 
     def result(self, timeout_s: float) -> Plain:
-        """What the function returned. `WaitExpired` if it is not there yet; the error if there is none."""
+        """Return the result, or raise the error of the call; `WaitExpired` if it has not ended after `timeout_s`."""
         if not self._answered.wait(timeout_s):
             raise WaitExpired(f"{self.function} has not ended in {timeout_s} s: wait on, or cancel it")
         if self._error is not None:
             raise self._error
         return unpack(self._result)
 
+    def wait(self, stop: Callable[[], bool]) -> Plain:
+        """Wait for the result, as long as it takes; cancel the call as soon as `stop` returns True."""
+        while True:
+            try:
+                return self.result(_POLL_S)
+            except WaitExpired:
+                if stop():
+                    self.cancel()  # the next round finds it cancelled
+
     def done(self) -> bool:
         return self._answered.is_set()
 
     def cancel(self) -> None:
-        """Never start it, or end it if it runs: in a thread when the function sees its signal, in a process at once.
+        """Do not start the call, or end it: in a thread when the function checks its signal, in a process at once.
 
-        `result` tells when it has ended: it raises `WorkCancelled`, or gives the result that came first.
+        `result` says when it has ended: it raises `WorkCancelled`, or returns a result that came first.
         """
         self._cancel(self)
 
     def answer(self, result: bytes, error: PenstockError | None) -> bool:
-        """For the engine: give the outcome. False if there is one already."""
+        """For engines: set the outcome. False if there is one already."""
         with self._lock:
             if self._answered.is_set():
                 return False
@@ -108,24 +118,24 @@ class Engine(Protocol):
     """Runs functions by name."""
 
     def submit(self, function: str, arguments: Mapping[str, Plain]) -> Handle:
-        """Begin soon. `Backpressure` if too many wait."""
+        """Queue a call. `Backpressure` if too many wait."""
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Ask running work to stop, wait for it, then end it by force; False if some could not be ended."""
+        """Ask running calls to stop, wait for them, then end them by force; False if some could not be ended."""
 
 
 class Slot(Protocol):
-    """Runs one call at a time; used by one thread."""
+    """Runs one call at a time, for one thread."""
 
     def run(self, function: str, payload: bytes, stop: threading.Event, kill: threading.Event) -> bytes:
-        """Run the call and pack its result, or raise a `PenstockError`."""
+        """Run a call and return its packed result, or raise a `PenstockError`."""
 
     def close(self) -> None:
-        """End what the slot owns."""
+        """End the worker process, if there is one."""
 
 
 class ThreadSlot:
-    """Runs a call right here, where nothing can end it by force."""
+    """Runs calls in its thread, where nothing can end them by force."""
 
     def run(self, function: str, payload: bytes, stop: threading.Event, kill: threading.Event) -> bytes:
         return perform(function, payload, stop)
@@ -135,7 +145,7 @@ class ThreadSlot:
 
 
 class PooledEngine:
-    """An engine of a few slots in this process. One that nobody holds any more goes when its slots have idled."""
+    """An engine of a few slots in this process. An unused engine is collected after its slots have idled."""
 
     def __init__(self, name: str, make_slot: Callable[[], Slot], settings: EngineSettings, *, kill_s: float) -> None:
         self._name = name
@@ -147,9 +157,9 @@ class PooledEngine:
         self._running: list[Handle] = []  # guarded by _changed
         self._closed = False  # guarded by _changed
         self._slots_made = 0  # guarded by _changed
-        self._slots_alive = 0  # their threads and processes may still be there; guarded by _changed
-        self._slots_serving = 0  # of these, the ones that will look for work again; guarded by _changed
-        self._slots_idle = 0  # of these, the ones that wait for work; guarded by _changed
+        self._slots_alive = 0  # whose threads and processes may still exist; guarded by _changed
+        self._slots_serving = 0  # of these, slots that will take another call; guarded by _changed
+        self._slots_idle = 0  # of these, slots that wait for a call; guarded by _changed
         self._succeeded = self._failed = self._lost = 0  # guarded by _changed
         timeout_s = settings.shutdown_timeout_s
         self._forget_exit = threads.at_exit(self, lambda engine: engine.shutdown(timeout_s))
@@ -159,7 +169,7 @@ class PooledEngine:
         handle = Handle(function, pack(arguments), self._cancel)
         with self._changed:
             if self._closed:
-                raise Closed(f"the engine {self._name} was shut down: make a new one")
+                raise Closed(f"the engine {self._name} was shut down: create a new one")
             if len(self._waiting) >= self._settings.waiting_max:
                 raise Backpressure(f"{len(self._waiting)} calls wait for the engine {self._name} (limit): retry later")
             if len(self._waiting) >= self._slots_idle and self._slots_serving < self._settings.workers_max:
@@ -191,7 +201,7 @@ class PooledEngine:
             return True
         for handle in running:
             if handle.answer(b"", WorkCancelled(f"{handle.function} had not ended when its engine was shut down")):
-                _log.warning("%s goes on after the shutdown of its engine: nothing can end it", handle.function)
+                _log.warning("%s still runs after the shutdown of its engine: nothing can end it", handle.function)
         return False
 
     def statistics(self) -> EngineStatistics:
@@ -221,7 +231,7 @@ class PooledEngine:
             return self._changed.wait_for(lambda: not self._slots_alive, timeout_s)
 
     def _serve(self) -> None:
-        """The life of a slot's thread."""
+        """Serve calls: the body of a slot's thread."""
         slot = self._make_slot()
         try:
             while (handle := self._take()) is not None:
@@ -233,13 +243,13 @@ class PooledEngine:
                 self._changed.notify_all()
 
     def _take(self) -> Handle | None:
-        """The next call, or None: the slot is to end, because it idled for long or the pool was closed."""
+        """Return the next call; None if the slot must end, because it idled too long or the pool was closed."""
         with self._changed:
             self._slots_idle += 1
             self._changed.wait_for(lambda: self._waiting or self._closed, self._settings.idle_s)
             self._slots_idle -= 1
             if not self._waiting:
-                self._slots_serving -= 1  # in the same step as the decision: a call pushed next gets a new slot
+                self._slots_serving -= 1  # together with the decision: the next call starts a new slot
                 return None
             handle = self._waiting.popleft()
             self._running.append(handle)
@@ -253,7 +263,7 @@ class PooledEngine:
             error = failure
         except BaseException as failure:
             _log.error("the engine %s failed with %s", self._name, handle.function, exc_info=True)
-            error = WorkerLost(f"{handle.function} was not run to its end ({failure}): it may be tried again")
+            error = WorkerLost(f"{handle.function} was not run to its end ({failure}): it may be retried")
         if isinstance(error, WorkerLost) and handle.kill.is_set():
             error = WorkCancelled(f"{handle.function} was cancelled while it ran")
         with self._changed:
@@ -265,14 +275,14 @@ class PooledEngine:
 
 
 def thread_engine(settings: EngineSettings | None = None) -> PooledEngine:
-    """The engine that runs calls on threads of this process."""
+    """Return an engine that runs calls on threads of this process."""
     return PooledEngine("thread", ThreadSlot, settings or EngineSettings(), kill_s=0.0)
 
 
 def process_engine(
     settings: EngineSettings | None = None, *, clock: Clock | None = None, executable: str | None = None
 ) -> PooledEngine:
-    """The engine that runs calls in processes of its own, or on threads where none can be started."""
+    """Return an engine that runs calls in worker processes, or on threads if none can be started."""
     settings, clock = settings or EngineSettings(), clock or SystemClock()
     python = interpreter() if executable is None else executable
     make_slot = functools.partial(ProcessSlot, clock=clock, executable=python, start_timeout_s=settings.start_timeout_s)
@@ -281,7 +291,7 @@ def process_engine(
 
 
 class Engines:
-    """The engines of a store by name, each made when it is first asked for."""
+    """The engines of a store by name, each created at first use."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Engine]] | None = None) -> None:
         self._lock = threads.lock("scheduler.engines")
@@ -290,16 +300,16 @@ class Engines:
         self._closed = False  # guarded by _lock
 
     def add(self, name: str, make: Callable[[], Engine]) -> None:
-        """Make an engine known."""
+        """Add an engine under a name."""
         with self._lock:
             if name in self._makers:
-                raise Invalid(f"there is an engine {name} already: give this one another name")
+                raise Invalid(f"an engine named {name} exists: give this one another name")
             self._makers[name] = make
 
     def get(self, name: str) -> Engine:
         with self._lock:
             if self._closed:
-                raise Closed("the engines were shut down: make new ones")
+                raise Closed("the engines were shut down: create new ones")
             if name not in self._makers:
                 raise Invalid(f"no engine is named {name}: there are {', '.join(sorted(self._makers))}")
             if name not in self._made:
@@ -307,9 +317,11 @@ class Engines:
             return self._made[name]
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Shut them all down, one after the other, with `timeout_s` for each; False if one could not."""
+        """Shut down all engines in turn, with `timeout_s` for each; False if one could not be ended."""
         with self._lock:
             self._closed = True
             made, self._made = list(self._made.values()), {}
-        ended = [engine.shutdown(timeout_s) for engine in made]  # every one of them, also after one that could not
+        ended = [
+            engine.shutdown(timeout_s) for engine in made
+        ]  # all of them: a failing engine does not stop the others
         return all(ended)

@@ -1,6 +1,6 @@
 """A scheduler's statistics as metrics.
 
-Thread: any. The statistics are read when someone looks at the metrics; running tasks pay nothing.
+Thread: any. Statistics are read at each export; running tasks pay nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.scheduler.task import SchedulerStatistics
 _TASK = "penstock_scheduler_task_"
 
 
-def export(scheduler: Scheduler, metrics: Metrics) -> None:
-    """Show a scheduler in `metrics`, for as long as it lives."""
+def export_scheduler(scheduler: Scheduler, metrics: Metrics) -> None:
+    """Add a scheduler's statistics to `metrics` while the scheduler lives."""
     reference = weakref.ref(scheduler)
 
     def collect() -> Iterable[Metric]:
@@ -29,7 +29,7 @@ def export(scheduler: Scheduler, metrics: Metrics) -> None:
 
 
 def families(statistics: SchedulerStatistics) -> list[Metric]:
-    """The metrics that say what the statistics say."""
+    """Return statistics as metric families."""
     label = ["task"]
     runs = CounterMetricFamily(_TASK + "runs", "Runs that ended, failed ones included", labels=label)
     failures = CounterMetricFamily(_TASK + "failures", "Runs that failed", labels=label)

@@ -1,12 +1,13 @@
-"""The offer board: work for processes elsewhere that come and ask for it, as a Spark driver does.
+"""The offer board: work that other processes, such as a Spark driver, poll for.
 
-It is the engine `spark`. A call is put up as an offer of one or several parts; a driver takes it, says now and then
-that it is at it, and hands in a result for each part. An offer that nobody takes, or whose driver falls silent, is
-withdrawn: its handle raises `WorkerLost`, and who made the call makes it elsewhere.
+It is the engine `spark`. A call becomes an offer of one or more parts; a driver takes it, renews it while it works, and
+returns a result for each part. An offer that no driver takes, or whose driver falls silent, is withdrawn: its handle
+raises `WorkerLost`, and the caller runs the work elsewhere.
 
-Thread: any; `_lock` guards everything. Who waits for a handle also looks after its offer: no thread runs for it.
-Invariants: (1) an offer is answered once. (2) one that was withdrawn takes no result and lends no file any more. (3) at
-most `waiting_max` are on the board.
+Thread: any; `_lock` guards everything. The thread that waits for a handle also expires its offer: no thread of its own
+does.
+Invariants: (1) an offer is answered once. (2) a withdrawn offer accepts no result and gives access to no file. (3) at
+most `waiting_max` offers are pending.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ import msgspec
 
 from penstock.errors import Backpressure, Closed, Invalid, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
+from penstock.host.randomness import Random
 from penstock.scheduler.engines import Handle
 from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, WorkFailed, check_name, pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfferSettings:
-    """How long drivers are waited for, and how much waits for them."""
+    """Time limits for drivers, and the number of pending offers."""
 
     waiting_max: int = 16
-    silence_s: float = 15.0  # a driver that was not heard of for so long is gone
-    work_s_max: float = 6 * 3600.0  # for one offer, however alive its driver is
+    silence_s: float = 15.0  # after which a driver counts as gone
+    work_s_max: float = 6 * 3600.0  # for one offer, even if its driver renews it
 
     def __post_init__(self) -> None:
         if self.waiting_max < 1:
@@ -52,30 +53,30 @@ class JobPart:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a driver gets."""
+    """An offer as a driver gets it."""
 
     offer: str
     function: str
     parts: tuple[JobPart, ...]
 
 
-class _Posted(Handle):
-    """An offer on the board, for who waits for its result."""
+class _PendingOffer(Handle):
+    """A pending offer, and the handle of its caller."""
 
-    def __init__(self, board: OfferBoard, offer: Offer, now_s: float, *, alone: bool) -> None:
+    def __init__(self, board: OfferBoard, offer: Offer, now_s: float, *, single: bool) -> None:
         super().__init__(offer.function, b"", board._cancel)
         self._board = board
         self.offer = offer
-        self.alone = alone  # its one result is the result
-        self.begun_s = now_s
-        self.heard_s = now_s  # of its driver; before it has one, when it was put up
+        self.single = single  # one part, whose result is the result of the call
+        self.posted_s = now_s
+        self.last_seen_s = now_s  # its driver; before it has one, the time of the offer
         self.taken = False
 
     def result(self, timeout_s: float) -> Plain:
         try:
             return super().result(timeout_s)
         except WaitExpired:
-            self._board._look_after(self)
+            self._board._expire(self)
             raise
 
 
@@ -87,126 +88,127 @@ class OfferBoard:
         self._random = random
         self._settings = settings or OfferSettings()
         self._lock = threads.lock("scheduler.offers")
-        self._posted: dict[str, _Posted] = {}  # guarded by _lock; in the order they came
-        self._slots = 0  # guarded by _lock: what the last driver that asked can do at once
-        self._asked_s = -math.inf  # guarded by _lock: when that was
+        self._pending: dict[str, _PendingOffer] = {}  # guarded by _lock; in the order of submission
+        self._slots = 0  # guarded by _lock: parts that the last driver seen runs at once
+        self._driver_seen_s = -math.inf  # guarded by _lock
         self._closed = False  # guarded by _lock
 
-    # -- for who has work
+    # -- for callers
 
     def slots(self) -> int:
-        """How many parts drivers run at once; 0 if none was heard of lately."""
+        """Return how many parts drivers run at once; 0 if none was seen recently."""
         with self._lock:
-            return self._slots if self._clock.monotonic_s() - self._asked_s < self._settings.silence_s else 0
+            return self._slots if self._clock.monotonic_s() - self._driver_seen_s < self._settings.silence_s else 0
 
     def submit(self, function: str, arguments: Mapping[str, Plain]) -> Handle:
-        """Put up a call in one part."""
-        return self._post(function, [JobPart(arguments=pack(arguments))], alone=True)
+        """Offer a call in one part."""
+        return self._add(function, [JobPart(arguments=pack(arguments))], single=True)
 
     def submit_parts(self, function: str, parts: Sequence[JobPart]) -> Handle:
-        """Put up a call in several parts; its result is the list of theirs."""
+        """Offer a call in several parts; its result is the list of their results."""
         if not parts:
             raise Invalid("an offer has at least one part")
-        return self._post(function, parts, alone=False)
+        return self._add(function, parts, single=False)
 
-    def _post(self, function: str, parts: Sequence[JobPart], *, alone: bool) -> Handle:
+    def _add(self, function: str, parts: Sequence[JobPart], *, single: bool) -> Handle:
         check_name(function)
         offer = Offer(self._random.randbytes(16).hex(), function, tuple(parts))
         with self._lock:
             if self._closed:
                 raise Closed("the offer board was shut down: make a new one")
-            if len(self._posted) >= self._settings.waiting_max:
-                raise Backpressure(f"{len(self._posted)} offers are on the board (limit): retry later")
-            posted = _Posted(self, offer, self._clock.monotonic_s(), alone=alone)
-            self._posted[offer.offer] = posted
-        return posted
+            if len(self._pending) >= self._settings.waiting_max:
+                raise Backpressure(f"{len(self._pending)} offers are pending (limit): retry later")
+            pending = _PendingOffer(self, offer, self._clock.monotonic_s(), single=single)
+            self._pending[offer.offer] = pending
+        return pending
 
     def shutdown(self, timeout_s: float) -> bool:
         """Withdraw every offer."""
         with self._lock:
             self._closed = True
-            posted, self._posted = list(self._posted.values()), {}
-        for one in posted:
+            pending, self._pending = list(self._pending.values()), {}
+        for one in pending:
             one.answer(b"", WorkCancelled(f"{one.function} had not ended when the offer board was shut down"))
         return True
 
     def _cancel(self, handle: Handle) -> None:
-        assert isinstance(handle, _Posted)
+        assert isinstance(handle, _PendingOffer)
         self._withdraw(handle, WorkCancelled(f"{handle.function} was cancelled on the offer board"))
 
-    def _look_after(self, posted: _Posted) -> None:
-        """Withdraw an offer that nobody works on."""
+    def _expire(self, pending: _PendingOffer) -> None:
+        """Withdraw an offer whose driver is silent or late."""
         with self._lock:
             now_s, settings = self._clock.monotonic_s(), self._settings
-            silent, late = now_s - posted.heard_s >= settings.silence_s, now_s - posted.begun_s >= settings.work_s_max
-            reason = "took too long" if late else "went silent" if posted.taken else "did not take it"
+            silent = now_s - pending.last_seen_s >= settings.silence_s
+            late = now_s - pending.posted_s >= settings.work_s_max
+            reason = "took too long" if late else "went silent" if pending.taken else "did not take it"
         if silent or late:
-            self._withdraw(posted, WorkerLost(f"{posted.function} was offered to a driver that {reason}"))
+            self._withdraw(pending, WorkerLost(f"{pending.function} was offered to a driver that {reason}"))
 
-    def _withdraw(self, posted: _Posted, error: PenstockError) -> None:
+    def _withdraw(self, pending: _PendingOffer, error: PenstockError) -> None:
         with self._lock:
-            self._posted.pop(posted.offer.offer, None)
-        posted.answer(b"", error)
+            self._pending.pop(pending.offer.offer, None)
+        pending.answer(b"", error)
 
     # -- for drivers
 
     def take(self, slots: int) -> Offer | None:
-        """The oldest offer that nobody took, if there is one. `slots`: how many parts this driver runs at once."""
+        """Return the oldest offer not yet taken, if any. `slots`: how many parts this driver runs at once."""
         if slots < 1:
             raise Invalid(f"a driver with {slots} slots cannot take work: give 1 or more")
         with self._lock:
-            self._slots, self._asked_s = slots, self._clock.monotonic_s()
-            for posted in self._posted.values():
-                if not posted.taken:
-                    posted.taken, posted.heard_s = True, self._asked_s
-                    return posted.offer
+            self._slots, self._driver_seen_s = slots, self._clock.monotonic_s()
+            for pending in self._pending.values():
+                if not pending.taken:
+                    pending.taken, pending.last_seen_s = True, self._driver_seen_s
+                    return pending.offer
         return None
 
-    def keep(self, offer: str) -> bool:
-        """A driver says that it is at it; False: nobody wants it any more."""
+    def renew(self, offer: str) -> bool:
+        """Keep an offer alive while a driver works on it; False if it was withdrawn."""
         with self._lock:
-            posted = self._posted.get(offer)
-            if posted is None or not posted.taken:
+            pending = self._pending.get(offer)
+            if pending is None or not pending.taken:
                 return False
-            posted.heard_s = self._asked_s = self._clock.monotonic_s()
+            pending.last_seen_s = self._driver_seen_s = self._clock.monotonic_s()
             return True
 
     def finish(self, offer: str, results: Sequence[bytes]) -> bool:
-        """Hand in the packed result of each part; False: nobody wants them any more."""
-        posted = self._settled(offer)
-        if posted is None:
+        """Complete an offer with the packed result of each part; False if it was withdrawn."""
+        pending = self._take_finished(offer)
+        if pending is None:
             return False
         try:
-            if len(results) != len(posted.offer.parts):
-                raise Invalid(f"{len(results)} results were handed in for {len(posted.offer.parts)} parts")
-            packed = results[0] if posted.alone else pack([unpack(result) for result in results])
+            if len(results) != len(pending.offer.parts):
+                raise Invalid(f"{len(results)} results were returned for {len(pending.offer.parts)} parts")
+            packed = results[0] if pending.single else pack([unpack(result) for result in results])
         except (PenstockError, msgspec.DecodeError) as error:
-            posted.answer(b"", WorkerLost(f"the results of {posted.function} cannot be used: {error}"))
+            pending.answer(b"", WorkerLost(f"the results of {pending.function} cannot be used: {error}"))
             return False
-        return posted.answer(packed, None)
+        return pending.answer(packed, None)
 
     def fail(self, offer: str, reason: str) -> None:
-        """Hand in that a part failed."""
-        posted = self._settled(offer)
-        if posted is not None:
-            posted.answer(b"", WorkFailed("a driver", reason, "", permanent=False))
+        """Fail an offer, because one of its parts failed."""
+        pending = self._take_finished(offer)
+        if pending is not None:
+            pending.answer(b"", WorkFailed("a driver", reason, "", permanent=False))
 
-    def _settled(self, offer: str) -> _Posted | None:
+    def _take_finished(self, offer: str) -> _PendingOffer | None:
         with self._lock:
-            posted = self._posted.get(offer)
-            return self._posted.pop(offer) if posted is not None and posted.taken else None
+            pending = self._pending.get(offer)
+            return self._pending.pop(offer) if pending is not None and pending.taken else None
 
     def check_file(self, offer: str, name: str, *, write: bool) -> None:
-        """`Invalid` unless a file belongs to an offer that is being worked on; it counts as a sign of life."""
-        if not self.keep(offer):
+        """Raise `Invalid` unless a taken offer may access this file; renews the offer."""
+        if not self.renew(offer):
             raise Invalid("the offer was withdrawn: stop working on it")
         with self._lock:
-            posted = self._posted.get(offer)
-            parts = () if posted is None else posted.offer.parts
+            pending = self._pending.get(offer)
+            parts = () if pending is None else pending.offer.parts
         if not any(name in (part.writes if write else part.reads) for part in parts):
-            raise Invalid(f"{name} is no file that this offer {'writes' if write else 'reads'}")
+            raise Invalid(f"this offer does not {'write' if write else 'read'} {name}")
 
-    def engaged(self) -> bool:
-        """Whether a driver works on an offer."""
+    def has_taken_offers(self) -> bool:
+        """Return whether a driver works on an offer."""
         with self._lock:
-            return any(posted.taken for posted in self._posted.values())
+            return any(pending.taken for pending in self._pending.values())

@@ -1,7 +1,7 @@
-"""What to run next and when: pure functions over the state of the tasks.
+"""Which task runs next, and when: pure functions over the state of the tasks.
 
-Order: the higher priority first, then what has been due for longer. A task gains one priority for each `AGEING_S` it
-has been kept waiting, so that a busy task with a high one cannot starve the others for ever.
+Order: higher priority first, then the task that has been due longer. A waiting task gains one priority per `AGEING_S`,
+so that a busy task of high priority cannot starve the others.
 
 Runs-after: a task that is due waits while a task that it runs after is due or running, but only until one run of that
 task, begun since it became due, has ended. Without this bound a task that is always due would stop its followers.
@@ -24,18 +24,18 @@ _LONGEST = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
-    """What the order depends on."""
+    """The state of a task that determines its order."""
 
     name: str
     priority: int
     due_s: float
     runs_after: Collection[str] = ()
     running: bool = False
-    covered_s: float = -math.inf  # when the latest run that has ended began
+    last_start_s: float = -math.inf  # when the latest run that has ended began
 
 
 def ready(states: Iterable[TaskState], now_s: float) -> list[str]:
-    """Names of the tasks that may start now, in the order in which they should."""
+    """Return the names of the tasks that may start now, in order."""
     known = {state.name: state for state in states}
     free = [state for state in known.values() if _due(state, now_s) and not _blocked(state, known, now_s)]
     free.sort(key=lambda state: (-_rank(state, now_s), state.due_s, state.name))
@@ -43,18 +43,18 @@ def ready(states: Iterable[TaskState], now_s: float) -> list[str]:
 
 
 def wait_s(states: Iterable[TaskState], now_s: float) -> float:
-    """Seconds until time alone can make another task ready; infinity if it cannot."""
+    """Return the seconds until the next task becomes due; infinity if none will."""
     return min((state.due_s - now_s for state in states if not state.running and state.due_s > now_s), default=math.inf)
 
 
 def check_order(runs_after: Mapping[str, Collection[str]]) -> None:
-    """`Invalid` if tasks run after each other in a circle."""
+    """Raise `Invalid` if the runs-after relation has a cycle."""
     done: set[str] = set()
 
     def visit(name: str, way: list[str]) -> None:
         if name in way:
             circle = " after ".join([*way[way.index(name) :], name])
-            raise Invalid(f"tasks would run in a circle ({circle}): take one of these dependencies away")
+            raise Invalid(f"tasks depend on each other ({circle}): remove one of these dependencies")
         if name in done:
             return
         for earlier in runs_after.get(name, ()):
@@ -66,14 +66,14 @@ def check_order(runs_after: Mapping[str, Collection[str]]) -> None:
 
 
 def next_interval_s(base_s: float, current_s: float, outcome: Outcome) -> float:
-    """The interval after a run: halved under load, half as long again when idle, from 1/16 to 4 times the base.
+    """Return the interval after a run: halved under load, 1.5 times as long when idle, from 1/16 to 4 times the base.
 
-    A task that names its seconds may also run again at once, and waits at most 4 times the base.
+    A task that returns seconds may run again at once, and waits at most 4 times the base.
     """
     if outcome is None:
         return base_s
     if outcome is TaskLoad.BUSY:
-        # From a relaxed interval straight to half the base: load that returns must not wait for it to shrink.
+        # From a long interval straight to half the base: returning load must not wait for it to shrink.
         return max(base_s * _SHORTEST, min(current_s, base_s) / 2)
     if outcome is TaskLoad.IDLE:
         return min(base_s * _LONGEST, max(current_s, base_s * _SHORTEST) * 1.5)
@@ -87,7 +87,7 @@ def next_interval_s(base_s: float, current_s: float, outcome: Outcome) -> float:
 
 
 def retry_s(failures_in_row: int, shortest_s: float, longest_s: float) -> float:
-    """How long a failing task waits: twice as long after each failure, within bounds."""
+    """Return the pause of a failing task: doubled after each failure, within bounds."""
     return min(longest_s, shortest_s * 2.0 ** min(failures_in_row - 1, 60))
 
 
@@ -98,7 +98,7 @@ def _due(state: TaskState, now_s: float) -> bool:
 def _blocked(state: TaskState, known: Mapping[str, TaskState], now_s: float) -> bool:
     for name in state.runs_after:
         earlier = known.get(name)
-        if earlier is None or earlier.covered_s >= state.due_s:
+        if earlier is None or earlier.last_start_s >= state.due_s:
             continue
         if earlier.running or _due(earlier, now_s):
             return True

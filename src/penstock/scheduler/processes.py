@@ -4,7 +4,7 @@ The process is a fresh interpreter, not a fork and not `multiprocessing`: a fork
 and `multiprocessing` imports the parent's main module again, which neither a prompt nor a script without a guard
 survives. The two talk through a socket pair; see `wire`.
 
-Thread: a slot is used by one thread, which alone touches the process; others ask through the two events of a call.
+Thread: a slot is used by one thread, which alone controls the process; others signal it by the two events of a call.
 Invariants: (1) a call that was sent is never sent again: it may have had effects. (2) after `close` there is no
 process.
 """
@@ -33,24 +33,24 @@ sys.path[:] = json.loads(sys.argv[2])
 from penstock.scheduler.worker import main
 main(int(sys.argv[1]))
 """
-_POLL_S = 0.05  # between two looks at the events of a call
-_SEND_S_MAX = 30.0  # for a worker to take a message
-_EXIT_S_MAX = 1.0  # for a process that hung up to be gone, so that it can be said how
+_POLL_S = 0.05  # between two checks of a call's events
+_SEND_S_MAX = 30.0  # for a worker to read a message
+_EXIT_S_MAX = 1.0  # for a process that closed its socket to exit, so that its exit code is known
 _GONE_S_MAX = 5.0  # for a killed process to be gone
 _NEXT_START_S = 60.0  # after a start that failed
 
 
 def interpreter() -> str:
-    """The Python to start, or "" where there is none: the executable of a frozen program is that program."""
+    """Return the Python to start, or "" if there is none: a frozen program's executable is that program."""
     return "" if getattr(sys, "frozen", False) else sys.executable or ""
 
 
 class _CannotStart(Exception):
-    """No worker process; the reason is the text."""
+    """No worker process could be started."""
 
 
 class ProcessSlot:
-    """One worker process, started when there is work and started again when it was lost."""
+    """One worker process, started on demand and restarted after it was lost."""
 
     def __init__(self, *, clock: Clock, executable: str, start_timeout_s: float) -> None:
         self._clock = clock
@@ -88,21 +88,21 @@ class ProcessSlot:
         self._end()
 
     def _await(self, channel: Channel, stop: threading.Event, kill: threading.Event) -> Message:
-        """The answer to the call; `OSError` if there will be none."""
-        told = False
+        """Wait for the answer to a call; `OSError` if the process is gone or was killed."""
+        stop_sent = False
         while (answer := channel.receive(_POLL_S)) is None:
             if kill.is_set() or (self._process is not None and self._process.poll() is not None):
                 raise ConnectionResetError
-            if stop.is_set() and not told:
+            if stop.is_set() and not stop_sent:
                 channel.send(Stop(), _SEND_S_MAX)
-                told = True
+                stop_sent = True
         return answer
 
     def _ready(self, kill: threading.Event) -> Channel:
-        """The channel to a process that lives, started if need be."""
+        """Return the channel to a running process, starting one if needed."""
         if self._channel is not None and self._process is not None and self._process.poll() is None:
             return self._channel
-        self._end()  # it died while it idled: no call was lost
+        self._end()  # it died while idle: no call was lost
         now_s = self._clock.monotonic_s()
         if now_s < self._next_start_s:
             raise _CannotStart("the last start failed a moment ago")
@@ -132,14 +132,14 @@ class ProcessSlot:
             self._process = subprocess.Popen(
                 [self._executable, "-c", _BOOT, str(descriptor), path],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the parent's may carry its own output; errors still show
+                stdout=subprocess.DEVNULL,  # the parent's may carry its own output; stderr is inherited
                 pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what becomes of the work
             )
         return self._channel
 
     def _end(self, *, grace_s: float = 0.0) -> str:
-        """Make sure that there is no process; how it ended, for a message."""
+        """End the process, if there is one; return how it ended, for a message."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if process is not None:

@@ -1,10 +1,11 @@
-"""The job runner: takes durable jobs, keeps their leases, and says how they ended.
+"""The job runner: leases durable jobs, renews the leases, and records how the jobs ended.
 
-A job's handler runs here, in the owner of the store: it decides what to do, gives the heavy part to an engine through
-`JobContext.call`, and publishes the result. The runner does the rest: lease, renewal, completion, failure.
+`run_job` is the one way in which a job is run, by a thread of the scheduler or by a caller's own. A job's handler runs
+in the owner of the store: it decides what to do, gives the heavy part to an engine (`Engine.submit`, `Handle.wait`) and
+publishes the result.
 
-Thread: a runner is a task of a scheduler and handles one job at a time; register several for more. While a job runs, a
-thread of its own renews the lease.
+Thread: a `JobRunner` is a task of a scheduler and handles one job at a time; register several for more. While a job
+runs, a thread of its own renews the lease.
 Invariants: (1) a job whose lease was lost is neither completed nor failed by this runner. (2) a lease is renewed until
 its handler has returned, and not after.
 """
@@ -15,15 +16,16 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Collection, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import FixTheCall, Invalid, LeaseLost, Restore, WaitExpired
+from penstock.errors import FixTheCall, Invalid, LeaseLost, Restore
 from penstock.host import threads
+from penstock.host.waiting import repeating
 from penstock.manifest.jobs import Lease
-from penstock.scheduler.engines import Engines
 from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
-from penstock.scheduler.work import Plain, WorkCancelled, WorkFailed
+from penstock.scheduler.work import WorkCancelled, WorkFailed
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +42,10 @@ class JobSource(Protocol):
         """Begin the lease's time anew."""
 
     def complete(self, lease: Lease) -> object:
-        """The job is done."""
+        """Record that the job is done."""
 
     def fail(self, lease: Lease, error: BaseException, *, retry: bool = True) -> None:
-        """The attempt failed; with `retry` another one may follow, after a pause and if any are left."""
+        """Record that the attempt failed; with `retry` another may follow, after a pause and if any are left."""
 
     def expire_leases(self) -> object:
         """Give up jobs whose workers vanished, and queue their repairs."""
@@ -54,6 +56,10 @@ class JobResult(enum.Enum):
 
     DONE = "the runner completes the job"
     COMMITTED = "the handler completed it, in the transaction that published its result"
+
+
+JobHandler = Callable[[Lease, StopSignal], JobResult]
+"""Runs one job. It may be called again for the same job, and (`lease.job.kind` is REPAIR) after one that vanished."""
 
 
 class JobSignal:
@@ -74,26 +80,44 @@ class JobSignal:
         return self.is_set()
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobContext:
-    """What a handler may use."""
+def run_job(source: JobSource, lease: Lease, handler: JobHandler, stop: StopSignal, *, renew_every_s: float) -> None:
+    """Run a leased job in this thread and record how it ended; raises what its handler raised.
 
-    engines: Engines
-    stop: StopSignal
+    `LeaseLost` if the lease ended while it ran: then nothing is recorded, because the job is another worker's.
+    """
+    signal, job_id = JobSignal(stop), lease.job.job_id
 
-    def call(self, function: str, arguments: Mapping[str, Plain], *, engine: str = "process") -> Plain:
-        """Run a function on an engine and wait for its result; it is cancelled when the job is to stop."""
-        handle = self.engines.get(engine).submit(function, arguments)
-        while True:
-            try:
-                return handle.result(_POLL_S)
-            except WaitExpired:
-                if self.stop.is_set():
-                    handle.cancel()
+    def renew() -> bool:
+        try:
+            source.renew(lease)
+        except LeaseLost:
+            signal.lost.set()
+            return False
+        except Exception:
+            # The lease has most of its time left; if this goes on, it ends, and the source says so.
+            _log.warning("the lease of job %d was not renewed and is tried again", job_id, exc_info=True)
+        return True
+
+    with repeating(renew, every_s=renew_every_s, name=f"penstock-lease-{job_id}"):
+        try:
+            result = handler(lease, signal)
+            if result is JobResult.DONE:
+                if signal.lost.is_set():
+                    raise LeaseLost("its lease ended while it ran")
+                source.complete(lease)
+        except LeaseLost:
+            raise
+        except BaseException as error:
+            if signal.lost.is_set():
+                raise LeaseLost(f"its lease ended while it ran ({error})") from error
+            with suppress(LeaseLost):
+                source.fail(lease, error, retry=not _is_permanent(error))
+            raise
 
 
-JobHandler = Callable[[Lease, JobContext], JobResult]
-"""Runs one job. It may be called again for the same job, and (`lease.job.kind` is REPAIR) after one that vanished."""
+def _is_permanent(error: BaseException) -> bool:
+    """Whether another attempt would fail in the same way."""
+    return isinstance(error, FixTheCall | Restore) or (isinstance(error, WorkFailed) and error.permanent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +152,6 @@ class JobRunner:
         name: str,
         source: JobSource,
         handlers: Mapping[int, JobHandler],
-        engines: Engines,
         *,
         settings: JobRunnerSettings | None = None,
     ) -> None:
@@ -138,7 +161,6 @@ class JobRunner:
         self.priority = self._settings.priority
         self._source = source
         self._handlers = dict(handlers)
-        self._engines = engines
         self._lock = threads.lock("scheduler.runner")
         self._completed = self._failed = self._lost = 0  # guarded by _lock
 
@@ -148,61 +170,31 @@ class JobRunner:
         lease = self._source.acquire(self.name, self._handlers)
         if lease is None:
             return TaskLoad.IDLE
-        job_id = lease.job.job_id
-        signal = JobSignal(context.shutdown)
-        ended = threading.Event()
-        keeper = threads.spawn(lambda: self._keep(lease, signal, ended), name=f"penstock-lease-{job_id}")
+        handler, renew_every_s = self._handlers[lease.job.gate_kind], self._settings.renew_every_s
+        completed = failed = lost = 0
         try:
-            self._run(lease, signal)
+            run_job(self._source, lease, handler, context.shutdown, renew_every_s=renew_every_s)
+            completed = 1
         except LeaseLost as error:
-            _log.warning("job %d was lost to another worker: %s", job_id, error)
-            with self._lock:
-                self._lost += 1
-        finally:
-            ended.set()
-            keeper.join(self._settings.renew_every_s)
+            _log.warning("job %d was lost to another worker: %s", lease.job.job_id, error)
+            lost = 1
+        except Exception as error:
+            _log_failure(lease, error)
+            failed = 1
+        with self._lock:
+            self._completed += completed
+            self._failed += failed
+            self._lost += lost
         return 0.0
 
     def statistics(self) -> JobRunnerStatistics:
+        """Return what became of the jobs of this runner."""
         with self._lock:
             return JobRunnerStatistics(completed=self._completed, failed=self._failed, lost=self._lost)
 
-    def _run(self, lease: Lease, signal: JobSignal) -> None:
-        """Run the handler and tell the source how it went; `LeaseLost` if that is no longer ours to tell."""
-        try:
-            result = self._handlers[lease.job.gate_kind](lease, JobContext(engines=self._engines, stop=signal))
-            if result is JobResult.DONE:
-                if signal.lost.is_set():
-                    raise LeaseLost("its lease ended while it ran")
-                self._source.complete(lease)
-        except LeaseLost:
-            raise
-        except Exception as error:
-            if signal.lost.is_set():
-                raise LeaseLost(f"its lease ended while it ran ({error})") from error
-            self._fail(lease, error)
-        else:
-            with self._lock:
-                self._completed += 1
 
-    def _fail(self, lease: Lease, error: Exception) -> None:
-        permanent = isinstance(error, FixTheCall | Restore) or (isinstance(error, WorkFailed) and error.permanent)
-        if isinstance(error, WorkFailed):
-            _log.error("job %d failed on its engine:\n%s", lease.job.job_id, error.trace)
-        elif not isinstance(error, WorkCancelled):
-            _log.error("job %d failed", lease.job.job_id, exc_info=error)
-        with self._lock:
-            self._failed += 1
-        self._source.fail(lease, error, retry=not permanent)
-
-    def _keep(self, lease: Lease, signal: JobSignal, ended: threading.Event) -> None:
-        """Renew the lease until the job has ended or the lease is lost."""
-        while not ended.wait(self._settings.renew_every_s):
-            try:
-                self._source.renew(lease)
-            except LeaseLost:
-                signal.lost.set()
-                return
-            except Exception:
-                # The lease has most of its time left; if this goes on, it ends, and the source says so.
-                _log.warning("the lease of job %d was not renewed and is tried again", lease.job.job_id, exc_info=True)
+def _log_failure(lease: Lease, error: Exception) -> None:
+    if isinstance(error, WorkFailed):
+        _log.error("job %d failed on its engine:\n%s", lease.job.job_id, error.trace)
+    elif not isinstance(error, WorkCancelled):
+        _log.error("job %d failed", lease.job.job_id, exc_info=error)

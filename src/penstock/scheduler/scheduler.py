@@ -20,8 +20,8 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.scheduler import plan
-from penstock.scheduler.board import Board, Limits, TaskRun
 from penstock.scheduler.task import BackgroundTask, SchedulerStatistics, TaskContext
+from penstock.scheduler.task_table import TaskLimits, TaskRun, TaskTable
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,126}")
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """How much a scheduler does at once, and how patient it is."""
+    """Limits and time-outs of a scheduler."""
 
     workers: int = 4
     spawned_waiting_max: int = 1_000
     retry_s_min: float = 1.0
     retry_s_max: float = 60.0
-    shutdown_timeout_s: float = 30.0  # when no other is given: at the end of `with`, at the interpreter's exit
+    shutdown_timeout_s: float = 30.0  # default of `shutdown`: at the end of `with`, at the interpreter's exit
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= 1_000:
@@ -51,7 +51,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ShutdownReport:
-    """How a shutdown went."""
+    """The result of a shutdown."""
 
     running: tuple[str, ...]  # did not end in time; their threads go on until they do
     dropped: int  # spawned functions that never ran
@@ -62,13 +62,13 @@ class ShutdownReport:
 
 
 class Scheduler:
-    """Runs registered tasks by their timers and by events, and spawned functions once."""
+    """Runs registered tasks by timers and events, and spawned functions once."""
 
     def __init__(self, *, clock: Clock | None = None, settings: SchedulerSettings | None = None) -> None:
         self._settings = settings or SchedulerSettings()
-        self._board = Board(
+        self._table = TaskTable(
             clock or SystemClock(),
-            Limits(
+            TaskLimits(
                 spawned_waiting_max=self._settings.spawned_waiting_max,
                 retry_s_min=self._settings.retry_s_min,
                 retry_s_max=self._settings.retry_s_max,
@@ -79,64 +79,64 @@ class Scheduler:
         self._forget_exit: Callable[[], None] | None = None  # guarded by _lock
 
     def start(self) -> Scheduler:
-        """Start the workers; calling it again does nothing. Without it only `run_pending` runs anything."""
+        """Start the workers, once. Without them only `run_pending` runs anything."""
         with self._lock:
-            if not self._workers and not self._board.stop.is_set():
-                board = self._board
+            if not self._workers and not self._table.stop.is_set():
+                table = self._table
                 for number in range(1, self._settings.workers + 1):
-                    worker = threads.spawn(lambda: _work(board), name=f"penstock-scheduler-{number}")
+                    worker = threads.spawn(lambda: _work(table), name=f"penstock-scheduler-{number}")
                     self._workers.append(worker)
                 self._forget_exit = threads.at_exit(self, Scheduler.shutdown)
         return self
 
     def register(self, task: BackgroundTask) -> Scheduler:
-        """Repeat a task, beginning now. Returns itself, so that calls can be chained."""
+        """Repeat a task, beginning now. Returns the scheduler, so that calls can be chained."""
         if not _NAME.fullmatch(task.name):
             raise Invalid(f"a task is named {task.name!r}: give lower-case letters, digits, '-', '_' or '.'")
         if not 0 < task.interval_s < math.inf:
             raise Invalid(f"task {task.name} has an interval of {task.interval_s} s: give more than 0")
-        self._board.add(task)
+        self._table.add(task)
         return self
 
     def spawn(self, function: Callable[[], object], *, name: str = "spawned") -> None:
-        """Run a function once, soon. `Backpressure` if too many wait; an error is reported, not tried again."""
-        self._board.push(name, function)
+        """Run a function once, soon. `Backpressure` if too many wait; an error is logged, not retried."""
+        self._table.push(name, function)
 
     def trigger(self, name: str) -> None:
-        """Run a task now, by hand: also while it waits to be tried again; once more if it is running."""
-        self._board.trigger(name)
+        """Run a task now, even while it waits for a retry; once more if it is running."""
+        self._table.trigger(name)
 
     def wake(self, name: str) -> None:
-        """Tell a task that there is something to do: it runs now, after its pause if it failed. For event sources."""
-        self._board.wake(name)
+        """Run a task now because of an event; a failing task waits for its retry first."""
+        self._table.wake(name)
 
     def run_pending(self) -> list[str]:
-        """Run on this thread what is ready now, until nothing is; the names in the order they ran. For tests."""
+        """Run on this thread whatever is ready, until nothing is; return the names in order. For tests."""
         names = []
-        while (run := self._board.claim(wait=False)) is not None:
-            _execute(self._board, run)
+        while (run := self._table.claim(wait=False)) is not None:
+            _execute(self._table, run)
             names.append(run.name)
         return names
 
     def statistics(self) -> SchedulerStatistics:
-        return self._board.statistics(self._settings.workers)
+        return self._table.statistics(self._settings.workers)
 
     def shutdown(self, timeout_s: float | None = None) -> ShutdownReport:
-        """Signal tasks to end, run what was spawned, wait for both at most `timeout_s`; harmless to call again."""
+        """Ask tasks to end, run spawned functions, and wait for both at most `timeout_s`. May be called again."""
         timeout_s = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
         with self._lock:
             workers, forget = self._workers, self._forget_exit
             self._forget_exit = None
         if threading.current_thread() in workers:
-            raise Invalid("a task called shutdown of its own scheduler: it would wait for itself; use another thread")
+            raise Invalid("a task called shutdown of its own scheduler: it would wait for itself, use another thread")
         if forget is not None:
             forget()
-        self._board.close()
-        drained = bool(workers) and self._board.drained(timeout_s)
-        running, dropped = self._board.abandon()
+        self._table.close()
+        drained = bool(workers) and self._table.wait_idle(timeout_s)
+        running, dropped = self._table.discard()
         if drained:
             for worker in workers:
-                worker.join(1.0)  # nothing is left for it to do: it is on its last line
+                worker.join(1.0)  # it has nothing left to do
         report = ShutdownReport(running=running, dropped=dropped)
         if not report.clean:
             _log.warning("shut down with %s still running and %d functions not run", running or "none", dropped)
@@ -151,28 +151,28 @@ class Scheduler:
         self.shutdown()
 
     def __del__(self) -> None:
-        # The collector may run this in any thread, at any line: take no lock and wait for nothing.
-        board: Board | None = getattr(self, "_board", None)
-        if board is not None:
-            board.abandoned = True
+        # The garbage collector may run this in any thread, at any line: take no lock and wait for nothing.
+        table: TaskTable | None = getattr(self, "_table", None)
+        if table is not None:
+            table.discarded = True
 
 
-def _work(board: Board) -> None:
-    """The life of a worker."""
-    while (run := board.claim(wait=True)) is not None:
-        _execute(board, run)
+def _work(table: TaskTable) -> None:
+    """Run what is due: the body of a worker thread."""
+    while (run := table.claim(wait=True)) is not None:
+        _execute(table, run)
 
 
-def _execute(board: Board, run: TaskRun) -> None:
-    """Run and report; nothing a task raises goes further."""
+def _execute(table: TaskTable, run: TaskRun) -> None:
+    """Run a claimed run and record its end; no error of a task leaves this function."""
     interval_s = run.interval_s
     error: str | None = None
     try:
-        outcome = run.execute(TaskContext(task_name=run.name, run_id=run.run_id, shutdown=board.stop))
+        outcome = run.execute(TaskContext(task_name=run.name, run_id=run.run_id, shutdown=table.stop))
         if run.periodic:
             interval_s = plan.next_interval_s(run.base_s, run.interval_s, outcome)
     except BaseException as failure:  # SystemExit too: a task must not end a worker
         error = f"{type(failure).__name__}: {failure}"
-        what = "will be tried again" if run.periodic else "will not be tried again"
+        what = "is retried" if run.periodic else "is not retried"
         _log.error("%s failed in run %d (%s) and %s", run.name, run.run_id, error, what, exc_info=True)
-    board.finish(run, interval_s=interval_s, error=error)
+    table.finish(run, interval_s=interval_s, error=error)

@@ -1,4 +1,4 @@
-"""What a background task is, and what is known about one.
+"""Background tasks: their protocol and their statistics.
 
 Thread: `execute` is called by a worker of the scheduler, never twice at the same time for one task. The other members
 are read once, at registration.
@@ -13,28 +13,28 @@ from typing import Protocol, TypeAlias
 
 
 class StopSignal(Protocol):
-    """Tells long work that it should end soon; a `threading.Event` is one."""
+    """Asks long work to end soon; a `threading.Event` is one."""
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep, but not past the signal; True if it was given."""
+        """Sleep until the signal is set or `timeout` has passed; return whether it is set."""
 
 
 class TaskLoad(enum.Enum):
-    """What a run found, from which the next interval follows."""
+    """How much a run had to do, which determines the next interval."""
 
     IDLE = "idle"
     BUSY = "busy"
 
 
 Outcome: TypeAlias = TaskLoad | float | None
-"""When to run next: sooner or later by the load, in so many seconds, or (None) after the task's own interval."""
+"""When to run next: sooner or later by the load, after a number of seconds, or (None) after the task's interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskContext:
-    """What a run is told about itself."""
+    """The arguments of one run."""
 
     task_name: str
     run_id: int  # from 1, per task and scheduler
@@ -42,7 +42,7 @@ class TaskContext:
 
 
 class BackgroundTask(Protocol):
-    """Work that the scheduler repeats."""
+    """Work that a scheduler repeats."""
 
     @property
     def name(self) -> str: ...
@@ -53,35 +53,35 @@ class BackgroundTask(Protocol):
 
     @property
     def priority(self) -> int:
-        """The higher one goes first when more tasks are due than workers are free."""
+        """Tasks of higher priority go first when more are due than workers are free."""
 
     @property
     def runs_after(self) -> Collection[str]:
-        """Tasks that go first when both are due; names that are not registered are waited for by nobody."""
+        """Names of tasks that go first when both are due; unknown names are ignored."""
 
     def execute(self, context: TaskContext) -> Outcome:
-        """Run once. An error is reported and tried again later; long runs look at `context.shutdown`."""
+        """Run once. An error is reported and the task retried later; long runs check `context.shutdown`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStatistics:
-    """One task since it was registered."""
+    """Counters of a task since it was registered."""
 
     name: str
     runs: int  # finished, failed ones included
     failures: int
     failures_in_row: int
-    last_error: str | None  # of the last run that failed
+    last_error: str | None  # of the last failed run
     last_duration_s: float | None
     total_duration_s: float
     interval_s: float  # as adapted to the load
-    next_due_s: float  # on the clock's monotonic hand
+    next_due_s: float  # by the monotonic clock
     running: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerStatistics:
-    """A scheduler since it was made."""
+    """Counters of a scheduler since it was created."""
 
     tasks: dict[str, TaskStatistics]
     workers: int

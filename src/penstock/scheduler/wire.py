@@ -19,7 +19,7 @@ from penstock.scheduler.work import PAYLOAD_BYTES_MAX
 LENGTH = struct.Struct("<I")
 assert LENGTH.size == 4
 
-_FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + (1 << 20)  # room for what stands around a payload
+_FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + (1 << 20)  # room for the rest of the message
 _TEXT_CHARACTERS_MAX = 100_000
 
 
@@ -28,7 +28,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineCall(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """To a worker: run this; it gets one at a time."""
+    """To a worker: run a function. It gets one call at a time."""
 
     function: str
     payload: bytes
@@ -60,7 +60,7 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def shorten(text: str) -> str:
-    """Enough of an error's text to travel."""
+    """Cut an error text to what a message may carry."""
     return text if len(text) <= _TEXT_CHARACTERS_MAX else text[:_TEXT_CHARACTERS_MAX] + " ... (cut)"
 
 
@@ -72,13 +72,13 @@ class Channel:
         self._received = bytearray()
 
     def send(self, message: Message, timeout_s: float | None) -> None:
-        """Send in full; `OSError` if the other end is gone or does not read in time."""
+        """Send a message; `OSError` if the other end is gone or does not read in time."""
         frame = msgspec.msgpack.encode(message)
         self._connection.settimeout(timeout_s)
         self._connection.sendall(LENGTH.pack(len(frame)) + frame)
 
     def receive(self, timeout_s: float | None) -> Message | None:
-        """The next message, None when the time is up; `OSError` if the other end is gone."""
+        """Return the next message; None after `timeout_s` seconds; `OSError` if the other end is gone."""
         while (message := self._next()) is None:
             self._connection.settimeout(timeout_s)
             try:
@@ -98,7 +98,7 @@ class Channel:
             return None
         (length,) = LENGTH.unpack_from(self._received)
         if length > _FRAME_BYTES_MAX:
-            raise ConnectionError(f"a message of {length} bytes: this is not the wire of a worker")
+            raise ConnectionError(f"a message of {length} bytes: the other end is not a worker")
         end = LENGTH.size + length
         if len(self._received) < end:
             return None
@@ -108,4 +108,4 @@ class Channel:
             message: Message = _decoder.decode(frame)
             return message
         except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
-            raise ConnectionError(f"not a message of a worker: {error}") from error
+            raise ConnectionError(f"this is not a worker's message: {error}") from error

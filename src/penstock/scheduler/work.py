@@ -1,9 +1,9 @@
-"""Work that can run in another process: a function by name, with plain values in and plain values out.
+"""Functions that can run in another process: called by name, with plain values as arguments and result.
 
-A function is named `package.module:function` and found by import, so that no code travels; values travel as
-MessagePack, so that bytes from another process can never be more than data. Large data goes by file name.
+A function is named `package.module:function` and imported where it runs, so that no code is sent; values are sent as
+MessagePack, so that bytes from another process are never more than data. Large data is passed by file name.
 
-Thread: any. `perform` is what every engine does in the end, in whichever thread or process it runs.
+Thread: any. Every engine calls `perform` in the end, in whichever thread or process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.errors import FixTheCall, Invalid, PenstockError, Restore, RetryLa
 from penstock.scheduler.task import StopSignal
 
 Plain: TypeAlias = "bool | int | float | str | bytes | Sequence[Plain] | Mapping[str, Plain] | None"
-"""What travels: integers have at most 64 bits; sequences arrive as lists and mappings as dicts."""
+"""Values that can be sent: integers have at most 64 bits; sequences arrive as lists and mappings as dicts."""
 
 WorkFunction: TypeAlias = Callable[[dict[str, Any], StopSignal], Plain]
-"""Gets its arguments and the signal on which long work should raise `WorkCancelled`."""
+"""Takes its arguments and a signal; when that is set, long work should raise `WorkCancelled`."""
 
 PAYLOAD_BYTES_MAX = 64 << 20
 
@@ -32,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class WorkFailed(PenstockError):
-    """The function raised; nothing is known about what it left behind."""
+    """The function raised; it may have left partial results behind."""
 
     def __init__(self, kind: str, message: str, trace: str, *, permanent: bool) -> None:
         super().__init__(f"{kind}: {message}")
@@ -42,38 +42,38 @@ class WorkFailed(PenstockError):
 
 
 class WorkerLost(RetryLater):
-    """The process that ran the function ended under it."""
+    """The process that ran the function ended before the function did."""
 
 
 class WorkCancelled(RetryLater):
-    """The work was asked to stop, and did before it had a result."""
+    """The call was cancelled and ended without a result."""
 
 
 def check_name(function: str) -> None:
-    """`Invalid` unless it has the form of a function's name."""
+    """Raise `Invalid` unless `function` has the form of a function's name."""
     if not _NAME.fullmatch(function):
         raise Invalid(f"work is named {function!r}: give package.module:function")
 
 
 def pack(value: Plain) -> bytes:
-    """Plain values as bytes."""
+    """Encode plain values."""
     try:
         payload = msgspec.msgpack.encode(value)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
-        raise Invalid(f"work takes and gives plain values only ({error}): pass large data by file name") from error
+        raise Invalid(f"work takes and returns plain values only ({error}): pass large data by file name") from error
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise Invalid(f"{len(payload)} bytes of arguments or result (limit {PAYLOAD_BYTES_MAX}): pass a file name")
     return payload
 
 
 def unpack(payload: bytes) -> Plain:
-    """The plain values in bytes made by `pack`."""
+    """Decode the bytes that `pack` returned."""
     value: Plain = _decoder.decode(payload)
     return value
 
 
 def perform(function: str, payload: bytes, stop: StopSignal) -> bytes:
-    """Run a function and pack its result; whatever it raises comes out as `WorkFailed` or `WorkCancelled`."""
+    """Run a function and return its packed result; what it raises becomes `WorkFailed` or `WorkCancelled`."""
     try:
         arguments = unpack(payload)
         assert isinstance(arguments, dict)
@@ -90,10 +90,10 @@ def _resolve(function: str) -> WorkFunction:
     check_name(function)
     module_name, _, attribute = function.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        attribute_value = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise Invalid(f"work {function} cannot be imported here ({error}): check the name and sys.path") from error
-    if not callable(found):
+    if not callable(attribute_value):
         raise Invalid(f"work {function} is not a function")
-    work: WorkFunction = found
+    work: WorkFunction = attribute_value
     return work

@@ -1,6 +1,6 @@
 """The process behind the engine `process`: runs named functions for its parent, one at a time.
 
-Started by `penstock.scheduler.processes` with one inherited socket. It holds nothing but that: no store, no lock.
+Started by `penstock.scheduler.processes` with one inherited socket. It has nothing else: no store, no lock.
 
 Thread: functions run on the main thread; a second one listens, so that a stop signal reaches a running function and so
 that the process ends when its parent does, even in the middle of a function.
@@ -20,7 +20,7 @@ from penstock.scheduler.work import WorkCancelled, WorkFailed, perform
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent at the other end of a socket until it hangs up."""
+    """Serve the parent at the other end of a socket until it closes it."""
     connection = socket.socket(fileno=descriptor)
     calls: queue.Queue[EngineCall] = queue.Queue(maxsize=1)
     stop = threading.Event()
@@ -42,8 +42,8 @@ def _listen(requests: Channel, calls: queue.Queue[EngineCall], stop: threading.E
             elif isinstance(message, Stop):
                 stop.set()
     finally:
-        # Nobody is left to read a result, and a half-written file is one that no manifest lists. An orderly exit
-        # would wait for the main thread, which may be an hour into a merge.
+        # The result has no reader any more, and no manifest lists a half-written file. An orderly exit would wait for
+        # the main thread, which may be an hour into a merge.
         signal.raise_signal(signal.SIGKILL)
 
 

@@ -19,8 +19,10 @@ from logging.handlers import RotatingFileHandler
 import msgspec
 
 from penstock.errors import PenstockError, StoreLocked
-from penstock.host.chance import system_random
-from penstock.host.files import OsFileSystem, absolute, typed
+from penstock.host.file_errors import translate_open_errors
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute
+from penstock.host.randomness import system_random
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 from penstock.server.healing import Healer
@@ -44,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        with typed(path):
+        with translate_open_errors(path):
             store = open_store(path)
             service = Service(store, random=system_random(), detached=True)
             service.location()

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 
 from penstock.host import threads
+from penstock.host.waiting import pause
 from penstock.protocol import place
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Bell:
 
     def __init__(self, folder: str, answer: Callable[[place.Question], place.Answer]) -> None:
         self._answer = answer
-        with threads.holding_forks():
+        with threads.without_forks():
             self._listener = place.listen(folder)
             self._ended, self._end = socket.socketpair()
             threads.after_fork(self, Bell._cut_off)
@@ -45,7 +46,7 @@ class Bell:
             connection, _ = self._listener.accept()
         except OSError as error:  # out of descriptors, or the other side went away
             logger.warning("somebody knocked in vain: %s", error)
-            place.pause(0.1)
+            pause(0.1)
             return
         with connection:
             connection.settimeout(QUESTION_S)
@@ -75,5 +76,5 @@ class Bell:
         """Answer nobody from now on."""
         self._end.send(b"x")
         self._thread.join(10.0)
-        with threads.holding_forks():  # a child that is forked while one is being closed would keep it
+        with threads.without_forks():  # a child that is forked while one is being closed would keep it
             self._cut_off()

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.errors import PenstockError
-from penstock.host.chance import Random
+from penstock.host.randomness import Random
 from penstock.protocol import wire
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights

@@ -18,9 +18,10 @@ from msgspec import structs
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
-from penstock.host.chance import Random
-from penstock.host.files import OsFileSystem, absolute
-from penstock.journal.record import PartitionId
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute
+from penstock.host.randomness import Random
+from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Reading
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
@@ -172,7 +173,7 @@ class Gateway:
             return "a snapshot is being read"
         if self._port.engaged():
             return "somebody holds a lease"
-        if self._store.offers.engaged():
+        if self._store.offers.has_taken_offers():
             return "a driver works on its files"
         return ""
 
@@ -237,9 +238,9 @@ class Gateway:
 
     def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
         """A partition that is there, and that the client may use so."""
-        info = next((info for info in reading.tables() if info.table == partition >> 16), None)
-        if info is None or partition & 0xFFFF >= info.shards:
-            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16}")
+        info = next((info for info in reading.tables() if info.table == table_of(partition)), None)
+        if info is None or shard_number(partition) >= info.shards:
+            raise NotFound(f"there is no shard {shard_number(partition)} of table {table_of(partition)}")
         rights.check(right, info.name)
         return PartitionId(partition)
 

@@ -26,7 +26,7 @@ class OfferDesk:
         self._root = root
         self.answers: dict[type, Callable[[Any, Work], Any]] = {
             wire.TakeOffer: self._take,
-            wire.KeepOffer: lambda request, work: self._of(work).keep(request.offer),
+            wire.KeepOffer: lambda request, work: self._of(work).renew(request.offer),
             wire.FinishOffer: lambda request, work: self._of(work).finish(request.offer, request.results),
             wire.FailOffer: lambda request, work: self._of(work).fail(request.offer, request.reason),
             wire.ReadOffered: self._read,

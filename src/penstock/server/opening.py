@@ -13,12 +13,18 @@ from pathlib import Path
 from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
-from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, absolute, explained, make_dirs, path_text
+from penstock.host.file_errors import translate_os_errors
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import path_text
+from penstock.host.randomness import Random, system_random
+from penstock.host.waiting import Retries
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.protocol import place
+from penstock.protocol.folder import check_new_folder, store_folder
 from penstock.server.service import Service
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -43,15 +49,17 @@ def open(  # noqa: A001 - penstock.open reads well
     """
     if settings is not None and not isinstance(settings, StoreSettings):
         raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")
-    timeout_s, path = seconds(timeout_s, "timeout_s", math.inf), path_text(path)
+    timeout_s = seconds(timeout_s, "timeout_s", math.inf)
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
-    name = absolute(path) if is_real else path
+    name = store_folder(path) if is_real else path_text(path)
+    if is_real:
+        check_new_folder(name)
     opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
         return opener(fs=fs)
     files = fs if isinstance(fs, OsFileSystem) else OsFileSystem()
-    return threads.uninterrupted(
+    return threads.run_uninterrupted(
         lambda: _open_and_serve(name, files, opener, clock=clock, random=random, timeout_s=timeout_s), undo=Store.close
     )
 
@@ -60,7 +68,7 @@ def _open_and_serve(
     name: str, files: OsFileSystem, opener: Callable[..., Store], *, clock: Clock, random: Random, timeout_s: float
 ) -> Store:
     deadline_s = clock.monotonic_s() + timeout_s
-    with explained():
+    with translate_os_errors():
         make_dirs(files, name)
         opening = place.hold_opening(files, name, clock, deadline_s)
     try:
@@ -89,8 +97,7 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
         reason = str(error)
     if answer is not None and not answer.detached:
         raise StoreLocked(f"{path} is owned by another program: close it there, or use penstock.connect") from locked
-    if clock.monotonic_s() >= deadline_s:
+    if not Retries(clock, deadline_s).again():
         if answer is not None:
             reason = f"its owner is needed: {answer.reason}"
         raise StoreLocked(f"{path} is in use ({reason}): use penstock.connect, or try again") from locked
-    place.pause()

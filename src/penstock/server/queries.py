@@ -14,7 +14,9 @@ from __future__ import annotations
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, make_dirs, parent
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
+from penstock.host.paths import parent
 
 KEPT_US = 24 * 3600 * 1_000_000
 NAMES_MAX = 100_000  # of one client

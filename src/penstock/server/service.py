@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary, ref
 
 from penstock.errors import Closed
 from penstock.host import threads
-from penstock.host.chance import Random
-from penstock.host.files import absolute
-from penstock.host.forking import abandon, hang_up, use_grpc
+from penstock.host.forking import abandon, detach_sockets, use_grpc
+from penstock.host.paths import absolute
+from penstock.host.randomness import Random
 from penstock.protocol import place
 from penstock.server.bell import Bell
 from penstock.store.store import Store
@@ -144,7 +144,7 @@ class Service:
         for server in self._servers:
             abandon(server)
         if self._gateway is not None:  # also one whose server was just being started by another thread
-            hang_up(self._is_ours)
+            detach_sockets(self._is_ours)
 
     def _is_ours(self, address: object) -> bool:
         if isinstance(address, tuple):

@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 
 from penstock.errors import Invalid
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.server.rights import Tokens
 from penstock.server.service import Service, service_of
 from penstock.store.store import Store

@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import threads
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Kind
 from penstock.partition.ledger import (
     LEDGER,
@@ -122,7 +122,7 @@ class GroupTaker:
             raise OutcomeUnknown("the owner does not know what became of this: send it again")
         if outcome.verdict is Verdict.DUPLICATE and self._was_used(group):
             return HAPPENED  # otherwise a condition said so, and then no token was used
-        return wire.Outcome(int(outcome.verdict))
+        return wire.Outcome(int(outcome.verdict), refused_by=outcome.refused_by)
 
     def _was_used(self, group: _Checked) -> bool:
         return group.asked.token is not None and self._port.was_used(group.asked.token)
@@ -147,7 +147,7 @@ class GroupTaker:
         """The memory that a group takes when it is decoded, about."""
         weight = CONDITION_WEIGHT * len(sent.condition)
         for section in sent.sections:
-            info = self._table(section.partition >> 16)
+            info = self._table(table_of(section.partition))
             if section.files is None and info is not None:
                 weight += kind_named(info.kind, info.name).weight(section.payload)
         return weight
@@ -195,11 +195,11 @@ class GroupTaker:
         partition = PartitionId(section.partition)
         if partition == LEDGER:
             raise Invalid("clients do not write to the ledger")
-        info = self._table(partition >> 16)
+        info = self._table(table_of(partition))
         if info is None:
-            raise NotFound(f"table {partition >> 16} was dropped")
-        if partition & 0xFFFF >= info.shards:
-            raise Invalid(f"table {info.name} has no shard {partition & 0xFFFF}")
+            raise NotFound(f"table {table_of(partition)} was dropped")
+        if shard_number(partition) >= info.shards:
+            raise Invalid(f"table {info.name} has no shard {shard_number(partition)}")
         rights.check(WRITE, info.name)
         kind: Kind = kind_named(info.kind, info.name)
         if section.files is not None:

@@ -19,6 +19,7 @@ Nothing else in Penstock imports pyspark.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,19 +63,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a part when it is asked for, with one clear line if Spark is missing."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"penstock.spark has no {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one that is found here
 
-    try:
-        importlib.import_module("pyspark.sql")
-        return getattr(importlib.import_module(f"penstock.spark.{home}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("pyspark", "pandas", "py4j"):
-            raise ModuleNotFoundError(
-                "penstock.spark needs Spark: pip install 'penstock[spark]'", name=error.name
-            ) from None
-        raise
+    def __getattr__(name: str) -> Any:
+        """Load a part when it is asked for, with one clear line if Spark is missing."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"penstock.spark has no {name!r}")
+        try:
+            importlib.import_module("pyspark.sql")
+            return getattr(importlib.import_module(f"penstock.spark.{home}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in ("pyspark", "pandas", "py4j"):
+                raise ModuleNotFoundError(
+                    "penstock.spark needs Spark: pip install 'penstock[spark]'", name=error.name
+                ) from None
+            raise
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid
+from penstock.journal.partitions import shard_number
 from penstock.kinds import PreparedRows
 from penstock.spark.arrow import arrow_schema, from_spark
 from penstock.spark.place import StoreLocation, check_range, working
@@ -69,7 +70,7 @@ def add_loads(
         bundled = [load if load.file in theirs else hand_over(load) for load in bundled]
     for load in bundled:
         if load.file is not None:
-            batch.adopt(info.name, [load.file], load.partition & 0xFFFF)
+            batch.adopt(info.name, [load.file], shard_number(load.partition))
         else:
             batch.add_section(load.partition, kind.decode(load.payload), len(load.payload))
     return sum(load.rows for load in loads)

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,8 +29,10 @@ from pyspark.errors import PySparkException
 from penstock.client.port import FlightPort
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
-from penstock.host import threads
-from penstock.host.files import OsFileSystem, make_dirs, parent
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
+from penstock.host.waiting import repeating
 from penstock.kinds import Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
@@ -115,27 +117,21 @@ def _work(spark: Any, place: StoreLocation, offer: Offer, stop: threading.Event)
         return port.finish_offer(offer.offer, results)
 
 
-@contextmanager
-def _keeping(port: FlightPort, offer: str, stop: threading.Event, give_up: Callable[[], object]) -> Iterator[None]:
+def _keeping(
+    port: FlightPort, offer: str, stop: threading.Event, give_up: Callable[[], object]
+) -> AbstractContextManager[None]:
     """Tell the owner that an offer is being worked on; give it up if the owner withdrew it, or at a stop."""
-    ended = threading.Event()
 
-    def keep() -> None:
-        while not ended.wait(KEEP_S):
-            try:
-                wanted = not stop.is_set() and port.keep_offer(offer)
-            except PenstockError:
-                wanted = False
-            if not wanted:
-                give_up()
-                return
+    def keep() -> bool:
+        try:
+            wanted = not stop.is_set() and port.keep_offer(offer)
+        except PenstockError:
+            wanted = False
+        if not wanted:
+            give_up()
+        return wanted
 
-    keeper = threads.spawn(keep, name="penstock-offer")
-    try:
-        yield
-    finally:
-        ended.set()
-        keeper.join(KEEP_S)
+    return repeating(keep, every_s=KEEP_S, name="penstock-offer")
 
 
 def _run_tasks(spark: Any, count: int, work: Work, tag: str | None = None) -> list[bytes]:
@@ -272,17 +268,13 @@ def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error
 @contextmanager
 def _snapshot(place: StoreLocation) -> Iterator[RemoteSnapshot]:
     """A snapshot that is kept for as long as the block takes."""
-    store, ended = place.store(), threading.Event()
+    store = place.store()
     with store.snapshot(lease_s=SNAPSHOT_LEASE_S) as snapshot:
 
-        def keep() -> None:
-            while not ended.wait(SNAPSHOT_LEASE_S / 3):
-                with suppress(RetryLater):
-                    store.snapshot(snapshot.id)  # to ask for it is to use it
+        def keep() -> bool:
+            with suppress(RetryLater):
+                store.snapshot(snapshot.id)  # to ask for it is to use it
+            return True
 
-        keeper = threads.spawn(keep, name="penstock-snapshot")
-        try:
+        with repeating(keep, every_s=SNAPSHOT_LEASE_S / 3, name="penstock-snapshot"):
             yield snapshot
-        finally:
-            ended.set()
-            keeper.join(KEEP_S)

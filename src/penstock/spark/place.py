@@ -25,7 +25,9 @@ from penstock.client.connect import SCHEME, connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
-from penstock.host.files import OsFileSystem, make_dirs, parent
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
 from penstock.kinds import Kind, PreparedRows, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of

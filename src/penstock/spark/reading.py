@@ -37,7 +37,7 @@ from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.clock import SystemClock
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import Kind, partitions_of
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark

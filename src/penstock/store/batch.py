@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from penstock.arguments import whole
+from penstock.arguments import ArrowSource, whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, KindMismatch, NotFound, TokenTooOld
-from penstock.journal.record import PartitionId, partition_id
-from penstock.kinds import Port
-from penstock.kv.table import KvTable
+from penstock.errors import Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
+from penstock.journal.partitions import PartitionId, partition_id, table_of
+from penstock.kinds import Port, PreparedRows
+from penstock.kv.table import KvTable, of_value_type
+from penstock.kv.values import Json, ValueType
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.registry import check_name, kind_named, kind_of_condition
+from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, is_arrow, prepare
 
 if TYPE_CHECKING:
     from penstock.queue.table import QueueTable
@@ -34,6 +36,7 @@ class StoreBatch:
         self._gathered = PendingDelta()
         self._conditions: list[tuple[str, bytes]] = []
         self._files: dict[PartitionId, tuple[StagedFile, ...]] = {}
+        self._loads: dict[int, tuple[TableInfo, list[PreparedRows]]] = {}  # by table
         self._bytes = 0
         self._ended = False
         self.duplicate = False
@@ -44,10 +47,25 @@ class StoreBatch:
         info = self._info(name)
         return kind_named(info.kind, name).table(_BatchPort(self), info, durable=False)  # type: ignore[arg-type]
 
-    def kv(self, name: str) -> KvTable:
-        """A kv table that gathers writes for this batch. It must exist."""
-        found: KvTable = self._of_kind(name, "kv")
-        return found
+    @overload
+    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
+
+    def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
+        """A kv table that gathers writes for this batch. It must exist. `value` is the type of its values."""
+        found: KvTable[Any] = self._of_kind(name, "kv")
+        return of_value_type(found, value)
 
     def queue(self, name: str) -> QueueTable:
         """A queue that gathers writes for this batch. It must exist."""
@@ -66,6 +84,23 @@ class StoreBatch:
         if info is None:
             raise NotFound(f"there is no table {name}: make it before the batch")
         return info
+
+    def load(self, name: str, rows: ArrowSource | PreparedLoad | Sequence[PreparedLoad]) -> int:
+        """Add many rows, and return how many: an Arrow table or stream, or what `store.prepare` returned (or a list).
+
+        The rows of one Arrow stream come in their order: the last one of a key counts. A batch either loads rows into a
+        table or writes to it in other ways.
+        """
+        info = self._info(name)
+        if self._is_used():
+            return 0  # the commit will say so: no file needs to be built
+        loads = check_loads(info, prepare(self._port, info, rows) if is_arrow(rows) else rows)
+        _, parts = self._loads.setdefault(info.table, (info, []))
+        parts += [part for load in loads for part in load.parts]
+        return sum(load.rows for load in loads)
+
+    def _is_used(self) -> bool:
+        return self._token is not None and self._port.was_used(self._token)
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
         """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
@@ -106,7 +141,7 @@ class StoreBatch:
         """Write it. `duplicate` says afterwards whether it had happened before."""
         self._check_open()
         self._ended = True
-        if self._files and self._token is not None and self._port.was_used(self._token):
+        if (self._files or self._loads) and self._is_used():
             self.duplicate = True  # known without a look at the files
             return
         group = self._group()
@@ -119,9 +154,15 @@ class StoreBatch:
         if group.verdict is Verdict.TOKEN_TOO_OLD:
             raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
         if group.verdict is Verdict.REFUSED:
-            condition, argument = self._conditions[0]
-            raise kind_of_condition(condition).refusal(condition, argument)
+            raise self._refusal(group.refused_by)
         self.duplicate = group.verdict is Verdict.DUPLICATE
+
+    def _refusal(self, index: int | None) -> PenstockError:
+        """The error of the condition that refused this batch."""
+        if index is None:
+            return Invalid("a condition of this batch could not be judged, nothing was written: please report it")
+        condition, argument = self._conditions[index]
+        return kind_of_condition(condition).refusal(condition, argument)
 
     def _group(self) -> PendingGroup | None:
         bound = self._token is not None or bool(self._conditions)
@@ -130,11 +171,35 @@ class StoreBatch:
         for gathered in self._gathered.groups:
             for partition, section in gathered.sections.items():
                 group.sections[partition] = (*group.sections.get(partition, ()), section)
-        for partition, files in self._files.items():
+        files = dict(self._files)
+        for info, loaded in self._loads.values():
+            self._put_load(info, loaded, group, files)
+        for partition, some in files.items():
             if partition in group.sections:
                 raise Invalid("a batch either writes to a shard or adopts files for it")
-            group.sections[partition] = self._port.accept(partition, files)
+            group.sections[partition] = self._port.accept(partition, some)
         return group if group.sections or bound else None
+
+    def _put_load(
+        self,
+        info: TableInfo,
+        parts: Sequence[PreparedRows],
+        group: PendingGroup,
+        files: dict[PartitionId, tuple[StagedFile, ...]],
+    ) -> None:
+        """Put what was loaded into one table into the group."""
+        if any(table_of(partition) == info.table for partition in (*group.sections, *self._files)):
+            raise Invalid(f"this batch loads rows into table {info.name} and writes to it in other ways: use two")
+        with self._port.building(LEASE_S) as place:
+            parts = bundle(place, info, parts)
+        kind = kind_named(info.kind, info.name)
+        for part in parts:
+            if part.file is not None:
+                files[part.partition] = plain_files([*files.get(part.partition, ()), part.file])
+            else:  # checked like a client's: it may come from another process
+                sections = group.sections.get(part.partition, ())
+                group.sections[part.partition] = (*sections, kind.receive(part.payload, info.options))
+                self._bytes += len(part.payload)
 
 
 class _BatchPort:

@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
-from penstock.host.files import FileSystem, parent, reveal
-from penstock.journal.record import SHARD_BITS, partition_id
+from penstock.host.file_operations import rename_durably
+from penstock.host.files import FileSystem
+from penstock.host.paths import parent
+from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
@@ -26,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
-TABLES_MAX, SHARDS_MAX = 1 << 48, 1 << SHARD_BITS
 _TABLE = re.compile("[1-9][0-9]{0,14}")
 _SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({SPILL})?({GONE}[0-9]*)?")
 # Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days.
@@ -100,7 +101,7 @@ class DroppedShards:
             number += 1
             gone = f"{folder}{GONE}{number}"
         if self._names(folder) is not None:
-            reveal(self._fs, folder, gone)
+            rename_durably(self._fs, folder, gone)
             self._empty(gone)
 
     def _names(self, folder: str) -> list[str] | None:

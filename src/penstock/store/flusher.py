@@ -16,16 +16,8 @@ from penstock.coordinator import Batch, Durability
 from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
-from penstock.journal.record import (
-    INLINE,
-    REFERENCE,
-    SHARD_BITS,
-    Group,
-    JournalRecord,
-    Section,
-    SegmentedRecordHeader,
-    encode,
-)
+from penstock.journal.partitions import SHARD_BITS
+from penstock.journal.record import INLINE, REFERENCE, Group, JournalRecord, Section, SegmentedRecordHeader, encode
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
@@ -168,6 +160,8 @@ class StoreFlusher:
                 judgement = _in_spite_of_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
+            for number, index in judgement.refused_by.items():
+                groups[number].refused_by = index
         self._applied(flushed.size)
         return self._dispatcher.published
 

@@ -14,8 +14,9 @@ import struct
 from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptionError
-from penstock.host.chance import Random
-from penstock.host.files import FileSystem, publish
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 
 IDENTITY_BYTES = 16
 _SUM = struct.Struct("<I")
@@ -41,6 +42,14 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
     publish(fs, file, path)
     file.close()
     return identity
+
+
+def read_identity(fs: FileSystem, root: str) -> bytes | None:
+    """The identity of the store in a folder; None if this process sees none there."""
+    try:
+        return _read(fs, f"{root}/STORE")
+    except OSError:
+        return None
 
 
 def _read(fs: FileSystem, path: str) -> bytes:

@@ -17,11 +17,13 @@ from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
 from penstock.host import memory, threads
-from penstock.host.chance import Random
 from penstock.host.clock import Clock
-from penstock.host.files import FileSystem, is_disk_full, make_dirs
+from penstock.host.file_errors import is_disk_full
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import FileSystem
 from penstock.host.metrics import Metrics
-from penstock.host.owned_files import owned
+from penstock.host.owner_files import owner_file_system
+from penstock.host.randomness import Random
 from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, decode
@@ -51,6 +53,7 @@ from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
 from penstock.registry import KINDS, conditions, kind_named
 from penstock.scheduler.engines import Engines
+from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, TaskLoad
@@ -89,13 +92,13 @@ class OpenedParts(Tables):
         self._started = False  # background work is done by threads
         self._seen_lsn, self._seen_s = -1, 0.0  # the last record that the checkpoint's task saw, and since when
         self.metrics = Metrics()
-        memory.expect_large_blocks()
+        memory.map_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
         try:
             make_dirs(fs, self.path)
             self._lock = fs.lock(f"{self.path}/LOCK")
             self._parts.callback(self._lock.release)
-            self._fs = owned(fs, self._lock)
+            self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
             self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
@@ -213,6 +216,7 @@ class OpenedParts(Tables):
             self._staging,
             clock=self._clock,
             incarnation=self._consensus.incarnation,
+            identity=self.identity,
             check_usable=self._check_usable,
         )
         self._checkpoint = Checkpoint(
@@ -304,23 +308,24 @@ class OpenedParts(Tables):
         ahead = self.metrics.gauge(
             "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
         )
-        ahead.set_function(self._clock.ahead_s)
+        ahead.set_function(self._clock.wall_ahead_s)
         self._keep_time()
 
     def _keep_time(self) -> None:
-        self._clock.keep(self._fs, f"{self.path}/TIME", self.identity)
+        self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
 
     # -- background
 
     def _start(self) -> None:
         export_coordinator(self._coordinator, self.metrics)
         export_trees(self._maintenance, self.metrics)
+        export_scheduler(self._scheduler, self.metrics)
         if not self.settings.background:
             return
         self._coordinator.start()
         for task in tree_tasks(self._maintenance, self._collector):
             self._scheduler.register(task)
-        for runner in job_runners(self._maintenance, self._jobs, self._engines):
+        for runner in job_runners(self._maintenance, self._jobs):
             self._scheduler.register(runner)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
@@ -399,7 +404,7 @@ class OpenedParts(Tables):
             if self._maintenance.request_flush(tree):
                 self._wake("flush")
         else:
-            threads.uninterrupted(lambda: self._maintenance.flush(tree))
+            threads.run_uninterrupted(lambda: self._maintenance.flush(tree))
 
     # -- the end
 
@@ -407,7 +412,7 @@ class OpenedParts(Tables):
         """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
-        threads.uninterrupted(self._close)
+        threads.run_uninterrupted(self._close)
 
     def _close(self) -> None:
         if self._closed:

@@ -20,9 +20,9 @@ from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.files import explained
-from penstock.journal.record import PartitionId
-from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService
+from penstock.host.file_errors import translate_os_errors
+from penstock.journal.partitions import PartitionId, table_of
+from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService, Workplace
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
@@ -58,6 +58,7 @@ class LocalPort:
         *,
         clock: Clock,
         incarnation: int,
+        identity: bytes,
         check_usable: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
@@ -65,6 +66,7 @@ class LocalPort:
         self._staging = staging
         self.clock = clock
         self.incarnation = incarnation
+        self._identity = identity
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
@@ -112,7 +114,7 @@ class LocalPort:
     def _gives_room(self, group: PendingGroup) -> bool:
         """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
         for partition, sections in group.sections.items():
-            info = self._dispatcher.ledger.table_by_id(partition >> 16)
+            info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
                 kind = kind_named(info.kind, info.name)
                 if not all(not isinstance(part, Reference) and kind.gives_room(part) for part in parts(sections)):
@@ -203,9 +205,17 @@ class LocalPort:
         suffix = kind_named(descriptor.kind, descriptor.name).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
 
+    @contextmanager
+    def building(self, lease_s: float) -> Iterator[Workplace]:
+        def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
+            return self.stage(partition, count, lease_s)
+
+        staging, name = self._staging, threads.process_name()
+        yield Workplace(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
+
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         self._partition(partition)  # `NotFound` if the table has no such shard
-        reference = self._staging.accept(partition >> 16, files)
+        reference = self._staging.accept(table_of(partition), files)
         try:
             self.machine(partition).check_staged(reference.files)
         except BaseException:
@@ -216,7 +226,7 @@ class LocalPort:
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
         """Bytes of a staged file, or of the index beside it, from one who cannot write it; from 0 on, in order."""
         self._check_usable()
-        self._staging.write(partition >> 16, chunk_id, file_name, offset, data)
+        self._staging.write(table_of(partition), chunk_id, file_name, offset, data)
 
     # -- what kinds do for their tables
 
@@ -286,7 +296,7 @@ class LocalPort:
 
     def _partition(self, partition: PartitionId) -> Partition:
         """A shard, opened on first use: then its files may be anything."""
-        with explained():
+        with translate_os_errors():
             return self._dispatcher.partition(partition)
 
     def machine(self, partition: PartitionId) -> Machine:
@@ -455,6 +465,7 @@ class SnapshotPort:
         self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
         self._tables = dict(tables)
         self._time_us = time_us
+        self._closed = False
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
@@ -467,8 +478,10 @@ class SnapshotPort:
 
     def _state(self, partition: PartitionId) -> ShardSnapshot:
         state = self._states.get(partition)
-        if state is None:
+        if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
+        if state is None:
+            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state
@@ -486,6 +499,8 @@ class SnapshotPort:
         return self._state(partition).scan_arrow(start, end)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        if count < 1:
+            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
         return self._state(partition).pieces(count, start, end)
 
     @contextmanager
@@ -493,6 +508,7 @@ class SnapshotPort:
         yield self
 
     def close(self) -> None:
+        self._closed = True  # first: a reader beside this must not be told that there is no such shard
         for state in self._pinned:
             if not isinstance(state, PenstockError):
                 state.close()

@@ -5,7 +5,8 @@ Thread: `claim` from opening and one task of the scheduler, `release` from whoev
 
 from __future__ import annotations
 
-from penstock.host.files import FileSystem, publish, remove_file, zero_fill
+from penstock.host.file_operations import publish, remove_file, zero_fill
+from penstock.host.files import FileSystem
 
 
 class Reserve:

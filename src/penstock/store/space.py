@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from penstock.errors import DiskFull, PenstockError
 from penstock.host.clock import Clock
-from penstock.host.files import ran_out_of_space
+from penstock.host.file_errors import ran_out_of_space
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.store.port import Coordinator, LocalPort

@@ -14,9 +14,11 @@ from types import TracebackType
 from penstock.arguments import seconds
 from penstock.coordinator import Durability
 from penstock.host import threads
-from penstock.host.chance import Random, system_random
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem, OsFileSystem, explained
+from penstock.host.file_errors import translate_os_errors
+from penstock.host.files import FileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import Random, system_random
 from penstock.kinds import partitions_of
 from penstock.lsm.manual_compaction import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
@@ -45,11 +47,11 @@ def open_store(
     chosen = settings or StoreSettings()
 
     def opened() -> Store:
-        with explained():
+        with translate_os_errors():
             return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
 
     # Nothing stands between this call and the caller: an interrupt there would leave a store open that nobody has.
-    return threads.uninterrupted(opened, undo=Store.close)
+    return threads.run_uninterrupted(opened, undo=Store.close)
 
 
 class Store(OpenedParts):
@@ -60,13 +62,13 @@ class Store(OpenedParts):
     def checkpoint(self) -> CheckpointReport:
         """Drop all of the journal that can be dropped, now."""
         self._check_usable()
-        with explained():
-            return threads.uninterrupted(lambda: self._checkpoint.run(everything=True))
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._checkpoint.run(everything=True))
 
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
         """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
         wanted, timeout_s = self._existing(name), seconds(timeout_s, "timeout_s", math.inf)
-        with explained():
+        with translate_os_errors():
             return self._compact(wanted, timeout_s)
 
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
@@ -75,7 +77,7 @@ class Store(OpenedParts):
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
-        return threads.uninterrupted(
+        return threads.run_uninterrupted(
             lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
         )
 

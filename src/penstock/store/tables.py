@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
-from penstock.arguments import seconds, whole
+from penstock.arguments import ArrowSource, seconds, whole
 from penstock.coordinator import Acknowledgement
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import Port, SnapshotReading, partitions_of
-from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import Options, ValueType, check_value_type, decode_options, encode_options
+from penstock.kv.table import KvReader, KvTable, of_value_type
+from penstock.kv.values import Json, Options, ValueType, check_value_type, encode_options
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention, decode_queue_options, encode_queue_options, queue_options
 from penstock.queue.table import QueueTable, QueueView
 from penstock.registry import check_name, check_shards, kind_named
 from penstock.store.batch import StoreBatch
+from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
 
@@ -43,13 +44,32 @@ class Tables(ABC):
 
     # -- tables
 
-    def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable:
-        """A kv table; made if it is absent, unless `create=False` (`NotFound`)."""
+    @overload
+    def kv(
+        self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
+    ) -> KvTable[bytes]: ...
+
+    @overload
+    def kv(self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True) -> KvTable[str]: ...
+
+    @overload
+    def kv(self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True) -> KvTable[Json]: ...
+
+    @overload
+    def kv(self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True) -> KvTable[int]: ...
+
+    @overload
+    def kv(self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True) -> KvTable[float]: ...
+
+    def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable[Any]:
+        """A kv table; made if it is absent, unless `create=False` (`NotFound`).
+
+        `value` is the type of its values. A table that exists is opened without it, too: type checkers then take its
+        values for bytes. `KindMismatch` if the table holds another type.
+        """
         wanted = Options("bytes" if value is None else check_value_type(value))
         info = self._table(name, "kv", shards, encode_options(wanted), create=create)
-        if value is not None and decode_options(info.options) != wanted:
-            raise KindMismatch(f"table {name} holds values of another type than {value}")
-        return KvTable(self._port, info, durable=self._durable)
+        return of_value_type(KvTable(self._port, info, durable=self._durable), value)
 
     def queue(
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
@@ -117,6 +137,25 @@ class Tables(ABC):
         self._check_usable()
         return StoreSnapshot(self._port.snapshot())
 
+    # -- bulk loads
+
+    def load(self, name: str, rows: ArrowSource, *, token: tuple[str, int] | None = None) -> LoadReport:
+        """Write many rows to a table, all or nothing, durably; with a token at most once.
+
+        `rows` is an Arrow table or stream, of any library, in any order. Little of it goes through the journal, much is
+        built into sorted files here and taken in as it is.
+        """
+        with self.batch(token=token) as batch:
+            count = batch.load(name, rows)
+        return LoadReport(0 if batch.duplicate else count, batch.duplicate)
+
+    def prepare(self, name: str, rows: ArrowSource, *, lease_s: float = LEASE_S) -> PreparedLoad:
+        """Build the files of a load and commit nothing: `StoreBatch.load` does, here or in another process.
+
+        Without a commit they are removed after `lease_s` seconds.
+        """
+        return prepare(self._port, self._existing(name), rows, lease_s)
+
     def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
         """Places for files to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
         info = self._existing(name)
@@ -144,9 +183,25 @@ class StoreSnapshot:
         info = self._info(name)
         return kind_named(info.kind, name).reader(self._port, info)
 
-    def kv(self, name: str) -> KvReader:
-        found: KvReader = self._of_kind(name, "kv")
-        return found
+    @overload
+    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvReader[bytes]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["utf8"]) -> KvReader[str]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["json"]) -> KvReader[Json]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["int64"]) -> KvReader[int]: ...
+
+    @overload
+    def kv(self, name: str, *, value: Literal["float64"]) -> KvReader[float]: ...
+
+    def kv(self, name: str, *, value: ValueType | None = None) -> KvReader[Any]:
+        """A kv table; `value` is the type of its values, for type checkers."""
+        found: KvReader[Any] = self._of_kind(name, "kv")
+        return of_value_type(found, value)
 
     def queue(self, name: str) -> QueueView:
         found: QueueView = self._of_kind(name, "queue")

@@ -6,11 +6,16 @@ they were told after being told. The history is cut at the image, so `resume` se
 at the moment of the crash.
 
 What `resume` *sees* it must put into the history too: whatever was shown to someone has to survive the next crash.
+
+A scenario that no longer gets to a step tests less than it says, and passes. So the report counts what was reached, by
+the operation that came next, as `unlink /store/journal/#.log`: a suite asserts that `missing` finds nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +25,10 @@ from penstock.testing.disk import Fault, FaultKind, Image, Mode, SimulatedDisk
 
 class Violation(AssertionError):
     """A promise was broken: the message says which, and `where` says at which crash."""
+
+
+class Skipped(Exception):
+    """Raised by a `resume` that leaves an image out: it is not counted."""
 
 
 class History:
@@ -59,13 +68,44 @@ class Faults:
 
 @dataclass
 class CrashReport:
-    """What was tried."""
+    """What was tried. Operations are counted by name and path, with `#` in the place of numbers."""
 
     operations: int = 0
     crashes: int = 0
     crashes_in_recovery: int = 0
     faults: int = 0
     labels: set[str] = field(default_factory=set)
+    crashed: Counter[str] = field(default_factory=Counter)  # the operation before which a crash was recovered from
+    crashed_in_recovery: Counter[str] = field(default_factory=Counter)
+    faulted: Counter[str] = field(default_factory=Counter)  # the operation that failed in a run
+
+    def missing(self, *steps: str) -> list[str]:
+        """The steps before which there was no crash: (part of) a name and, after a space, of a path."""
+        return absent(self.crashed, *steps)
+
+    def missing_in_recovery(self, *steps: str) -> list[str]:
+        """The same of crashes during recovery."""
+        return absent(self.crashed_in_recovery, *steps)
+
+
+def absent(reached: Counter[str], *wanted: str) -> list[str]:
+    """The steps that are not among those reached."""
+
+    def is_at(step: str, label: str) -> bool:
+        name, _, path = step.partition(" ")
+        found, _, place = label.partition(" ")
+        return found == name and path in place
+
+    return [step for step in wanted if not any(is_at(step, label) for label in reached)]
+
+
+def steps(images: Sequence[Image]) -> Counter[str]:
+    """The operations that a disk recorded an image before."""
+    return Counter(_step(image.label) for image in images)
+
+
+def _step(label: str) -> str:
+    return re.sub("[0-9]+", "#", label)
 
 
 def explore(
@@ -99,14 +139,15 @@ class _Explorer:
     def crashes(self, depth: int) -> None:
         disk, history = self._run(())
         self.report.operations = disk.operations
-        self._labels = {image.operation: image.label.split()[0] for image in disk.images[:-1]}
-        self.report.labels = set(self._labels.values())
+        self._labels = {image.operation: image.label for image in disk.images[:-1]}
+        self.report.labels = {label.split()[0] for label in self._labels.values()}
         self._crash_everywhere(disk.images, history, depth, "")
 
     def faults(self, faults: Faults, depth: int) -> None:
         for kind in faults.kinds:
             for at in self._places(faults):
                 self.report.faults += 1
+                self.report.faulted[_step(self._labels.get(at, "read"))] += 1
                 disk, history = self._run((Fault(at, kind),))
                 after = [image for image in disk.images if image.operation >= at]
                 images = [*after[at % faults.images_every :: faults.images_every], disk.images[-1]]
@@ -115,7 +156,7 @@ class _Explorer:
     def _places(self, faults: Faults) -> list[int]:
         if not faults.operations:
             return list(range(1, self.report.operations + 1, faults.every))
-        named = [at for at, label in self._labels.items() if label in faults.operations]
+        named = [at for at, label in self._labels.items() if label.split()[0] in faults.operations]
         if not named:
             raise Invalid(f"no operation of the scenario is one of {faults.operations}: it has {self.report.labels}")
         return named[:: faults.every]
@@ -134,23 +175,44 @@ class _Explorer:
         disk.images.append(disk.image())
         return disk, history
 
-    def _crash_everywhere(self, images: Sequence[Image], history: History, depth: int, where: str) -> None:
-        recovering = "then " in where
-        for image, mode, seed in self._choices(images, self._recovery_modes if recovering else self._modes):
+    def _crash_everywhere(
+        self, images: Sequence[Image], history: History, depth: int, where: str, *, recovering: bool = False
+    ) -> None:
+        reached = self.report.crashed_in_recovery if recovering else self.report.crashed
+        tried: dict[tuple[int, int], bool] = {}
+        for image in images:
+            for mode in self._recovery_modes if where.endswith("then ") else self._modes:
+                state = (image.synced_version, image.mark)
+                if mode == "strict" and state in tried:  # nothing synced and nothing told since: the same disk
+                    resumed = tried[state]
+                else:
+                    resumed = self._crash(image, mode, history, depth, where, recovering=recovering)
+                    if mode == "strict":
+                        tried[state] = resumed
+                if resumed:
+                    reached[_step(image.label)] += 1
+
+    def _crash(self, image: Image, mode: Mode, history: History, depth: int, where: str, *, recovering: bool) -> bool:
+        """Whether it was resumed after this crash: some scenarios leave some out."""
+        resumed = False
+        for seed in range(self._torn_seeds if mode == "torn" else 1):
             place = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
             disk, told = image.restore(mode, seed), history.cut(image.mark)
             if depth > 1:
                 disk.on_image = lambda told=told: len(told.events)
-            self._resume(disk, told, place)
-            self.report.crashes += not recovering
-            self.report.crashes_in_recovery += recovering
+            resumed = self._resume(disk, told, place)
+            self.report.crashes += resumed and not recovering
+            self.report.crashes_in_recovery += resumed and recovering
             if depth > 1:
                 disk.images.append(disk.image())
-                self._crash_everywhere(disk.images, told, depth - 1, f"{place}, then ")
+                self._crash_everywhere(disk.images, told, depth - 1, f"{place}, then ", recovering=resumed)
+        return resumed
 
-    def _resume(self, disk: SimulatedDisk, told: History, place: str) -> None:
+    def _resume(self, disk: SimulatedDisk, told: History, place: str) -> bool:
         try:
             self._scenario.resume(disk, told)
+        except Skipped:
+            return False
         except Violation as violation:
             raise Violation(f"{violation} [{place}]") from violation
         except CorruptionError:
@@ -158,14 +220,4 @@ class _Explorer:
                 raise Violation(f"sound data was called corrupt [{place}]") from None
         except Exception as error:
             raise Violation(f"recovery failed: {error!r} [{place}]") from error
-
-    def _choices(self, images: Sequence[Image], modes: tuple[Mode, ...]) -> Iterator[tuple[Image, Mode, int]]:
-        seen: set[tuple[int, int]] = set()
-        for image in images:
-            for mode in modes:
-                if mode == "strict":  # nothing synced and nothing told since the last one: the same disk
-                    if (image.synced_version, image.mark) in seen:
-                        continue
-                    seen.add((image.synced_version, image.mark))
-                for seed in range(self._torn_seeds if mode == "torn" else 1):
-                    yield image, mode, seed
+        return True

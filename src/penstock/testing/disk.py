@@ -25,12 +25,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from penstock.errors import CorruptionError, StoreLocked
-from penstock.host.files import Buffer, File, Folder, Lock, read_fully, write_fully
+from penstock.errors import Closed, CorruptionError, StoreLocked
+from penstock.host.file_operations import read_fully, write_fully
+from penstock.host.files import Buffer, File, Folder, Lock
 
 SECTOR_BYTES = 512
+NAME_BYTES_MAX = 255
 
 Mode: TypeAlias = Literal["strict", "kept", "torn", "restart"]
 FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot", "emfile"]
@@ -176,7 +179,7 @@ class SimulatedFile:
     def identity(self) -> tuple[int, int]:
         return 0, id(self._target(write=False))
 
-    def moved(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         self._path = path
 
     @contextmanager
@@ -195,6 +198,7 @@ class SimulatedFile:
         return read_fully(self._read_some, size, offset)
 
     def _read_some(self, size: int, offset: int) -> bytes:
+        _check_place(offset, self._path)
         with self._disk._operation(f"pread {self._path}", read=True) as fault:
             data = bytes(self._target(write=False).live[offset : offset + size])
             if fault == "short":
@@ -205,6 +209,7 @@ class SimulatedFile:
         write_fully(self._write_some, data, offset)
 
     def _write_some(self, rest: memoryview, offset: int) -> int:
+        _check_place(offset, self._path)
         with self._disk._operation(f"pwrite {self._path}") as fault:
             data = bytes(rest)
             if fault in ("short", "eio", "enospc"):  # part of it may have been written before the failure
@@ -226,6 +231,7 @@ class SimulatedFile:
         inode.changes.append((change, False))
 
     def truncate(self, size: int) -> None:
+        _check_place(size, self._path)
         with self._disk._operation(f"truncate {self._path}", failing=("eio", "enospc")):
             self._change(self._target(write=True), (size, None))
 
@@ -264,6 +270,7 @@ class SimulatedFile:
             self._disk._synced_version += 1
 
     def map(self, size: int) -> memoryview:
+        self._target(write=False)
         data = self.pread(size, 0)
         if len(data) < size:
             raise CorruptionError(self._path, len(data), f"the file ends here, {size} bytes were expected")
@@ -287,6 +294,8 @@ class SimulatedFolder:
         self._is_open = True
 
     def fsync(self) -> None:
+        if not self._is_open:
+            raise OSError(errno.EBADF, "the folder is closed", self._path)
         self._disk.fsync_dir(self._path)
 
     def close(self) -> None:
@@ -301,6 +310,17 @@ class SimulatedFolder:
         self.close()
 
 
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    """The names on the way to a path, from the root on."""
+    return tuple(part for part in posixpath.normpath("/" + path).split("/") if part)
+
+
+def _check_place(offset: int, path: str) -> None:
+    if offset < 0:
+        raise OSError(errno.EINVAL, "Invalid argument", path)
+
+
 def _flip(data: bytes, chance: random.Random) -> bytes:
     if not data:
         return data
@@ -309,15 +329,19 @@ def _flip(data: bytes, chance: random.Random) -> bytes:
 
 
 class _SimulatedLock:
-    def __init__(self, disk: SimulatedDisk, path: str) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, node: int) -> None:
         self._disk = disk
         self._path = path
+        self._node: int | None = node  # None: released
 
     def check(self) -> None:
-        """Nobody moves the folders of this disk."""
+        if self._node is not None and self._disk._find(self._path) != self._node:
+            raise Closed(f"{self._path} was moved, deleted or replaced: close the store, and open what is there now")
 
     def release(self) -> None:
-        self._disk._locks.discard(self._path)
+        node, self._node = self._node, None
+        if node is not None:
+            self._disk._locks.discard(node)
 
 
 class _Operation:
@@ -363,8 +387,13 @@ class SimulatedDisk:
         self._inodes: dict[int, _Inode] = {}
         self._folders: dict[int, _Folder] = {0: _Folder()}
         self._next_node = 1
-        self._locks: set[str] = set()
+        self._locks: set[int] = set()  # the nodes of files that are locked
         self._synced_version = 0
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether an operation may fail here that does nothing wrong."""
+        return bool(self._faults) or self.capacity_bytes is not None
 
     # -- crashes and damage
 
@@ -419,11 +448,13 @@ class SimulatedDisk:
     def rename(self, source: str, target: str) -> None:
         with self._operation(f"rename {source} {target}", failing=("eio", "enospc")):
             folder, name = self._folder_of(source)
-            if posixpath.dirname(posixpath.normpath(source)) != posixpath.dirname(posixpath.normpath(target)):
+            target_name = self._folder_of(target)[1]
+            if _parts(source)[:-1] != _parts(target)[:-1]:
                 raise OSError(errno.EXDEV, "a simulated rename stays within its folder", source)
             if name not in folder.live:
                 raise FileNotFoundError(errno.ENOENT, "no such file", source)
-            self._rename(folder, (posixpath.basename(target), folder.live[name], name))
+            self._check_replaceable(folder.live[name], folder.live.get(target_name), target)
+            self._rename(folder, (target_name, folder.live[name], name))
 
     def unlink(self, path: str) -> None:
         with self._operation(f"unlink {path}", failing=("eio",)):
@@ -483,10 +514,18 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> Lock:
         with self._lock:
-            if path in self._locks:
+            folder, name = self._folder_of(path)
+            if folder.live.get(name) in self._folders:
+                raise IsADirectoryError(errno.EISDIR, "is a folder", path)
+            if name not in folder.live:
+                node = self._new_node()
+                self._inodes[node] = _Inode()
+                self._rename(folder, (name, node, None))
+            node = folder.live[name]
+            if node in self._locks:
                 raise StoreLocked(f"{path} is locked by another process: close it there first")
-            self._locks.add(path)
-            return _SimulatedLock(self, path)
+            self._locks.add(node)
+            return _SimulatedLock(self, path, node)
 
     # -- inside
 
@@ -511,23 +550,50 @@ class SimulatedDisk:
         _apply_name(folder.live, change)
         folder.changes.append(change)
 
+    def _check_replaceable(self, node: int, replaced: int | None, path: str) -> None:
+        """A file takes the place of a file, a folder that of an empty folder."""
+        if replaced is None or replaced == node:
+            return
+        if node not in self._folders and replaced in self._folders:
+            raise IsADirectoryError(errno.EISDIR, "is a folder", path)
+        if node in self._folders and replaced not in self._folders:
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder", path)
+        if node in self._folders and self._folders[replaced].live:
+            raise OSError(errno.ENOTEMPTY, "not empty", path)
+
     def _folder(self, path: str) -> _Folder:
+        return self._walk(_parts(path), path)
+
+    def _walk(self, parts: tuple[str, ...], path: str) -> _Folder:
         folder = self._folders[0]
-        for part in posixpath.normpath("/" + path).split("/"):
-            if part:
-                node = folder.live.get(part)
-                if node not in self._folders:
-                    raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-                folder = self._folders[node]
+        for part in parts:
+            node = folder.live.get(part)
+            if node in self._inodes:
+                raise NotADirectoryError(errno.ENOTDIR, "is not a folder", path)
+            if node not in self._folders:
+                raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+            folder = self._folders[node]
         return folder
 
     def _folder_of(self, path: str) -> tuple[_Folder, str]:
-        head, name = posixpath.split(posixpath.normpath("/" + path))
-        return self._folder(head), name
+        *parents, name = _parts(path) or ("",)
+        if len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
+            raise OSError(errno.ENAMETOOLONG, "the name is too long", path)
+        return self._walk(tuple(parents), path), name
+
+    def _find(self, path: str) -> int | None:
+        """The node that a path leads to, if it leads anywhere."""
+        try:
+            folder, name = self._folder_of(path)
+        except OSError:
+            return None
+        return folder.live.get(name)
 
     def _inode(self, path: str) -> _Inode:
         folder, name = self._folder_of(path)
         node = folder.live.get(name)
+        if node in self._folders:
+            raise IsADirectoryError(errno.EISDIR, "is a folder", path)
         if node not in self._inodes:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._inodes[node]

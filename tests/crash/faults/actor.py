@@ -32,7 +32,7 @@ from faults.moment import TOTAL, WORK_TOTAL, find_tears, number_of
 from faults.shim import Shim
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import NotFound
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.rows import Columns
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import sealed

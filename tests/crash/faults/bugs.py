@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.host.files import OsFile
+from penstock.host.os_files import OsFile
 from penstock.partition import ledger
 
 

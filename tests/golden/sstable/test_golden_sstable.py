@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.archive.chunk import ChunkIdentity, Sealing
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.inspect import dump, verify
 from penstock.lsm.operators import ADD_I64, APPEND, fold
 from penstock.lsm.ranges import RangeDeletes

@@ -33,7 +33,7 @@ def test_a_look_at_a_store_that_somebody_has_open(store: Store) -> None:
     assert run("get", store.path, "users", "ada").stdout == "1815\n"
     assert "1815" in run("scan", store.path, "users").stdout
     assert run("put", store.path, "users", "bob", "x").returncode == 0
-    assert store.kv("users").get(b"bob") == "x"
+    assert store.kv("users", value="utf8").get(b"bob") == "x"
     assert run("delete", store.path, "users", "bob").returncode == 0
     assert store.kv("users").get(b"bob") is None
     assert "sequence 2" in run("send", store.path, "events", "0x00ff").stdout

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.client.store import RemoteStore
 from penstock.errors import WaitExpired
-from penstock.protocol import place
+from penstock.host.waiting import pause
 
 HANGS_S = 60.0  # a call with a deadline of a second or two that is not back by then never comes back
 
@@ -40,7 +40,7 @@ def until(condition: Any, seconds: float = 30.0) -> None:
     for _ in range(int(seconds / 0.05)):
         if condition():
             return
-        place.pause(0.05)
+        pause(0.05)
     raise AssertionError("it did not come about")
 
 
@@ -112,7 +112,7 @@ def hurry(client: RemoteStore, timeout_s: float) -> None:
 
 FAULTY = """
     import errno, os
-    from penstock.host.files import OsFile
+    from penstock.host.os_files import OsFile
     from penstock.server import healing
     healing.WAIT_S_MIN = healing.WAIT_S_MAX = 0.05
     whole, fails = OsFile.fdatasync, sys.argv[2]

@@ -29,15 +29,17 @@ from penstock.errors import (
     PartitionPaused,
     PenstockError,
     Poisoned,
+    PositionConflict,
     TokenTooOld,
     WaitExpired,
 )
-from penstock.journal.record import PartitionId
+from penstock.host.waiting import pause
+from penstock.journal.partitions import PartitionId
 from penstock.kv.machine import KvMachine
 from penstock.lsm.rows import KEY_BYTES_MAX
 from penstock.partition.ledger import Condition, encode_condition
 from penstock.partition.reference import sealed
-from penstock.protocol import place, wire
+from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.store.store import Store
 from penstock.store.tables import Tables
@@ -217,7 +219,7 @@ def test_a_snapshot_that_nobody_uses_lapses(store: RemoteStore) -> None:
     used, unused = store.snapshot(lease_s=2.0), store.snapshot(lease_s=0.2)
     for _ in range(40):
         assert used.kv("users")[b"a"] == b"1"  # use renews it
-        place.pause(0.1)
+        pause(0.1)
     with pytest.raises(Closed, match="lease"):
         unused.kv("users").get(b"a")
     used.close()
@@ -251,7 +253,7 @@ def compact(store: Store, name: str) -> None:
             store.compact(name)
             return
         except GateShut:
-            place.pause(0.05)
+            pause(0.05)
 
 
 # -- large results, in pages
@@ -333,7 +335,7 @@ def test_large_values_go_both_ways(store: RemoteStore) -> None:
     table.put(b"a", value)
     assert table[b"a"] == value
     table.put_many({b"%d" % n: value[: 5 << 20] for n in range(6)})
-    assert [len(found) for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
+    assert [len(found or b"") for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
     assert [key for key, _ in table.scan()] == [b"0", b"1", b"2", b"3", b"4", b"5", b"a"]
     events = store.queue("events")
     events.put(value[: 9 << 20], durable=True)
@@ -401,7 +403,7 @@ def test_a_paused_table_stops_nobody_else(owner: Store, store: RemoteStore, monk
         owner._dispatcher.retry()
         if owner._dispatcher.partition(owner.port.table("bad").table << 16).refusal is not None:  # type: ignore[union-attr, arg-type]
             break
-        place.pause(0.05)
+        pause(0.05)
     bad.put(b"a", b"2")
     good.put(b"a", b"1")
     with pytest.raises(PartitionPaused):
@@ -445,11 +447,11 @@ def write_through_losses(store: RemoteStore) -> tuple[int, int, list[bool]]:
         with store.batch() as batch:  # without a token: the client's own makes it safe to send again
             consumer.ack(got, batch=batch)
             for _ in got:
-                batch.kv("counts").merge(b"acked", 1, operator="add_i64")
+                batch.kv("counts", value="int64").merge(b"acked", 1, operator="add_i64")
     duplicates = []
     for n in range(10):
         with store.batch(token=("p", n // 2)) as batch:
-            batch.kv("counts").merge(b"tokened", 1, operator="add_i64")
+            batch.kv("counts", value="int64").merge(b"tokened", 1, operator="add_i64")
         duplicates.append(batch.duplicate)
     return counts[b"n"], counts[b"acked"], [counts[b"tokened"] == 5, *duplicates[1::2]]
 
@@ -473,12 +475,33 @@ def test_who_moves_a_consumer_that_was_moved_before_is_told_so(
     told = []
     for n in range(20):
         with store.batch() as batch:
-            batch.kv("counts").merge(b"n", 1, operator="add_i64")
+            batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
             batch.require(*kind_named("queue", "events").move(info, "c", [(0, 1 + n // 2, 2 + n // 2)]))
         told.append(batch.duplicate)
     assert told == [False, True] * 10
     assert counts[b"n"] == 10
     assert (lossy.lost > 5) == (chance > 0)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_condition_that_refused_a_batch_decides_its_error(
+    owner: Store, store: RemoteStore, *, remote: bool
+) -> None:
+    """An acknowledgement that holds beside a move that does not: the move is what was refused, and says so."""
+    tables: Tables = store if remote else owner
+    events = tables.queue("events")
+    events.put_many([b"a", b"b"], durable=True)
+    consumer, info = events.consumer("leased"), owner.port.table("events")
+    assert info is not None
+    moved = kind_named("queue", "events").move(info, "streamed", [(0, 1, 2)])
+    with tables.batch() as batch:
+        batch.require(*moved)
+    wrong = kind_named("queue", "events").move(info, "streamed", [(0, 1, 3)])
+    messages = consumer.get(2)
+    with pytest.raises(PositionConflict, match="streamed"), tables.batch() as batch:
+        consumer.ack(messages, batch=batch)
+        batch.require(*wrong)
+    consumer.ack(messages)  # nothing of the batch happened
 
 
 def test_without_tokens_losses_would_be_seen(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +554,7 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
     for _ in range(200):
         if store._port._coordinator.failure is not None:
             break
-        place.pause(0.05)
+        pause(0.05)
     with pytest.raises(OutcomeUnknown):
         store.flush(epoch)
     with pytest.raises(Poisoned):
@@ -541,7 +564,7 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
         store.recover()  # sends what was kept
         assert counts[b"n"] == 2
         store.close()
-        assert owner.kv("counts")[b"n"] == 2
+        assert owner.kv("counts", value="int64")[b"n"] == 2
 
 
 def _door(path: Path) -> Any:
@@ -562,7 +585,7 @@ def penstock_clock() -> Any:
 def test_a_staged_file_is_sent_by_one_who_does_not_see_the_folder(store: RemoteStore, tmp_path: Path) -> None:
     import pyarrow as pa
 
-    from penstock.host.files import OsFileSystem
+    from penstock.host.os_files import OsFileSystem
     from penstock.queue.staged import STAGED_SCHEMA
 
     fs, events = OsFileSystem(), store.queue("events")

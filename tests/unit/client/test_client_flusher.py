@@ -32,7 +32,7 @@ from penstock.errors import (
     Poisoned,
     WaitExpired,
 )
-from penstock.host.files import OsFile
+from penstock.host.os_files import OsFile
 from penstock.kv.kind import KvKind
 from penstock.kv.section import Rows
 from penstock.partition.ledger import Condition, Verdict, encode_condition
@@ -57,7 +57,7 @@ def store(owner: Store) -> Iterator[RemoteStore]:
 
 
 def count(store: Any, key: bytes = b"n") -> int:
-    value: int = store.kv("counts").get(key, 0)
+    value: int = store.kv("counts", value="int64").get(key, 0)
     return value
 
 
@@ -95,7 +95,7 @@ def test_what_is_refused_never_happens(
     with pytest.raises(error, match="it failed here"):
         counts.merge(b"n", 1, operator="add_i64", durable=True)
     with pytest.raises(error, match="it failed here"), store.batch(token=("p", 1)) as batch:
-        batch.kv("counts").merge(b"n", 1, operator="add_i64")
+        batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
     assert len(failed) == 2
     assert count(owner) == 0
     assert not owner.port.was_used(("p", 1))
@@ -140,7 +140,7 @@ def test_a_batch_that_found_no_room_is_not_done(
     store.kv("counts", value="int64")
     fail_once(monkeypatch, "submit", error)
     with pytest.raises(error), store.batch() as batch:
-        batch.kv("counts").merge(b"n", 1, operator="add_i64")
+        batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
     assert count(owner) == 0
 
 
@@ -156,7 +156,7 @@ def test_what_is_in_doubt_is_sent_again_and_happens_once(
     failed = fail_once(monkeypatch, method, error, after=True, times=3)
     counts.merge(b"n", 1, operator="add_i64", durable=True)
     with store.batch(token=("p", 1)) as batch:
-        batch.kv("counts").merge(b"n", 1, operator="add_i64")
+        batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
     assert len(failed) > 1  # a second sending finds that the first one happened
     assert count(owner) == count(store) == 2
 
@@ -200,7 +200,7 @@ def test_a_write_that_the_owner_writes_at_its_recovery_was_never_told_to_be_refu
     assert type(error) is OutcomeUnknown  # a program owns it, and has not called recover()
     with connect(owner.path) as other:
         hurry(other, 1.0)
-        error = outcome(lambda: other.kv("counts").merge(b"n", 1, operator="add_i64", durable=True))
+        error = outcome(lambda: other.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True))
         assert type(error) is OutcomeUnknown
         owner.recover()
         for client in (store, other):

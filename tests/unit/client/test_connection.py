@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,7 @@ from penstock.client.connect import connect
 from penstock.client.connection import Connection
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
-from penstock.protocol import place
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
+from penstock.host.waiting import pause
 
 
 class Tables:
@@ -82,7 +73,7 @@ WRITES: dict[str, Callable[[Tables], Any]] = {
 
 def batch(tables: Tables, token: tuple[str, int] | None) -> None:
     with tables.client.batch(token=token) as writes:
-        writes.kv("counts").merge(b"batched", 1, operator="add_i64")
+        writes.kv("counts", value="int64").merge(b"batched", 1, operator="add_i64")
 
 
 def test_calls_to_a_stopped_owner_come_back(path: Path) -> None:
@@ -91,7 +82,7 @@ def test_calls_to_a_stopped_owner_come_back(path: Path) -> None:
         tables.counts.merge(b"n", 0, operator="add_i64", durable=True)
         batches = client.batch(token=("p", 1)), client.batch()
         for each in batches:  # tables are looked up before the owner stops
-            each.kv("counts").merge(b"batched", 1, operator="add_i64")
+            each.kv("counts", value="int64").merge(b"batched", 1, operator="add_i64")
         owner = owners(path)[0]
         with stopped(owner):
             hurry(client, 0.5)
@@ -183,7 +174,7 @@ def test_an_owner_killed_between_request_and_answer(path: Path, successor: str) 
             if successor == "opened":
                 with penstock.open(path, timeout_s=30.0) as store:
                     writer.join(HANGS_S)
-                    assert store.kv("counts")[b"n"] == number
+                    assert store.kv("counts", value="int64")[b"n"] == number
             writer.join(HANGS_S)
             assert len(results) == 1
             assert counts[b"n"] == number
@@ -208,7 +199,7 @@ def test_threads_share_a_client_while_its_owner_is_killed(path: Path) -> None:
         for thread in threads:
             thread.start()
         for _ in range(3):
-            place.pause(0.3)
+            pause(0.3)
             for pid in owners(path):
                 os.kill(pid, signal.SIGKILL)
             until(lambda: not any(thread.is_alive() for thread in threads) or owners(path))
@@ -270,7 +261,7 @@ def test_close_takes_as_long_as_the_owner_takes_messages(path: Path, monkeypatch
     send = Connection.send_once
 
     def send_slowly(line: Connection, *arguments: Any) -> bytes:
-        place.pause(0.2)
+        pause(0.2)
         return send(line, *arguments)
 
     monkeypatch.setattr(Connection, "send_once", send_slowly)

@@ -15,7 +15,7 @@ from owner_processes import owners, until
 
 from penstock.client.connect import connect
 from penstock.errors import Invalid, OutcomeUnknown, ProcessLimit, RetryLater
-from penstock.host.files import typed
+from penstock.host.file_errors import translate_open_errors
 
 
 def file_in_the_way(folder: Path) -> Path:
@@ -71,7 +71,7 @@ def test_a_token_that_is_no_text() -> None:
 
 def test_errors_of_the_system_are_sorted_by_what_to_do() -> None:
     for code in range(1, 134):
-        with pytest.raises(Exception) as raised, typed("/store"):
+        with pytest.raises(Exception) as raised, translate_open_errors("/store"):
             raise OSError(code, os.strerror(code))
         assert type(raised.value).__module__ == "penstock.errors" or isinstance(raised.value, TimeoutError), code
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,9 @@ from owner_processes import owners, said, script, succeeds, until
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
-from penstock.host.files import OsFileSystem
-from penstock.protocol import place
+from penstock.host.os_files import OsFileSystem
+from penstock.host.waiting import pause
 from penstock.queue.table import QueueTable
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
-
 
 # -- found and started
 
@@ -52,13 +41,13 @@ def test_many_who_come_at_once_get_one_owner(path: Path) -> None:
     code = """
         with penstock.connect(sys.argv[1]) as store:
             store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
-            print(store.kv("counts")[b"n"] > 0)
+            print(store.kv("counts", value="int64")[b"n"] > 0)
     """
     processes = [script(code, path) for _ in range(6)]
     assert [said(process) for process in processes] == ["True"] * 6
     assert len(owners(path)) == 1
     with connect(path) as store:
-        assert store.kv("counts")[b"n"] == 6
+        assert store.kv("counts", value="int64")[b"n"] == 6
 
 
 def test_a_path_without_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +142,9 @@ def test_one_who_waits_for_messages_does_not_keep_the_owner(path: Path) -> None:
         events, got = client.queue("events"), list[Any]()
         waiting = threading.Thread(target=lambda: got.extend(events.consumer("c").get(timeout_s=60.0)))
         waiting.start()
-        place.pause(0.5)
+        pause(0.5)
         with penstock.open(path) as store:
-            place.pause(0.2)
+            pause(0.2)
             store.queue("events").put(b"x", durable=True)
             waiting.join(60.0)
             assert [message.payload for message in got] == [b"x"]
@@ -200,7 +189,7 @@ def test_an_idle_owner_exits_and_one_that_is_needed_does_not(path: Path) -> None
         with connect(path) as client:
             client.kv("users").put(b"a", b"1", durable=True)
             snapshot = client.snapshot(lease_s=3600.0)
-            place.pause(1.5)
+            pause(1.5)
             assert process.poll() is None
             assert snapshot.kv("users")[b"a"] == b"1"
             snapshot.close()
@@ -293,7 +282,7 @@ CONSUMER = """
                 with store.batch() as batch:
                     consumer.ack(got, batch=batch)
                     for message in got:
-                        batch.kv("counts").merge(message.payload, 1, operator="add_i64")
+                        batch.kv("counts", value="int64").merge(message.payload, 1, operator="add_i64")
             except penstock.errors.LeaseLost:
                 pass
     print("done")
@@ -309,7 +298,7 @@ def test_consumers_that_are_killed_lose_and_repeat_nothing(path: Path) -> None:
         consumers = [script(CONSUMER, path) for _ in range(3)]
         killed = 0
         while events.consumer("c").lag:
-            place.pause(0.2 + draw.random() * 0.8)
+            pause(0.2 + draw.random() * 0.8)
             victim = draw.randrange(3)
             if killed < 8:
                 consumers[victim].kill()
@@ -348,4 +337,4 @@ def test_two_processes_never_own_one_store(path: Path) -> None:
     processes = [script(code, path, number) for number in range(3)]
     total = sum(int(said(process)) for process in processes)
     with connect(path) as store:
-        assert store.kv("counts")[b"n"] == total > 4
+        assert store.kv("counts", value="int64")[b"n"] == total > 4

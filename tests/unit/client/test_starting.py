@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,15 @@ from owner_processes import hurry, outcome, owners, said, script, state_of, succ
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import PenstockError, StoreLocked, WaitExpired
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    with penstock.open(folder) as store:
+def path(path: Path) -> Path:
+    """A store."""
+    with penstock.open(path) as store:
         store.kv("users").put(b"a", b"1", durable=True)
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
+    return path
 
 
 def interpret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:

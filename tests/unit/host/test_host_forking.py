@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from penstock.host.forking import address_of, close_on_exec, hang_up
+from penstock.host.forking import address_of, close_on_exec, detach_sockets
 
 
 def test_only_sockets_of_the_service_are_given_up(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_only_sockets_of_the_service_are_given_up(tmp_path: Path) -> None:
         client.connect(ours)
         accepted, _ = listeners[ours].accept()
         before = set(os.listdir("/proc/self/fd"))
-        hang_up(lambda address: address == ours)
+        detach_sockets(lambda address: address == ours)
         assert set(os.listdir("/proc/self/fd")) == before  # no number is free, and none is new
         given_up = [
             address_of(each.fileno()) is None for each in (listeners[ours], accepted, listeners[others], client)

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import CorruptionError, ProcessLimit
 from penstock.host import mappings
-from penstock.host.files import OsFileSystem
 from penstock.host.mappings import HOLDERS_MIN, Mappings, holders_max
+from penstock.host.os_files import OsFileSystem
 
 
 class Holder:
@@ -71,17 +71,17 @@ def test_the_oldest_holders_let_go() -> None:
     known = Mappings(lambda: 3)
     holders = [Holder() for _ in range(5)]
     for holder in holders:
-        known.hold(holder)
+        known.register(holder)
     assert [holder.holds for holder in holders] == [False, False, True, True, True]
     del holders[2:4], holder
     gc.collect()
-    known.hold(last := Holder())
+    known.register(last := Holder())
     assert holders[2].holds
     assert last.holds
-    assert known.relieve()  # the older half
+    assert known.release_some()  # the older half
     assert [holders[2].holds, last.holds] == [False, True]
-    assert known.relieve()
-    assert not known.relieve()
+    assert known.release_some()
+    assert not known.release_some()
 
 
 def test_the_limit_is_a_part_of_the_machines() -> None:
@@ -104,7 +104,7 @@ def test_no_mapping_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(mappings, "_map", scarce)
     holders = [Holder() for _ in range(2)]
     for holder in holders:
-        known.hold(holder)
+        known.register(holder)
     assert bytes(OsFileSystem().open(str(path)).map(4)) == b"data"
     assert not any(holder.holds for holder in holders)
     failures.append(1)

@@ -17,8 +17,9 @@ from interrupts import every_point, where
 
 import penstock.testing.disk as disk_module
 from penstock.errors import ProcessLimit, RetryLater
-from penstock.host.files import OsFileSystem, UnboundedFileSystem, reveal
+from penstock.host.file_operations import rename_durably
 from penstock.host.open_files import OPEN_FILES, OPEN_MAX, BoundedFileSystem, OpenFiles, open_files_max
+from penstock.host.os_files import OsFileSystem, UnboundedFileSystem
 from penstock.testing import Fault, SimulatedDisk
 
 
@@ -209,8 +210,8 @@ def test_a_file_that_was_renamed_is_found_under_its_new_name() -> None:
     file = fs.create("/a.tmp")
     file.pwrite(b"data", 0)
     file.fsync()
-    reveal(fs, "/a.tmp", "/a")
-    file.moved("/a")
+    rename_durably(fs, "/a.tmp", "/a")
+    file.set_path("/a")
     fs.create("/b")
     assert (file.path, file.pread(9, 0)) == ("/a", b"data")
 
@@ -221,7 +222,7 @@ def test_a_rename_takes_its_descriptor_first() -> None:
     fs.create("/a").close()
     disk.open_files_max = 0
     with pytest.raises(ProcessLimit):
-        reveal(fs, "/a", "/b")
+        rename_durably(fs, "/a", "/b")
     assert disk.exists("/a")
 
 
@@ -266,7 +267,7 @@ def test_a_user_who_was_interrupted_keeps_no_descriptor_of_a_freed_file() -> Non
     files = OpenFiles(lambda: 100, wait_s=0.0)
     fs = BoundedFileSystem(disk, files)
     file = fs.create("/a")
-    file._lend()  # type: ignore[attr-defined]  # the interrupt comes right behind it
+    file._acquire()  # type: ignore[attr-defined]  # the interrupt comes right behind it
     del file
     gc.collect()
     fs.create("/b").close()

@@ -94,7 +94,7 @@ def test_a_clock_that_was_set_right_is_followed() -> None:
             clock.advance(60.0)
             store.time_us()
         assert store.time_us() == clock.time_us()
-        assert store.away_us == 0
+        assert store.wall_ahead_us == 0
 
 
 @pytest.mark.parametrize("wall_us", [0, -5, 10**30, -(10**30), LATEST_US * 2])
@@ -159,7 +159,7 @@ def test_openings_in_between_change_nothing(steps: list[tuple[float, float, bool
     disk.mkdir("/d")
     store = steady(clock)
     for jump_s, pass_s, reopen in steps:
-        store.keep(disk, "/d/TIME", IDENTITY)
+        store.save_note(disk, "/d/TIME", IDENTITY)
         before_us, boot_us = store.time_us(), clock.boot_us()
         clock.jump(jump_s)
         clock.advance(pass_s)
@@ -192,7 +192,7 @@ def test_a_jump_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         for _ in range(5):
             clock.advance(1.0)
-            store.keep(disk, "/d/TIME", IDENTITY)
+            store.save_note(disk, "/d/TIME", IDENTITY)
         found = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return found
@@ -211,7 +211,7 @@ def test_a_jump_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_note_that_cannot_be_written_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     store = steady(FakeClock(time_us=NOW_US))
-    store.keep(SimulatedDisk(), "/no such folder/TIME", IDENTITY)
+    store.save_note(SimulatedDisk(), "/no such folder/TIME", IDENTITY)
     assert "could not be written" in caplog.text
     assert read_note(SimulatedDisk(), "/no such folder/TIME", IDENTITY) is None
 

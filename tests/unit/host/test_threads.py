@@ -89,13 +89,13 @@ def test_what_is_uninterrupted_ends_before_the_interrupt_is_raised() -> None:
         return "value"
 
     points = 0
-    for _ in every_point(lambda: threads.uninterrupted(act, undo=lambda _: made.append("undone"))):
+    for _ in every_point(lambda: threads.run_uninterrupted(act, undo=lambda _: made.append("undone"))):
         points += 1
         assert made in ([], ["made"], ["made", "undone"]), where[-1]
         made.clear()
     assert points > 8
     with pytest.raises(ValueError, match="bad"):
-        threads.uninterrupted(lambda: int("bad"))
+        threads.run_uninterrupted(lambda: int("bad"))
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError
+from penstock.journal.partitions import PartitionId, partition_id
 from penstock.journal.record import (
     REFERENCE,
     Group,
     JournalRecord,
-    PartitionId,
     Section,
     SegmentedRecordHeader,
     decode,
     encode,
-    encoded_size,
-    partition_id,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "journal" / "record_v1.bin"
@@ -82,16 +79,3 @@ def test_damage_gives_a_record_or_an_error(record: JournalRecord, data: st.DataO
     for some in (bytes(body), bytes(body[: data.draw(st.integers(0, len(body)))])):
         with suppress(CorruptionError):
             decode(some)
-
-
-@given(st.lists(st.binary(max_size=50), max_size=5), st.binary(max_size=20))
-def test_size_is_an_upper_bound(payloads: list[bytes], condition: bytes) -> None:
-    sections = tuple(Section(SegmentedRecordHeader(partition_id(2, 0)), payload) for payload in payloads)
-    record = JournalRecord(1, 1, (Group(sections, condition),))
-    assert len(encode(record)) <= encoded_size([len(payload) for payload in payloads], len(condition) + 8)
-
-
-@pytest.mark.parametrize(("table", "shard"), [(0, 0), (1 << 48, 0), (1, -1), (1, 1 << 16)])
-def test_partition_numbers_have_limits(table: int, shard: int) -> None:
-    with pytest.raises(Invalid):
-        partition_id(table, shard)

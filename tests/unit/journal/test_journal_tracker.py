@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 
 steps = st.lists(

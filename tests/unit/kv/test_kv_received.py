@@ -193,13 +193,13 @@ def test_a_batch_whose_operands_are_longer_than_a_value(tmp_path: Path) -> None:
             batch.kv("t").merge(b"k", large, operator="append")
             batch.kv("t").merge(b"k", NUMBER, operator="add_i64")
             batch.kv("t").merge(b"k", large, operator="append")
-        assert len(store.kv("t").get(b"k")) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == 8 + len(large)
     with penstock.open(tmp_path / "s") as store:  # a replay
         assert store.check() == []
-        assert len(store.kv("t").get(b"k")) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == 8 + len(large)
         assert store.kv("t").get(b"other") == b"1"
         store.compact("t")
-        assert len(store.kv("t").get(b"k")) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == 8 + len(large)
 
 
 def test_a_text_that_append_cut_in_a_character_is_still_text(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from store_model import StoreModel, Write, number
 
 from penstock.errors import CorruptionError
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId
 from penstock.kv import section
 from penstock.kv.section import Ranges, Rows, decode, encode, to_edit
 from penstock.lsm.operators import OPERATORS, check_operand

@@ -35,7 +35,7 @@ def test_adding_a_segment_is_the_same_as_reading_it(names: set[SegmentName], fir
 @given(segment_names, st.integers(-1, 40))
 def test_place_of(names: set[SegmentName], index: int) -> None:
     chain, _, _, _ = read_names([str(name) for name in names])
-    place = chain.place_of(index)
+    place = chain.position_of(index)
     assert place == max((i for i, n in enumerate(chain) if n.first <= index), default=-1)
 
 

@@ -15,7 +15,7 @@ from lsm_files import columns, puts
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Closed, GateShut, PenstockError
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import Summary
 from penstock.lsm.maintenance import BUSY_TIMEOUT_S, Maintenance

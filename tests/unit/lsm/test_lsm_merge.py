@@ -297,7 +297,7 @@ def _merge_elsewhere(plan: MergePlan) -> list[int]:
 
 
 def test_a_merge_runs_in_a_spawned_process(tmp_path: Path) -> None:
-    from penstock.host.files import OsFileSystem
+    from penstock.host.os_files import OsFileSystem
 
     write(OsFileSystem(), f"{tmp_path}/1.sst", puts({b"a": b"1", b"b": b"2"}))
     write(OsFileSystem(), f"{tmp_path}/2.sst", puts({b"b": b"3", b"c": b"4"}, 2))
@@ -333,7 +333,7 @@ def test_range_deletes_are_cut_and_joined() -> None:
 
 def _anonymous_growth(folder: str, rows: int) -> int:
     """The most anonymous memory that a merge of two files of `rows` rows takes on top, in bytes."""
-    from penstock.host.files import OsFileSystem
+    from penstock.host.os_files import OsFileSystem
 
     inputs = []
     for run in range(2):

@@ -19,7 +19,7 @@ from lsm_files import STORE, ModelRows, columns, puts, write
 
 from penstock.archive.chunk import ChunkIdentity, Sealing
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm import sstable as sstable_module
 from penstock.lsm import writer as writer_module
 from penstock.lsm.index import PAGE_BYTES, build_slots, fingerprint_mask, hash_keys
@@ -98,7 +98,7 @@ def test_a_file_answers_like_a_sorted_dict(
     assert table.summary == summary
     assert summary.rows == len(rows) + len(disjoint)
     wanted = [*rows, *probes]
-    assert table.multi_get(wanted) == [rows.get(key) for key in wanted]
+    assert [table.get(key) for key in wanted] == [rows.get(key) for key in wanted]
     assert [table._get_sorted(key) for key in wanted] == [rows.get(key) for key in wanted]
     pairs = [(key, rows[key][1]) for key in sorted(rows)]
     assert listed(table) == pairs

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from penstock.manifest.keys import MetricKey
 from penstock.manifest.records import JobKind
 from penstock.manifest.tables import METRICS
 from penstock.scheduler.engines import Engines
+from penstock.scheduler.runner import JobResult
 from penstock.scheduler.scheduler import Scheduler
 
 
@@ -38,7 +40,7 @@ def test_the_four_tasks_look_and_the_runners_do(place: Place) -> None:
     scheduler, engines = Scheduler(clock=place.clock), Engines()
     for task in tree_tasks(place.maintenance, place.collector):
         scheduler.register(task)
-    for runner in job_runners(place.maintenance, place.jobs, engines):
+    for runner in job_runners(place.maintenance, place.jobs):
         scheduler.register(runner)
     for _ in range(5):
         fill(place)  # more than a memtable
@@ -110,7 +112,7 @@ def test_two_shards_share_a_gate_and_neither_starves(place: Place, monkeypatch: 
     scheduler, engines = Scheduler(clock=place.clock), Engines()
     for task in tree_tasks(place.maintenance, place.collector):
         scheduler.register(task)
-    for runner in job_runners(place.maintenance, place.jobs, engines):
+    for runner in job_runners(place.maintenance, place.jobs):
         scheduler.register(runner)
     puts = place.write([Write("put", b"k%03d" % n, b"v" * 200) for n in range(100)]).puts
     other.apply(Edit(lsn=1, time_us=1, puts=puts))
@@ -132,10 +134,12 @@ def test_a_merge_on_an_engine_stops_when_it_is_told(tmp_path: Path) -> None:
         place.maintenance.request_compaction(place.tree, everything=True)
         lease = place.jobs.acquire("w", {int(JobKind.COMPACTION)})
         assert lease is not None
+        stop = threading.Event()
+        stop.set()
         with pytest.raises(PenstockError) as caught:
-            place.maintenance.handle(lease, lambda: True)
+            place.maintenance.handle(lease, stop)
         assert isinstance(caught.value, Closed) or "stop" in str(caught.value) or "cancel" in str(caught.value).lower()
-        assert place.maintenance.handle(lease)
+        assert place.maintenance.handle(lease, threading.Event()) is JobResult.COMMITTED
         assert place.tree.statistics().level_files == (0, 1)
     finally:
         place.close()

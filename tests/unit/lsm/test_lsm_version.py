@@ -16,8 +16,9 @@ from lsm_files import ModelRows, puts, write
 import penstock.lsm.version as version_module
 from penstock.errors import ProcessLimit
 from penstock.host import mappings
-from penstock.host.files import FileSystem, OsFileSystem
+from penstock.host.files import FileSystem
 from penstock.host.mappings import Mappings
+from penstock.host.os_files import OsFileSystem
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge import MergeInput, MergePlan, merge
 from penstock.lsm.rows import DELETE, NEVER

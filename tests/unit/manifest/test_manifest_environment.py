@@ -27,7 +27,8 @@ from penstock.errors import (
     OutcomeUnknown,
     StoreLocked,
 )
-from penstock.host.files import File, OsFileSystem
+from penstock.host.files import File
+from penstock.host.os_files import OsFileSystem
 from penstock.manifest import environment, examine
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.invariants import check_all

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.manifest.pages import MetaPage, PageWalk, TreeRoot, read_meta
 
 Rows = list[tuple[str, bytes, bytes]]

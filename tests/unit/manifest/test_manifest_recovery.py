@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import CorruptionError, LeaseLost, PenstockError, UnsupportedVersion
 from penstock.host.clock import SystemClock
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.manifest import migrations, tables
 from penstock.manifest.engine import ManifestEngine
 from penstock.manifest.environment import LmdbEngine

@@ -52,7 +52,7 @@ def test_many_sections_are_stored_and_few_are_spilled(
         assert disk.exists(folder_of(store, "small") + "-log")
         assert not disk.exists(folder_of(store, "large") + "-log")
         assert any(name.endswith(".sst") for name in disk.listdir(folder_of(store, "large")))
-        assert len(store._consensus.pieces()) == 1
+        assert len(store._consensus.segment_starts()) == 1
     with open_simulated(disk.image().restore("strict"), clock) as store:
         assert len(dict(store.kv("large").scan())) == 40
         assert len(dict(store.kv("small").scan())) == 1
@@ -71,7 +71,7 @@ def test_a_partition_that_cannot_store_is_spilled(
         with monkeypatch.context() as patch:
             patch.setattr("penstock.kv.machine.KvMachine.store_now", fail)
             assert store.checkpoint().spilled == 1
-        assert len(store._consensus.pieces()) == 1
+        assert len(store._consensus.segment_starts()) == 1
         image = disk.image()
     with open_simulated(image.restore("strict"), clock) as store:
         assert len(dict(store.kv("large").scan())) == 40
@@ -100,12 +100,12 @@ def test_a_clear_that_fails_gives_up_nothing(
 
     with open_simulated(disk, clock) as store:
         fill(store, "t", 30)
-        before = store._consensus.pieces()
+        before = store._consensus.segment_starts()
         with monkeypatch.context() as patch:
             patch.setattr("penstock.kv.machine.KvMachine.store_now", fail)
             with pytest.raises(OSError, match="simulated"):
                 store._checkpoint.clear()
-        assert store._consensus.pieces() == before
+        assert store._consensus.segment_starts() == before
 
 
 def test_a_quiet_store_gives_up_its_journal(

@@ -20,6 +20,7 @@ from penstock.partition.ledger import (
     Create,
     Drop,
     ForgetVerdicts,
+    Judgement,
     KindCondition,
     Ledger,
     LedgerOp,
@@ -119,6 +120,33 @@ def test_a_refused_group_leaves_nothing() -> None:
     ledger.judge(command(Drop("a")), 6)
     assert ledger.judge(group(b"late", 3), 7).verdicts == (Verdict.REFUSED,), "its table was dropped"
     assert ledger.tree.get(b"xlate") is None
+
+
+def test_a_refusal_names_its_condition() -> None:
+    def agrees(argument: bytes, get: object, put: object) -> Verdict:
+        if argument[8:] == b"bug":
+            raise ZeroDivisionError
+        return Verdict.REFUSED if argument[8:] == b"no" else Verdict.ACCEPTED
+
+    ledger = make({"agrees": agrees})
+    ledger.judge(command(Create("a", "kv", 1, b"")), 1)
+
+    def group(*words: bytes, table: int = FIRST_TABLE) -> Group:
+        others = tuple(("agrees", table.to_bytes(8, "big") + word) for word in words)
+        return Group((), encode_condition(Condition(None, others)))
+
+    record = JournalRecord(
+        1, 1, (group(b"yes", b"yes", b"no"), group(b"yes"), Group(()), group(b"yes", b"no", b"no"), group(b"bug"))
+    )
+    judged = ledger.judge(record, 2)
+    refused, accepted = Verdict.REFUSED, Verdict.ACCEPTED
+    assert judged.verdicts == (refused, accepted, accepted, refused, refused)
+    assert judged.refused_by == {0: 2, 3: 1, 4: 0}
+    assert ledger.judge(record, 2).refused_by == judged.refused_by, "as after an interrupt"
+    gone = JournalRecord(1, 1, (group(b"yes", table=FIRST_TABLE + 1), Group((), encode_condition(Condition(("p", 1))))))
+    assert ledger.judge(gone, 3).refused_by == {0: 0}
+    undecodable = JournalRecord(1, 1, (group(b"no"), Group((), b"\xc1")))
+    assert ledger.judge(undecodable, 4) == Judgement((refused, refused), refused_by={0: 0})
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from queue_model import contents, machine_of, open_queues, payloads
 
 from penstock.errors import Closed, Invalid, KindMismatch, LeaseLost, NotFound, PositionConflict
+from penstock.journal.partitions import shard_of
 from penstock.partition.ledger import Verdict
-from penstock.queue import section
 from penstock.queue.consumer import Consumer
 from penstock.queue.delivery import GET_BYTES_MAX
 from penstock.queue.leases import Leases
@@ -299,7 +299,7 @@ def test_dead_letters(store: Store, queue: QueueTable, clock: FakeClock) -> None
     assert found_dead == [b"bad", b"good", b"ugly"]
     rows = {row["payload"]: row for row in dead.to_arrow().to_pylist()}
     assert rows[b"bad"]["key"] == b"k"
-    assert rows[b"bad"]["shard"] == section.shard_of(b"k", 2), "as if it had been put there"
+    assert rows[b"bad"]["shard"] == shard_of(b"k", 2), "as if it had been put there"
     assert rows[b"ugly"]["key"] is None
     assert [message.time_us for shard in range(2) for message in dead.read(shard) if message.payload == b"bad"] == [6]
     assert consumer.lag == 0
@@ -386,7 +386,7 @@ def test_one_name_shares_and_other_names_see_all(store: Store) -> None:
 
 def test_no_shard_is_starved(store: Store) -> None:
     queue = store.queue("events", shards=2)
-    names = [next(b"%d" % n for n in range(99) if section.shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)]
+    names = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)]
     for _ in range(10):
         queue.put_many([b"a", b"b"], keys=names, durable=True)
     one, two = queue.consumer("one"), queue.consumer("two")
@@ -513,7 +513,7 @@ def test_new_and_forgotten_consumers(store: Store) -> None:
     queue = store.queue("events", shards=2)
     queue.put_many([b"a", b"b", b"c"], keys=[b"1", b"1", b"2"], durable=True)
     consumer = queue.consumer("c")
-    assert {place.mode for place in consumer.places()} == {"new"}
+    assert {place.mode for place in consumer.positions()} == {"new"}
     assert consumer.lag == 3
     consumer.ack(consumer.get())
     assert consumer.lag == 0
@@ -778,7 +778,7 @@ def test_a_new_stream_is_where_it_says(store: Store) -> None:
 def test_one_name_is_used_in_one_way(store: Store) -> None:
     queue = store.queue("events", shards=2)
     store.kv("results")
-    names = [next(b"%d" % n for n in range(99) if section.shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)]
+    names = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)]
     queue.put_many([b"a"], keys=[names[0]], durable=True)
     leased = queue.consumer("leased")
     held = leased.get()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.host.clock import SystemClock
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.queue import Messages, PersistentQueue, QueueSettings
 from penstock.queue.dump import main
 

@@ -24,7 +24,7 @@ from penstock.errors import (
     TokenTooOld,
 )
 from penstock.journal.consensus import Alone
-from penstock.journal.record import PartitionId
+from penstock.journal.partitions import PartitionId, shard_of
 from penstock.partition.pending import PendingDelta
 from penstock.partition.reference import sealed
 from penstock.queue import section
@@ -89,7 +89,7 @@ def test_append_tells_the_position(store: Store) -> None:
     queue = store.queue("events", shards=2)
     store.kv("other").put(b"a", b"b", durable=True)
     queue.put(b"pending", key=b"a")
-    shard = section.shard_of(b"a", 2)
+    shard = shard_of(b"a", 2)
     where = queue.append(b"waited", key=b"a")
     assert where == Position(shard, 2, store._ledger.tree.lsn)
     assert queue.read(where.shard, where.sequence) == [Message(shard, 2, START_US, b"a", b"waited")]
@@ -512,7 +512,7 @@ def test_retention_by_size(store: Store) -> None:
 
 def test_retention_by_acknowledgement(store: Store) -> None:
     queue = store.queue("events", shards=2, retention=Retention(acknowledged=True))
-    names = {shard: next(b"%d" % n for n in range(99) if section.shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)}
+    names = {shard: next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)}
 
     def tend() -> list[list[int]]:
         store._port.tend()
@@ -597,7 +597,7 @@ def test_batches(store: Store) -> None:
         batch.queue("events").put(b"a", key=b"k")
         batch.queue("events").put_many([b"b", b"c"], keys=[b"k", b"other"])
         batch.kv("keys").put(b"done", b"yes")
-    shard = section.shard_of(b"k", 2)
+    shard = shard_of(b"k", 2)
     assert payloads(queue, shard)[:2] == [b"a", b"b"]
     assert keys[b"done"] == b"yes"
     with store.batch(token=("p", 1)) as batch:
@@ -733,7 +733,7 @@ def test_a_checkpoint_lets_the_journal_go_and_numbers_stay(disk: SimulatedDisk, 
     for round_ in range(3):
         store = open_queues(disk.image().restore("strict"), clock)
         assert contents(store.queue("events")) == expected
-        shard = section.shard_of(b"0", 2)
+        shard = shard_of(b"0", 2)
         where = store.queue("events").append(b"r%d" % round_, key=b"0")
         expected[shard][where.sequence] = b"r%d" % round_
         assert list(expected[shard]) == list(range(where.sequence - len(expected[shard]) + 1, where.sequence + 1))
@@ -866,7 +866,7 @@ def test_staged_files_are_applied_replayed_and_discarded(disk: SimulatedDisk, cl
     store = open_queues(disk, clock)
     queue = store.queue("events", shards=2)
     queue.put(b"before", key=b"a", durable=True)
-    shard = section.shard_of(b"a", 2)
+    shard = shard_of(b"a", 2)
     place = store.stage("events", shard)[0]
     assert place.file_name.endswith(".arrow")
     with store.batch(token=("load", 1)) as batch:

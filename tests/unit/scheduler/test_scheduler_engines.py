@@ -224,7 +224,7 @@ def test_engines_are_found_by_name_made_once_and_shut_down_together() -> None:
         return made[-1]
 
     engines.add("spark", make)
-    with pytest.raises(Invalid, match="already"):
+    with pytest.raises(Invalid, match="exists"):
         engines.add("spark", make)
     assert engines.get("spark") is engines.get("spark") is made[0]
     assert engines.get("thread") is not made[0]

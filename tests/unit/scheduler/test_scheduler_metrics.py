@@ -7,7 +7,7 @@ import gc
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.host.metrics import Metrics
-from penstock.scheduler.metrics import export
+from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, TaskContext, TaskLoad
 from penstock.testing import FakeClock
@@ -41,7 +41,7 @@ def test_statistics_are_exported_when_someone_looks() -> None:
     clock = FakeClock()
     scheduler = Scheduler(clock=clock)
     metrics = Metrics()
-    export(scheduler, metrics)
+    export_scheduler(scheduler, metrics)
     scheduler.register(Task("flush", clock)).register(Task("merge", clock, fails=True))
     scheduler.spawn(lambda: None)
     scheduler.run_pending()
@@ -63,7 +63,7 @@ def test_statistics_are_exported_when_someone_looks() -> None:
 def test_metrics_do_not_keep_a_scheduler_alive() -> None:
     metrics = Metrics()
     scheduler = Scheduler()
-    export(scheduler, metrics)
+    export_scheduler(scheduler, metrics)
     assert samples(metrics)
     del scheduler
     gc.collect()

@@ -48,12 +48,12 @@ def test_an_offer_is_taken_once_and_answered_once(desk: Desk) -> None:
     assert board.take(4) is None
     with pytest.raises(WaitExpired):
         handle.result(0.0)
-    assert board.engaged()
+    assert board.has_taken_offers()
     assert board.finish(offer.offer, [pack([n]) for n in range(3)])
     assert handle.result(0.0) == [[0], [1], [2]]
     assert not board.finish(offer.offer, [pack([9])] * 3)
-    assert not board.keep(offer.offer)
-    assert not board.engaged()
+    assert not board.renew(offer.offer)
+    assert not board.has_taken_offers()
     assert handle.result(0.0) == [[0], [1], [2]]
 
 
@@ -101,7 +101,7 @@ def test_a_driver_that_falls_silent_has_lost_it(desk: Desk) -> None:
     assert offer is not None
     for _ in range(5):  # much longer than the silence in all
         desk.clock.advance(10.0)
-        assert board.keep(offer.offer)
+        assert board.renew(offer.offer)
         with pytest.raises(WaitExpired):
             handle.result(0.0)
     desk.clock.advance(15.1)
@@ -109,7 +109,7 @@ def test_a_driver_that_falls_silent_has_lost_it(desk: Desk) -> None:
         handle.result(0.0)
     with pytest.raises(WorkerLost, match="went silent"):
         handle.result(0.0)
-    assert not board.keep(offer.offer)
+    assert not board.renew(offer.offer)
     assert not board.finish(offer.offer, [pack([])])  # it wakes up: too late
     with pytest.raises(WorkerLost):
         handle.result(0.0)
@@ -122,7 +122,7 @@ def test_no_offer_lasts_for_ever() -> None:
     assert offer is not None
     for _ in range(7):
         desk.clock.advance(10.0)
-        desk.board.keep(offer.offer)
+        desk.board.renew(offer.offer)
     with pytest.raises(WaitExpired):
         handle.result(0.0)
     with pytest.raises(WorkerLost, match="took too long"):
@@ -140,7 +140,7 @@ def test_a_failure_and_a_cancellation_are_told(desk: Desk) -> None:
     cancelled.cancel()
     with pytest.raises(WorkCancelled):
         cancelled.result(0.0)
-    assert not desk.board.keep(other.offer)
+    assert not desk.board.renew(other.offer)
 
 
 @pytest.mark.parametrize("results", [[], [pack(1), pack(2)], [b"\xc1"]])
@@ -161,7 +161,7 @@ def test_only_the_files_of_an_offer_that_is_worked_on_are_lent(desk: Desk) -> No
     board.check_file(offer.offer, "in1.idx", write=False)
     board.check_file(offer.offer, "out0", write=True)
     for name, write in (("in0", True), ("out0", False), ("../STORE", False), ("", True)):
-        with pytest.raises(Invalid, match="no file that this offer"):
+        with pytest.raises(Invalid, match="this offer does not"):
             board.check_file(offer.offer, name, write=write)
     handle.cancel()
     with pytest.raises(Invalid, match="withdrawn"):

@@ -47,8 +47,8 @@ def test_a_follower_goes_when_the_other_is_not_due_or_not_there() -> None:
 
 def test_a_follower_waits_for_one_run_that_began_since_it_was_due_and_not_for_a_second() -> None:
     follower = task("compaction", due_s=5.0, after=("flush",))
-    begun_before = task("flush", due_s=6.0, covered_s=4.9)
-    begun_since = task("flush", due_s=6.0, covered_s=5.0)
+    begun_before = task("flush", due_s=6.0, last_start_s=4.9)
+    begun_since = task("flush", due_s=6.0, last_start_s=5.0)
     assert ready([begun_before, follower], 7.0) == ["flush"]
     assert ready([begun_since, follower], 7.0) == ["compaction", "flush"]
 
@@ -79,7 +79,7 @@ def tables(draw: st.DrawFn) -> list[TaskState]:
             due_s=draw(times),
             after=tuple(f"t{earlier}" for earlier in range(number) if draw(st.booleans())),
             running=draw(st.booleans()),
-            covered_s=draw(times | st.just(-math.inf)),
+            last_start_s=draw(times | st.just(-math.inf)),
         )
         for number in range(count)
     ]
@@ -95,7 +95,7 @@ def test_something_is_ready_whenever_something_is_due_and_nothing_runs(states: l
         for earlier in by_name[name].runs_after:
             other = by_name[earlier]
             waits = other.running or other.due_s <= now
-            assert not waits or other.covered_s >= by_name[name].due_s
+            assert not waits or other.last_start_s >= by_name[name].due_s
     idle = not any(state.running for state in states)
     if idle and any(state.due_s <= now for state in states):
         assert names
@@ -109,7 +109,7 @@ def test_one_worker_and_tasks_that_are_always_due_starve_nobody(states: list[Tas
         name = ready(table.values(), now)[0]
         old = table[name]
         now += AGEING_S / 4  # every run takes this long, and is due again when it ends
-        table[name] = task(name, priority=old.priority, after=tuple(old.runs_after), due_s=now, covered_s=now - 7.5)
+        table[name] = task(name, priority=old.priority, after=tuple(old.runs_after), due_s=now, last_start_s=now - 7.5)
         waiting.discard(name)
     assert not waiting
 

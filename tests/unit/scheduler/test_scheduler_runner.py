@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from penstock.errors import Backpressure, CorruptionError, Invalid, LeaseLost
-from penstock.host.chance import system_random
+from penstock.host.randomness import system_random
 from penstock.manifest.jobs import JobQueue, JobSettings, Lease
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, Pending
 from penstock.scheduler.engines import Engines
-from penstock.scheduler.runner import JobContext, JobResult, JobRunner, JobRunnerSettings, JobSignal
+from penstock.scheduler.runner import JobResult, JobRunner, JobRunnerSettings, JobSignal, run_job
 from penstock.scheduler.scheduler import Scheduler, SchedulerSettings
-from penstock.scheduler.task import Outcome, TaskContext, TaskLoad
+from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
 from penstock.testing import FakeClock
 
 WAIT_S = 30.0  # only ever waited in full by a test that fails
@@ -63,7 +63,7 @@ class MemorySource:
         return []
 
 
-def done(lease: Lease, context: JobContext) -> JobResult:
+def done(lease: Lease, stop: StopSignal) -> JobResult:
     return JobResult.DONE
 
 
@@ -82,16 +82,16 @@ def keepers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-lease")]
 
 
-def test_jobs_of_the_handled_kinds_are_run_in_order_and_completed(engines: Engines) -> None:
+def test_jobs_of_the_handled_kinds_are_run_in_order_and_completed() -> None:
     source = MemorySource(KIND, OTHER, KIND)
     ran: list[int] = []
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         ran.append(lease.job.job_id)
         return JobResult.DONE
 
     scheduler = Scheduler(clock=FakeClock())
-    runner = JobRunner("jobs", source, {KIND: handler}, engines)
+    runner = JobRunner("jobs", source, {KIND: handler})
     scheduler.register(runner)
     assert scheduler.run_pending() == ["jobs"] * 3  # two jobs, and one look that finds none
     assert ran == [0, 2]
@@ -101,9 +101,9 @@ def test_jobs_of_the_handled_kinds_are_run_in_order_and_completed(engines: Engin
     assert keepers() == []
 
 
-def test_a_handler_that_committed_its_job_is_not_completed_twice(engines: Engines) -> None:
+def test_a_handler_that_committed_its_job_is_not_completed_twice() -> None:
     source = MemorySource(KIND)
-    JobRunner("jobs", source, {KIND: lambda lease, context: JobResult.COMMITTED}, engines).execute(context())
+    JobRunner("jobs", source, {KIND: lambda lease, stop: JobResult.COMMITTED}).execute(context())
     assert source.told == []
 
 
@@ -116,13 +116,13 @@ def test_a_handler_that_committed_its_job_is_not_completed_twice(engines: Engine
         (CorruptionError("a", 1, "bad"), "a at byte 1: bad; restore this file from a copy; again: False"),
     ],
 )
-def test_an_error_fails_the_job_and_not_the_runner(engines: Engines, error: Exception, told: str) -> None:
+def test_an_error_fails_the_job_and_not_the_runner(error: Exception, told: str) -> None:
     source = MemorySource(KIND, OTHER)
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         raise error
 
-    runner = JobRunner("jobs", source, {KIND: handler, OTHER: done}, engines)
+    runner = JobRunner("jobs", source, {KIND: handler, OTHER: done})
     assert [runner.execute(context()) for _ in range(3)] == [0.0, 0.0, TaskLoad.IDLE]
     assert source.told == [(told, 0), ("complete", 1)]
     assert (runner.statistics().failed, runner.statistics().completed) == (1, 1)
@@ -133,12 +133,12 @@ def test_a_handler_calls_functions_on_an_engine(engines: Engines, engine: str) -
     source = MemorySource(KIND, OTHER)
     results: list[object] = []
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
-        results.append(context.call(HERE + "echo", {"job": lease.job.job_id}, engine=engine))
-        context.call(HERE + "corrupt", {}, engine=engine)
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
+        results.append(engines.get(engine).submit(HERE + "echo", {"job": lease.job.job_id}).wait(stop.is_set))
+        engines.get(engine).submit(HERE + "corrupt", {}).wait(stop.is_set)
         return JobResult.DONE
 
-    JobRunner("jobs", source, {KIND: handler}, engines).execute(context())
+    JobRunner("jobs", source, {KIND: handler}).execute(context())
     assert results == [{"job": 0}]
     ((told, job_id),) = source.told
     assert job_id == 0
@@ -146,10 +146,10 @@ def test_a_handler_calls_functions_on_an_engine(engines: Engines, engine: str) -
     assert told.endswith("again: False")
 
 
-def test_a_lease_is_renewed_while_its_job_runs(engines: Engines) -> None:
+def test_a_lease_is_renewed_while_its_job_runs() -> None:
     source = MemorySource(KIND)
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         source.renew_error = Backpressure("busy")  # now and then a renewal fails, and is tried again
         assert source.renewed.acquire(timeout=WAIT_S)
         source.renew_error = None
@@ -158,7 +158,7 @@ def test_a_lease_is_renewed_while_its_job_runs(engines: Engines) -> None:
         return JobResult.DONE
 
     settings = JobRunnerSettings(renew_every_s=0.01)
-    JobRunner("jobs", source, {KIND: handler}, engines, settings=settings).execute(context())
+    JobRunner("jobs", source, {KIND: handler}, settings=settings).execute(context())
     assert source.told == [("complete", 0)]
     assert keepers() == []
 
@@ -170,8 +170,8 @@ def test_a_job_whose_lease_is_lost_is_stopped_and_neither_completed_nor_failed(
     source = MemorySource(KIND)
     began = tmp_path / "began"
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
-        context.call(HERE + "obey", {"began": str(began)}, engine=engine)
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
+        engines.get(engine).submit(HERE + "obey", {"began": str(began)}).wait(stop.is_set)
         raise AssertionError("it was cancelled")
 
     def lose() -> None:
@@ -181,23 +181,23 @@ def test_a_job_whose_lease_is_lost_is_stopped_and_neither_completed_nor_failed(
 
     threading.Thread(target=lose).start()
     settings = JobRunnerSettings(renew_every_s=0.01)
-    runner = JobRunner("jobs", source, {KIND: handler}, engines, settings=settings)
+    runner = JobRunner("jobs", source, {KIND: handler}, settings=settings)
     assert runner.execute(context()) == 0.0
     assert source.told == []
     assert runner.statistics().lost == 1
     assert engines.get(engine).submit(HERE + "echo", {}).result(WAIT_S) == {}  # nothing is left running
 
 
-def test_a_handler_that_ends_well_after_its_lease_was_lost_does_not_complete(engines: Engines) -> None:
+def test_a_handler_that_ends_well_after_its_lease_was_lost_does_not_complete() -> None:
     source = MemorySource(KIND)
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         source.lost.add(0)
-        assert context.stop.wait(WAIT_S)
+        assert stop.wait(WAIT_S)
         return JobResult.DONE
 
     settings = JobRunnerSettings(renew_every_s=0.01)
-    runner = JobRunner("jobs", source, {KIND: handler}, engines, settings=settings)
+    runner = JobRunner("jobs", source, {KIND: handler}, settings=settings)
     runner.execute(context())
     assert (source.told, runner.statistics().completed, runner.statistics().lost) == ([], 0, 1)
 
@@ -206,25 +206,40 @@ def test_a_shutdown_cancels_the_running_call_and_gives_the_job_back(engines: Eng
     source = MemorySource(KIND)
     began = tmp_path / "began"
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
-        context.call(HERE + "hang", {"began": str(began)}, engine="process")
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
+        engines.get("process").submit(HERE + "hang", {"began": str(began)}).wait(stop.is_set)
         raise AssertionError("it was cancelled")
 
     scheduler = Scheduler(settings=SchedulerSettings(workers=1)).start()
-    scheduler.register(JobRunner("jobs", source, {KIND: handler}, engines))
+    scheduler.register(JobRunner("jobs", source, {KIND: handler}))
     while not began.exists():
         time.sleep(0.01)
     assert scheduler.shutdown(WAIT_S).clean
     assert source.told == [(f"{HERE}hang was cancelled while it ran; again: True", 0)]
 
 
-def test_a_source_that_fails_is_the_schedulers_to_retry(engines: Engines) -> None:
+@pytest.mark.parametrize("error", [OSError("no luck"), KeyboardInterrupt("Ctrl-C")])
+def test_a_job_run_by_a_caller_fails_before_its_error_is_raised(error: BaseException) -> None:
+    source = MemorySource(KIND)
+    lease = source.acquire("here", {KIND})
+    assert lease is not None
+
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
+        raise error
+
+    with pytest.raises(type(error)):
+        run_job(source, lease, handler, threading.Event(), renew_every_s=WAIT_S)
+    assert source.told == [(f"{error}; again: True", 0)]
+    assert keepers() == []
+
+
+def test_a_source_that_fails_is_the_schedulers_to_retry() -> None:
     class Broken(MemorySource):
         def acquire(self, worker_id: str, kinds: Container[int] | None = None) -> Lease | None:
             raise Backpressure("the manifest is busy")
 
     scheduler = Scheduler(clock=FakeClock())
-    scheduler.register(JobRunner("jobs", Broken(), {KIND: done}, engines))
+    scheduler.register(JobRunner("jobs", Broken(), {KIND: done}))
     assert scheduler.run_pending() == ["jobs"]
     assert scheduler.statistics().tasks["jobs"].failures == 1
 
@@ -277,16 +292,14 @@ def test_jobs_of_the_manifest_run_in_processes_and_end_durably(
     good = queue.enqueue(JobKind.COMPACTION, db_id=1, payload=msgspec.msgpack.encode(payload))
     bad = queue.enqueue(JobKind.COMPACTION, db_id=2, payload=msgspec.msgpack.encode({}), attempts_max=3)
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         arguments = msgspec.msgpack.decode(lease.job.payload)
         function = "count_lines" if arguments else "fail"
-        context.call(HERE + function, arguments)
+        engines.get("process").submit(HERE + function, arguments).wait(stop.is_set)
         queue.complete(lease)
         return JobResult.COMMITTED
 
-    runner = JobRunner(
-        "jobs", queue, {JobKind.COMPACTION: handler}, engines, settings=JobRunnerSettings(interval_s=0.01)
-    )
+    runner = JobRunner("jobs", queue, {JobKind.COMPACTION: handler}, settings=JobRunnerSettings(interval_s=0.01))
     with Scheduler() as scheduler:
         scheduler.register(runner)
         wait_until(lambda: isinstance(state_of(manifest, bad), FailedPermanent))
@@ -306,18 +319,18 @@ def test_a_job_given_back_at_shutdown_waits_for_the_next_time(
     queue = JobQueue(manifest, random=system_random())
     job_id = queue.enqueue(KIND)
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
-        context.call(HERE + "obey", {"began": str(tmp_path / "began")}, engine="thread")
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
+        engines.get("thread").submit(HERE + "obey", {"began": str(tmp_path / "began")}).wait(stop.is_set)
         raise AssertionError("it was cancelled")
 
     with Scheduler() as scheduler:
-        scheduler.register(JobRunner("jobs", queue, {KIND: handler}, engines))
+        scheduler.register(JobRunner("jobs", queue, {KIND: handler}))
         wait_until((tmp_path / "began").exists)
     assert isinstance(state_of(manifest, job_id), Pending)
     assert not queue.gate(None, KIND).is_shut()
 
 
-def test_a_worker_that_stalls_past_its_lease_is_replaced_by_a_repair(tmp_path: Path, engines: Engines) -> None:
+def test_a_worker_that_stalls_past_its_lease_is_replaced_by_a_repair(tmp_path: Path) -> None:
     """The first runner never renews: its job is repaired by the second, and what the first says then is refused."""
     clock = FakeClock()
     with Manifest.open(str(tmp_path / "manifest.lmdb"), clock=clock) as manifest:
@@ -325,21 +338,21 @@ def test_a_worker_that_stalls_past_its_lease_is_replaced_by_a_repair(tmp_path: P
         job_id = queue.enqueue(KIND)
         repaired: list[int] = []
 
-        def repair(lease: Lease, context: JobContext) -> JobResult:
+        def repair(lease: Lease, stop: StopSignal) -> JobResult:
             assert lease.job.kind == JobKind.REPAIR
             assert lease.job.repairs_job_id == job_id
             repaired.append(lease.job.job_id)
             return JobResult.DONE
 
-        second = JobRunner("second", queue, {KIND: repair}, engines)
+        second = JobRunner("second", queue, {KIND: repair})
 
-        def stall(lease: Lease, context_: JobContext) -> JobResult:
+        def stall(lease: Lease, stop: StopSignal) -> JobResult:
             clock.advance(31.0)
             assert second.execute(context()) == 0.0
             return JobResult.DONE
 
         settings = JobRunnerSettings(renew_every_s=1_000.0)
-        first = JobRunner("first", queue, {KIND: stall}, engines, settings=settings)
+        first = JobRunner("first", queue, {KIND: stall}, settings=settings)
         first.execute(context())
         assert (first.statistics().completed, first.statistics().lost) == (0, 1)
         assert second.statistics().completed == 1
@@ -356,12 +369,12 @@ def test_runners_side_by_side_never_share_a_job(manifest: Manifest, engines: Eng
     ran: list[int] = []
     clashes: list[int | None] = []
 
-    def handler(lease: Lease, context: JobContext) -> JobResult:
+    def handler(lease: Lease, stop: StopSignal) -> JobResult:
         table = lease.job.db_id
         with lock:
             clashes.extend([table] if table in inside else [])
             inside.add(table)
-        context.call(HERE + "echo", {}, engine="thread")
+        engines.get("thread").submit(HERE + "echo", {}).wait(stop.is_set)
         with lock:
             inside.discard(table)
             ran.append(lease.job.job_id)
@@ -371,7 +384,7 @@ def test_runners_side_by_side_never_share_a_job(manifest: Manifest, engines: Eng
     enqueued: list[int] = []
     with Scheduler(settings=SchedulerSettings(workers=3)) as scheduler:
         for number in range(3):
-            scheduler.register(JobRunner(f"jobs-{number}", queue, {KIND: handler}, engines, settings=settings))
+            scheduler.register(JobRunner(f"jobs-{number}", queue, {KIND: handler}, settings=settings))
         for _ in range(rounds):
             for table in range(1, tables + 1):
                 wait_until(lambda table=table: queue.gate(table, KIND).pending_job_id() is None)  # type: ignore[misc]
@@ -389,8 +402,8 @@ def wait_until(condition: Callable[[], object]) -> None:
     raise AssertionError("it never came")
 
 
-def test_a_runner_is_a_background_task(engines: Engines) -> None:
-    runner = JobRunner("jobs", MemorySource(), {KIND: done}, engines, settings=JobRunnerSettings(priority=4))
+def test_a_runner_is_a_background_task() -> None:
+    runner = JobRunner("jobs", MemorySource(), {KIND: done}, settings=JobRunnerSettings(priority=4))
     outcome: Outcome = runner.execute(context())
     assert outcome is TaskLoad.IDLE
     assert (runner.name, runner.interval_s, runner.priority, runner.runs_after) == ("jobs", 1.0, 4, ())

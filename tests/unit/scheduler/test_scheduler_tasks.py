@@ -111,8 +111,8 @@ def test_a_failing_task_holds_back_its_followers_for_its_run_only(scheduler: Sch
 def test_circles_doubles_and_bad_tasks_are_refused_and_change_nothing(scheduler: Scheduler) -> None:
     scheduler.register(Task("a", after=["b"]))
     for bad, words in (
-        (Task("b", after=["a"]), "circle"),
-        (Task("c", after=["c"]), "circle"),
+        (Task("b", after=["a"]), "depend on each other"),
+        (Task("c", after=["c"]), "depend on each other"),
         (Task("a"), "registered already"),
         (Task("Not a name"), "named"),
         (Task("d", interval_s=0.0), "interval"),

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from penstock.errors import Backpressure, Closed, Invalid
-from penstock.scheduler import board
+from penstock.scheduler import task_table
 from penstock.scheduler.scheduler import Scheduler, SchedulerSettings
 from penstock.scheduler.task import Outcome, TaskContext
 from penstock.testing.locks import LockOrderChecker
@@ -289,7 +289,7 @@ def test_a_task_that_shuts_its_own_scheduler_down_is_told_so() -> None:
 
 
 def test_the_workers_of_a_scheduler_that_nobody_holds_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "_WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(task_table, "_WAIT_S_MAX", 0.02)
     task = Blocking("flush")
     task.let_go.set()
     scheduler = Scheduler().start()

@@ -22,6 +22,7 @@ import pytest
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
+from penstock.host.waiting import pause
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
@@ -418,7 +419,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     for thread in threads:
         thread.start()
     while limits.taken[LOCAL.client] < 3:
-        place.pause()
+        pause(0.02)
     with pytest.raises(Backpressure, match="waiting"):
         ask(gateway, waiting)
     ask(gateway, wire.CallService(table, "get", encode_call(QueueCall(consumer="d", count=1))))  # does not wait
@@ -564,7 +565,7 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
     line = flight.FlightClient(service.location())
     asked = wire.Scan("s", "", partition(store, "users"), b"", None, True)
     stream = line.do_get(flight.Ticket(wire.pack(asked)), flight.FlightCallOptions(timeout=3.0))
-    place.pause(0.5)  # and nothing is read
+    pause(0.5)  # and nothing is read
     closing = threading.Thread(target=store.close)
     closing.start()
     closing.join(30.0)

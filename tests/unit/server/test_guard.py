@@ -28,8 +28,9 @@ import penstock
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.host.waiting import pause
 from penstock.partition.ledger import TableInfo
-from penstock.protocol import place, wire
+from penstock.protocol import wire
 from penstock.server import callers
 from penstock.server.frames import PREFACE
 from penstock.server.tcp import serve_tcp
@@ -319,7 +320,7 @@ def test_noise_is_refused_and_the_server_goes_on(process: Process) -> None:
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", process.served.port)) as raw, suppress(OSError):
             raw.sendall(draw.randbytes(500))  # not even TLS
-    place.pause(0.2)
+    pause(0.2)
     assert process.answers()
 
 

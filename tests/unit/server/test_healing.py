@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from owner_processes import faulty_owner, outcome, owners, until
+from owner_processes import faulty_owner, outcome, owners
 
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import OutcomeUnknown, Poisoned
-from penstock.host.files import OsFile
+from penstock.host.os_files import OsFile
 from penstock.server.healing import TRIES_MAX, Healer
 from penstock.testing.clock import FakeClock
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "store"
-    with penstock.open(folder) as store:
+def path(path: Path) -> Path:
+    """A store."""
+    with penstock.open(path) as store:
         store.kv("counts", value="int64")
-    yield folder
-    for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not owners(folder))
+    return path
 
 
 def merge(client: Any) -> Any:
-    return outcome(lambda: client.kv("counts").merge(b"n", 1, operator="add_i64", durable=True))
+    return outcome(lambda: client.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True))
 
 
 def test_a_detached_owner_recovers(path: Path, tmp_path: Path) -> None:
@@ -42,7 +37,7 @@ def test_a_detached_owner_recovers(path: Path, tmp_path: Path) -> None:
             fails.write_text("once")
             assert isinstance(merge(client), int)
             assert isinstance(merge(other), int)
-            assert client.kv("counts")[b"n"] == 2 * number + 2
+            assert client.kv("counts", value="int64")[b"n"] == 2 * number + 2
             assert not fails.exists()
         assert owner.poll() is None
         assert "it recovered" in (path / "run" / "owner.log").read_text()
@@ -55,7 +50,7 @@ def test_an_owner_that_cannot_recover_ends_and_the_next_one_does(path: Path, tmp
         fails.write_text("always")
         assert isinstance(merge(client), int)  # by the next one, which has no such disk
         assert owner.wait(30.0) == 1
-        assert client.kv("counts")[b"n"] == 2
+        assert client.kv("counts", value="int64")[b"n"] == 2
         assert f"failed {TRIES_MAX} times" in (path / "run" / "owner.log").read_text()
     assert owner.pid not in owners(path)
 
@@ -89,7 +84,7 @@ def test_penstock_serve_recovers(path: Path, tmp_path: Path) -> None:
     with faulty_owner(path, fails, program=program) as owner, connect(path) as client:
         fails.write_text("once")
         assert isinstance(merge(client), int)
-        assert client.kv("counts")[b"n"] == 1
+        assert client.kv("counts", value="int64")[b"n"] == 1
         assert owner.poll() is None
         owner.send_signal(signal.SIGTERM)
         assert owner.wait(30.0) == 0
@@ -108,7 +103,7 @@ def test_tries_are_few_and_apart(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         healer = Healer(store, clock)
         monkeypatch.setattr(OsFile, "fdatasync", fdatasync)
         with pytest.raises(OutcomeUnknown):
-            store.kv("counts").merge(b"n", 1, operator="add_i64", durable=True)
+            store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64", durable=True)
         recover, calls = store.recover, list[float]()
 
         def counted() -> None:
@@ -126,7 +121,7 @@ def test_tries_are_few_and_apart(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         clock.advance(60.0)
         assert healer.heal()
         assert store.port.failure is None
-        assert store.kv("counts")[b"n"] == 1
+        assert store.kv("counts", value="int64")[b"n"] == 1
         assert healer.heal()
 
 
@@ -144,7 +139,7 @@ def test_a_program_that_opened_a_store_recovers_it_itself(path: Path, monkeypatc
         assert type(merge(client)) is OutcomeUnknown
         assert store.port.failure is not None
         with pytest.raises(Poisoned):
-            store.kv("counts").merge(b"n", 1, operator="add_i64")
+            store.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
         store.recover()
         client.flush()
-        assert store.kv("counts")[b"n"] == 1
+        assert store.kv("counts", value="int64")[b"n"] == 1

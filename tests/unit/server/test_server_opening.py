@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import StoreLocked, WaitExpired
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
 from penstock.protocol import place
 from penstock.server import opening
 

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock.errors import Backpressure, Closed, Invalid
-from penstock.host.chance import system_random
-from penstock.host.files import OsFileSystem
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import system_random
 from penstock.host.steady_clock import SteadyClock
 from penstock.protocol import wire
 from penstock.server.gateway import QUERY_KEEPS_S, Gateway

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.testing import FakeClock, Fault, Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import Skipped, absent
 from penstock.testing.disk import Mode
 
 
@@ -131,6 +132,31 @@ def test_explore_passes_a_kept_promise() -> None:
     assert report.operations == 4
     assert report.faults == 16
     assert report.labels == {"create", "fsync_dir", "pwrite", "fsync"}
+    assert report.missing("create /f", "pwrite", "pwrite /g", "unlink /f") == ["pwrite /g", "unlink /f"]
+    assert absent(report.faulted, "fsync /f", "unlink") == ["unlink"]
+
+
+def test_an_image_that_a_scenario_leaves_out_does_not_count() -> None:
+    class Lazy(Careless):
+        def resume(self, disk: SimulatedDisk, history: History) -> None:
+            raise Skipped
+
+    report = explore(Lazy(), depth=1)
+    assert (report.crashes, report.crashes_in_recovery) == (0, 0)
+    assert report.missing("create", "pwrite") == ["create", "pwrite"]
+
+
+def test_crashes_in_recovery_are_counted_by_what_came_next() -> None:
+    class Writing(Careless):
+        def resume(self, disk: SimulatedDisk, history: History) -> None:
+            super().resume(disk, history)
+            if not disk.exists("/g7"):
+                disk.create("/g7")
+
+    report = explore(Writing(careful=True))
+    assert report.missing("create /g") == ["create /g"]
+    assert report.missing_in_recovery("create /g#", "pwrite /f") == ["pwrite /f"]
+    assert report.crashes_in_recovery > 0
 
 
 def test_an_error_without_a_fault_is_a_failure() -> None:

@@ -14,12 +14,12 @@ class Random(Protocol):
     """A source of random numbers."""
 
     def randbytes(self, n: int, /) -> bytes:
-        """`n` random bytes."""
+        """Return `n` random bytes."""
 
     def random(self) -> float:
-        """A float in [0, 1)."""
+        """Return a float in [0, 1)."""
 
 
 def system_random() -> Random:
-    """The operating system's entropy."""
+    """Return a source that uses the operating system's entropy."""
     return random.SystemRandom()

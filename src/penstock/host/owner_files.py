@@ -1,26 +1,27 @@
-"""The file system of one owner: it changes names only while the folder is the one that it locked.
+"""The file system of a store's owner: it changes names only while the folder is still the one it locked.
 
-A store knows its files by their names. When somebody moves or deletes the folder of an open store and puts another one
-in its place (a restored copy, a new store), the same names lead to the files of that one: its owner would lose sockets,
-tables and the journal to ours. A lock is on a file, so it tells the two folders apart, also if one is a copy.
+A store finds its files by name. If the folder of an open store is moved or deleted and another one takes its path (a
+restored copy, a new store), the same names lead to that store's files, and we would overwrite its journal, tables and
+sockets. The lock is on a file, not on a name, so it tells the two folders apart, even if one is a copy.
 
 Thread: any.
-Invariant: no name is made, replaced or removed, and no file opened for writing, in a folder whose lock is not ours.
-Files that are open already stay those of the old folder, whatever their names lead to now.
+Invariant: no name is created, replaced or removed, and no file opened for writing, in a folder whose lock is not ours.
+Files that are already open stay those of the old folder.
 """
 
 from __future__ import annotations
 
-from penstock.host.files import File, FileSystem, Folder, Lock, OsFileSystem
+from penstock.host.files import File, FileSystem, Folder, Lock
+from penstock.host.os_files import OsFileSystem
 
 
-def owned(fs: FileSystem, lock: Lock) -> FileSystem:
-    """The files of an owner; a disk that is simulated has no other users, and stays what it is."""
-    return OwnedFiles(fs, lock) if isinstance(fs, OsFileSystem) else fs
+def owner_file_system(fs: FileSystem, lock: Lock) -> FileSystem:
+    """Return a file system that checks `lock` before changes; a simulated disk has no other users and needs none."""
+    return OwnerFileSystem(fs, lock) if isinstance(fs, OsFileSystem) else fs
 
 
-class OwnedFiles:
-    """A `FileSystem` that looks at a lock before every change; `Closed` if its file is gone or another one."""
+class OwnerFileSystem:
+    """A `FileSystem` that checks a lock before every change: `Closed` if the locked file is gone or replaced."""
 
     def __init__(self, inner: FileSystem, lock: Lock) -> None:
         self._inner = inner

@@ -1,9 +1,9 @@
-"""The table of tasks that the workers of a scheduler share.
+"""The tasks and spawned functions of a scheduler, as its workers see them.
 
-Thread: any; everything mutable is behind one condition, which is never held while a task runs. Workers hold the board
-and not the scheduler, so that a scheduler nobody holds any more can be collected and its workers end.
+Thread: any; everything mutable is guarded by one condition, which is never held while a task runs. Workers refer to the
+table and not to the scheduler, so that an unused scheduler is garbage-collected and its workers end.
 Invariants: (1) a task is in at most one run at a time. (2) a wake-up during a run leads to another run after it.
-(3) once closed, no periodic run begins; spawned functions that were accepted still run until `abandon`.
+(3) once closed, no periodic run begins; accepted spawned functions still run until `discard`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.host.threads import condition
 from penstock.scheduler import plan
 from penstock.scheduler.task import BackgroundTask, Outcome, SchedulerStatistics, TaskContext, TaskStatistics
 
-_WAIT_S_MAX = 5.0  # a worker looks at least this often whether its scheduler is still there
+_WAIT_S_MAX = 5.0  # a worker checks at least this often whether its scheduler still exists
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The bounds a board keeps."""
+class TaskLimits:
+    """Limits of a table."""
 
     spawned_waiting_max: int
     retry_s_min: float
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One run that a worker has claimed."""
+    """A run claimed by a worker."""
 
     name: str
     run_id: int
@@ -53,7 +53,7 @@ class _Spawned:
 
 
 class _TaskEntry:
-    """A registered task; all fields are guarded by the board's condition."""
+    """A registered task. All fields are guarded by the table's condition."""
 
     def __init__(self, task: BackgroundTask, now_s: float) -> None:
         self.task = task
@@ -62,9 +62,9 @@ class _TaskEntry:
         self.priority = task.priority
         self.runs_after = frozenset(task.runs_after)
         self.interval_s = self.base_s
-        self.due_s = now_s  # the first run is at once
-        self.covered_s = -math.inf
-        self.begun = 0
+        self.due_s = now_s  # the first run is immediate
+        self.last_start_s = -math.inf
+        self.started = 0
         self.runs = 0
         self.failures = 0
         self.failures_in_row = 0
@@ -72,8 +72,8 @@ class _TaskEntry:
         self.last_duration_s: float | None = None
         self.total_duration_s = 0.0
         self.running = False
-        self.woken = False  # during a run
-        self.triggered = False  # during a run
+        self.wake_requested = False  # during a run
+        self.trigger_requested = False  # during a run
 
     def state(self) -> plan.TaskState:
         return plan.TaskState(
@@ -82,7 +82,7 @@ class _TaskEntry:
             due_s=self.due_s,
             runs_after=self.runs_after,
             running=self.running,
-            covered_s=self.covered_s,
+            last_start_s=self.last_start_s,
         )
 
     def statistics(self) -> TaskStatistics:
@@ -100,19 +100,19 @@ class _TaskEntry:
         )
 
 
-class Board:
-    """What is registered, waiting and running."""
+class TaskTable:
+    """Registered tasks, waiting functions and current runs."""
 
-    def __init__(self, clock: Clock, limits: Limits) -> None:
+    def __init__(self, clock: Clock, limits: TaskLimits) -> None:
         self.stop = threading.Event()
-        self.abandoned = False  # set without the lock, by a collected scheduler: see `Scheduler.__del__`
+        self.discarded = False  # set without the lock by a scheduler that is collected: see `Scheduler.__del__`
         self._clock = clock
         self._limits = limits
         self._changed = condition("scheduler.board")
         self._entries: dict[str, _TaskEntry] = {}  # guarded by _changed
         self._spawned: deque[_Spawned] = deque()  # guarded by _changed
         self._running: list[TaskRun] = []  # guarded by _changed
-        self._spawned_begun = 0  # guarded by _changed
+        self._spawned_started = 0  # guarded by _changed
         self._spawned_runs = 0  # guarded by _changed
         self._spawned_failures = 0  # guarded by _changed
 
@@ -136,31 +136,31 @@ class Board:
             self._changed.notify()
 
     def trigger(self, name: str) -> None:
-        """Make the task due now, even while it waits to be tried again."""
+        """Make a task due now, even while it waits for a retry."""
         with self._changed:
             self._check_open()
             entry = self._entry(name)
             if entry.running:
-                entry.triggered = True
+                entry.trigger_requested = True
             else:
                 entry.due_s = min(entry.due_s, self._clock.monotonic_s())
                 self._changed.notify()
 
     def wake(self, name: str) -> None:
-        """Make the task due now, but let a failing one have its pause. Does nothing once closed."""
+        """Make a task due now, unless it waits for a retry. Does nothing once closed."""
         with self._changed:
             entry = self._entry(name)
             if entry.running:
-                entry.woken = True
+                entry.wake_requested = True
             elif not entry.failures_in_row:
                 entry.due_s = min(entry.due_s, self._clock.monotonic_s())
                 self._changed.notify()
 
     def claim(self, *, wait: bool) -> TaskRun | None:
-        """The next run, now the caller's to finish; None when there is none (with `wait`: will be none any more)."""
+        """Return the next run, which the caller must finish; None if none is ready (with `wait`: at the end)."""
         with self._changed:
             while True:
-                if self.abandoned:
+                if self.discarded:
                     return None
                 now_s = self._clock.monotonic_s()
                 states = self._states(now_s)
@@ -172,7 +172,7 @@ class Board:
                 self._changed.wait(min(plan.wait_s(states, now_s), _WAIT_S_MAX))
 
     def finish(self, run: TaskRun, *, interval_s: float, error: str | None) -> None:
-        """Give a claimed run back. `error` says that it failed, and then `interval_s` is not used."""
+        """Record the end of a claimed run. With `error` it failed, and `interval_s` is ignored."""
         with self._changed:
             self._running.remove(run)
             now_s = self._clock.monotonic_s()
@@ -185,37 +185,37 @@ class Board:
 
     def _finish(self, entry: _TaskEntry, run: TaskRun, now_s: float, interval_s: float, error: str | None) -> None:
         entry.running = False
-        entry.covered_s = run.started_s
+        entry.last_start_s = run.started_s
         entry.runs += 1
         entry.last_duration_s = now_s - run.started_s
         entry.total_duration_s += entry.last_duration_s
         if error is None:
             entry.failures_in_row = 0
             entry.interval_s = interval_s
-            again = entry.woken or entry.triggered
+            again = entry.wake_requested or entry.trigger_requested
             entry.due_s = now_s if again else now_s + interval_s
         else:
             entry.failures += 1
             entry.failures_in_row += 1
             entry.last_error = error
             pause_s = plan.retry_s(entry.failures_in_row, self._limits.retry_s_min, self._limits.retry_s_max)
-            entry.due_s = now_s if entry.triggered else now_s + pause_s
-        entry.woken = entry.triggered = False
+            entry.due_s = now_s if entry.trigger_requested else now_s + pause_s
+        entry.wake_requested = entry.trigger_requested = False
 
     def close(self) -> None:
-        """Let no periodic run begin; workers end when the spawned functions are done."""
+        """Start no more periodic runs; workers end when the spawned functions are done."""
         with self._changed:
             self.stop.set()
 
-    def drained(self, timeout_s: float) -> bool:
-        """Wait until nothing runs or waits; False if the time is up before."""
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing runs or waits; False after `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running and not self._spawned, timeout_s)
 
-    def abandon(self) -> tuple[tuple[str, ...], int]:
-        """Drop what waits; what still runs, and how many were dropped."""
+    def discard(self) -> tuple[tuple[str, ...], int]:
+        """Drop waiting functions; return the names of current runs and the number dropped."""
         with self._changed:
-            self.abandoned = True
+            self.discarded = True
             dropped = len(self._spawned)
             self._spawned.clear()
             self._changed.notify_all()
@@ -236,7 +236,7 @@ class Board:
         states: list[plan.TaskState] = []
         if not self.stop.is_set():
             states = [entry.state() for entry in self._entries.values()]
-        if self._spawned:  # the eldest stands for all: they have one priority
+        if self._spawned:  # the oldest stands for all: they have one priority
             states.append(plan.TaskState(name="", priority=0, due_s=min(self._spawned[0].queued_s, now_s)))
         return states
 
@@ -244,16 +244,16 @@ class Board:
         if name:
             entry = self._entries[name]
             entry.running = True
-            entry.begun += 1
-            run = TaskRun(name, entry.begun, True, entry.task.execute, entry.base_s, entry.interval_s, now_s)
+            entry.started += 1
+            run = TaskRun(name, entry.started, True, entry.task.execute, entry.base_s, entry.interval_s, now_s)
         else:
             spawned = self._spawned.popleft()
-            self._spawned_begun += 1
+            self._spawned_started += 1
 
             def execute(_: TaskContext) -> None:
                 spawned.function()
 
-            run = TaskRun(spawned.name, self._spawned_begun, False, execute, 0.0, 0.0, now_s)
+            run = TaskRun(spawned.name, self._spawned_started, False, execute, 0.0, 0.0, now_s)
         self._running.append(run)
         return run
 

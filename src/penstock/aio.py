@@ -1,0 +1,397 @@
+"""The store in asyncio: the same tables, with `await` in front of what may wait.
+
+    async with penstock.aio.open("data/") as store:
+        users = await store.kv("users")
+        await users.put(b"ada", b"1815", durable=True)
+        async for key, value in users.scan():
+            ...
+
+A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. What only
+collects in memory is not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
+
+Cancellation: a call that has begun is waited for, and the cancellation is raised after it. So nothing goes on behind
+the back of a cancelled task, and what it wrote is there or not, as after any other call. Only waiting for messages
+ends early: a message that arrives at that moment is given back to the queue.
+
+Thread: one event loop for each store; the threads are the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+import penstock
+from penstock.client.store import RemoteStore
+from penstock.errors import Closed
+from penstock.kv.table import KvReader, KvTable
+from penstock.queue.consumer import Consumer
+from penstock.queue.service import LeasedMessage
+from penstock.queue.table import QueueTable, QueueView
+from penstock.store.batch import StoreBatch
+from penstock.store.store import Store
+from penstock.store.tables import StoreSnapshot, Tables
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncConsumer",
+    "AsyncKvReader",
+    "AsyncKvTable",
+    "AsyncQueueTable",
+    "AsyncQueueView",
+    "AsyncSnapshot",
+    "AsyncStore",
+    "connect",
+    "open",
+]
+
+THREADS_MAX = 32
+WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
+STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
+ROWS_AT_ONCE = 1_000  # of a scan, for each change of threads
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Threads:
+    """The threads of one store."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="penstock-aio")
+        self.waiting = asyncio.Semaphore(WAITING_MAX)
+        self.closed = False
+
+    async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+        """Call `act` in a thread. If the caller is cancelled: wait for its end, `undo` its result, and raise that."""
+        if self.closed:
+            raise Closed("the store was closed: open it again")
+        begun = self._pool.submit(act)
+        outcome = asyncio.wrap_future(begun)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            if not begun.cancel():
+                await _wait_until_done(outcome)
+                if undo is not None and not outcome.cancelled() and outcome.exception() is None:
+                    await _wait_until_done(asyncio.wrap_future(self._pool.submit(undo, outcome.result())))
+            raise
+
+    def close(self) -> None:
+        self.closed = True
+        self._pool.shutdown(wait=False)
+
+
+async def _wait_until_done(outcome: asyncio.Future[Any]) -> None:
+    """Wait for a call that cannot be stopped, however often the waiting task is cancelled meanwhile."""
+    while not outcome.done():
+        try:
+            await asyncio.wait([outcome])
+        except asyncio.CancelledError:
+            continue
+    if not outcome.cancelled():
+        outcome.exception()  # it was looked at: asyncio need not report it
+
+
+class _Async(Generic[S_co]):
+    """The asyncio form of an object."""
+
+    def __init__(self, sync: S_co, threads: _Threads) -> None:
+        self._sync = sync
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"<asyncio form of {self._sync!r}>"
+
+
+def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Async[S], P], Coroutine[Any, Any, T]]:
+    """Make the asyncio form of a method: the same arguments, and its result has to be awaited."""
+    name = method.__name__
+
+    async def call(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+
+    return functools.wraps(method)(call)
+
+
+def _iterated(
+    method: Callable[Concatenate[S, P], Iterator[T]],
+) -> Callable[Concatenate[_Async[S], P], AsyncIterator[T]]:
+    """Make the asyncio form of a method that gives an iterator: `async for`, many rows for each change of threads."""
+    name = method.__name__
+
+    async def iterate(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        rows: Iterator[T] = await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+        try:
+            while some := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
+                for row in some:
+                    yield row
+        finally:
+            close = getattr(rows, "close", None)
+            if close is not None:
+                await self._threads.run(close)
+
+    return functools.wraps(method)(iterate)
+
+
+K = TypeVar("K", bound=KvReader[Any])
+Q = TypeVar("Q", bound=QueueView)
+
+
+class AsyncKvReader(_Async[K]):
+    """A kv table of a snapshot. Methods are those of `KvReader`."""
+
+    multi_get = _awaited(KvReader.multi_get)
+    to_arrow = _awaited(KvReader.to_arrow)
+    scan = _iterated(KvReader.scan)
+    scan_arrow = _iterated(KvReader.scan_arrow)
+
+    async def get(self, key: bytes, default: Any = None) -> Any:
+        """The value of a key."""
+        return await self._threads.run(partial(self._sync.get, key, default))
+
+
+class AsyncKvTable(AsyncKvReader[KvTable[Any]]):
+    """A kv table. Methods are those of `KvTable`."""
+
+    put = _awaited(KvTable.put)
+    put_many = _awaited(KvTable.put_many)
+    delete = _awaited(KvTable.delete)
+    delete_range = _awaited(KvTable.delete_range)
+    merge = _awaited(KvTable.merge)
+
+
+class AsyncQueueView(_Async[Q]):
+    """A queue of a snapshot. Methods are those of `QueueView`."""
+
+    read = _awaited(QueueView.read)
+    read_arrow = _awaited(QueueView.read_arrow)
+    to_arrow = _awaited(QueueView.to_arrow)
+    scan_arrow = _iterated(QueueView.scan_arrow)
+
+
+class AsyncQueueTable(AsyncQueueView[QueueTable]):
+    """A queue. Methods are those of `QueueTable`."""
+
+    put = _awaited(QueueTable.put)
+    put_many = _awaited(QueueTable.put_many)
+    append = _awaited(QueueTable.append)
+    trim = _awaited(QueueTable.trim)
+    seek = _awaited(QueueTable.seek)
+    bounds = _awaited(QueueTable.bounds)
+    statistics = _awaited(QueueTable.statistics)
+
+    def consumer(self, name: str, **settings: Any) -> AsyncConsumer:
+        """A consumer of this queue; the settings are those of `QueueTable.consumer`."""
+        return AsyncConsumer(self._sync.consumer(name, **settings), self._threads)
+
+
+class AsyncConsumer(_Async[Consumer]):
+    """A consumer: `async for message in consumer`, or `get` and `ack`."""
+
+    nack = _awaited(Consumer.nack)
+    seek = _awaited(Consumer.seek)
+    forget = _awaited(Consumer.forget)
+
+    @property
+    def name(self) -> str:
+        return self._sync.name
+
+    async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
+        """Take up to `max` messages that no other consumer of this name has; wait up to `timeout_s` for the first."""
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + timeout_s
+        while True:
+            async with self._threads.waiting:
+                step_s = min(deadline_s - clock(), STEP_S)
+                take = partial(self._sync.get, max, step_s if step_s > 0 else 0.0)
+                messages = await self._threads.run(take, undo=self._give_back)
+            if messages or clock() >= deadline_s:
+                return messages
+
+    def _give_back(self, messages: list[LeasedMessage]) -> None:
+        if messages:
+            self._sync.nack(messages)
+
+    async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        while True:
+            for message in await self.get(1, 60.0):
+                yield message
+
+    async def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: AsyncBatch | None = None) -> None:
+        """Acknowledge messages, durably; with a batch, together with what that writes."""
+        together = None if batch is None else batch.sync
+        await self._threads.run(partial(self._sync.ack, messages, batch=together))
+
+    async def position(self) -> dict[int, int]:
+        """Return, for each shard, the sequence below which everything is acknowledged."""
+        return await self._threads.run(lambda: self._sync.position)
+
+    async def lag(self) -> int:
+        """Return how many messages are not acknowledged."""
+        return await self._threads.run(lambda: self._sync.lag)
+
+
+class AsyncBatch(_Async[StoreBatch]):
+    """Writes that happen together at the end of `async with`. Its tables collect in memory: they are not awaited."""
+
+    queue = _awaited(StoreBatch.queue)
+    commit = _awaited(StoreBatch.commit)
+
+    async def kv(self, name: str, **options: Any) -> KvTable[Any]:
+        """A kv table that gathers writes for this batch; the options are those of `StoreBatch.kv`."""
+        return await self._threads.run(partial(self._sync.kv, name, **options))
+
+    @property
+    def sync(self) -> StoreBatch:
+        """The batch itself."""
+        return self._sync
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether its token was committed before."""
+        return self._sync.duplicate
+
+    async def __aenter__(self) -> AsyncBatch:
+        self._sync.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._threads.run(partial(self._sync.__exit__, kind, error, trace))
+
+
+class AsyncSnapshot(_Async[StoreSnapshot]):
+    """All tables at one LSN."""
+
+    tables = _awaited(StoreSnapshot.tables)
+    close = _awaited(StoreSnapshot.close)
+
+    @property
+    def lsn(self) -> int:
+        return self._sync.lsn
+
+    async def kv(self, name: str) -> AsyncKvReader[KvReader[Any]]:
+        """A kv table at that LSN."""
+        return AsyncKvReader(await self._threads.run(partial(self._sync.kv, name)), self._threads)
+
+    async def queue(self, name: str) -> AsyncQueueView[QueueView]:
+        """A queue at that LSN."""
+        return AsyncQueueView(await self._threads.run(partial(self._sync.queue, name)), self._threads)
+
+    async def __aenter__(self) -> AsyncSnapshot:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncStore(_Async[Store | RemoteStore]):
+    """A store, opened or connected."""
+
+    tables = _awaited(Tables.tables)
+    drop = _awaited(Tables.drop)
+    flush = _awaited(Tables.flush)
+
+    @property
+    def sync(self) -> Store | RemoteStore:
+        """The store itself, for what has no asyncio form."""
+        return self._sync
+
+    async def kv(self, name: str, **options: Any) -> AsyncKvTable:
+        """A kv table; the options are those of `Store.kv`."""
+        return AsyncKvTable(await self._threads.run(partial(self._sync.kv, name, **options)), self._threads)
+
+    async def queue(self, name: str, **options: Any) -> AsyncQueueTable:
+        """A queue; the options are those of `Store.queue`."""
+        return AsyncQueueTable(await self._threads.run(partial(self._sync.queue, name, **options)), self._threads)
+
+    def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
+        """Writes to any tables that happen together or not at all; with a token at most once."""
+        return AsyncBatch(self._sync.batch(token=token, durable=durable), self._threads)
+
+    def snapshot(self) -> _Opening[StoreSnapshot, AsyncSnapshot]:
+        """Everything that is applied, at one LSN: `async with store.snapshot() as snapshot`."""
+        return _Opening(self._threads, self._sync.snapshot, StoreSnapshot.close, AsyncSnapshot)
+
+    async def close(self) -> None:
+        """Close the store; a call that runs in another task ends first, or raises `Closed`."""
+        if self._threads.closed:
+            return
+        try:
+            await self._threads.run(self._sync.close)
+        finally:
+            self._threads.close()
+
+    async def __aenter__(self) -> AsyncStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=_Closing)
+
+
+class _Opening(Generic[S, A]):
+    """Something to be opened, by `await` or by `async with`."""
+
+    def __init__(
+        self,
+        threads: _Threads | None,
+        opens: Callable[[], S],
+        closes: Callable[[S], object],
+        form: Callable[[S, _Threads], A],
+    ) -> None:
+        self._threads = threads
+        self._opens = opens
+        self._closes = closes
+        self._form = form
+        self._opened: A | None = None
+
+    async def _open(self) -> A:
+        threads = self._threads or _Threads()
+        try:
+            return self._form(await threads.run(self._opens, undo=self._closes), threads)
+        except BaseException:
+            if self._threads is None:
+                threads.close()
+            raise
+
+    def __await__(self) -> Generator[Any, None, A]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> A:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._opened is not None
+        await self._opened.close()
+
+
+def open(path: Any, **options: Any) -> _Opening[Store | RemoteStore, AsyncStore]:  # noqa: A001 - aio.open reads well
+    """Be the owner of the store in `path`, as `penstock.open` with the same options."""
+    return _Opening(None, partial(penstock.open, path, **options), _close, AsyncStore)
+
+
+def connect(path: Any, **options: Any) -> _Opening[Store | RemoteStore, AsyncStore]:
+    """Connect to the store in `path`, as `penstock.connect` with the same options."""
+    return _Opening(None, partial(penstock.connect, path, **options), _close, AsyncStore)
+
+
+def _close(store: Store | RemoteStore) -> None:
+    store.close()

@@ -1,0 +1,60 @@
+"""Where a client builds files for its store: in the store's folder if it sees it, otherwise elsewhere.
+
+Files that were built elsewhere, in a temporary folder, are sent to the owner.
+
+Thread: the caller's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.host import threads
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import Workplace
+from penstock.partition.reference import StagedFile, files_of
+from penstock.store.identity import read_identity
+
+if TYPE_CHECKING:
+    from penstock.client.port import FlightPort
+
+
+@contextmanager
+def building(
+    port: Callable[[], FlightPort], root: str, identity: bytes, time_us: int, lease_s: float
+) -> Iterator[Workplace]:
+    """A place to build files for the store `identity`, which `root` holds if this process sees it.
+
+    `port` is called when the first file is begun, and `time_us` is the store's time: few rows need neither.
+    """
+    fs = OsFileSystem()
+
+    def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
+        return port().stage(partition, count, lease_s)
+
+    if read_identity(fs, root) == identity:
+        yield Workplace(root, identity, reserve, time_us, threads.process_name())
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
+
+        def reserve_here(partition: PartitionId, count: int) -> list[StagedFile]:
+            staged = reserve(partition, count)
+            for file in staged:
+                make_dirs(fs, parent(f"{folder}/{file.file_name}"))
+            return staged
+
+        def send(partition: PartitionId, staged: StagedFile) -> None:
+            for name in files_of(staged.file_name):
+                file = fs.open(f"{folder}/{name}")
+                try:
+                    port().send_file(partition, staged, name, file)
+                finally:
+                    file.close()
+
+        yield Workplace(folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send)

@@ -1,0 +1,81 @@
+"""Translation of operating-system errors into Penstock's: which file failed, and what to do about it.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import DiskFailed, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
+
+_WRONG_TYPE = (IsADirectoryError, NotADirectoryError, FileExistsError)
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
+
+
+@contextmanager
+def translate_os_errors() -> Iterator[None]:
+    """Raise Penstock's error for an `OSError` in the block, naming the file and the remedy."""
+    try:
+        yield
+    except PenstockError:  # some are subclasses of `OSError`
+        raise
+    except OSError as error:
+        raise _translated(error) from error
+
+
+def _translated(error: OSError) -> PenstockError:
+    where, reason = error.filename or "a file of the store", error.strerror or str(error)
+    if is_disk_full(error):
+        return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
+    if isinstance(error, _WRONG_TYPE):
+        return _wrong_type(error)
+    if error.errno == errno.ELOOP:
+        return Invalid(f"{where} is a link to itself: restore the file it should point to")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Invalid(f"{where} cannot be used ({reason}): give this user read and write access to the whole store")
+    return DiskFailed(f"{where} cannot be used ({reason}): check the disk, then retry")
+
+
+@contextmanager
+def translate_open_errors(path: str) -> Iterator[None]:
+    """Raise Penstock's error for an `OSError` while a store is opened or its owner is contacted."""
+    try:
+        yield
+    except (PenstockError, TimeoutError):
+        raise
+    except _WRONG_TYPE as error:
+        raise _wrong_type(error) from error
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or path})"
+        if error.errno in _NO_RESOURCES:
+            raise ProcessLimit(
+                f"{path} cannot be reached, nothing was changed: {reason}; close other files, sockets or processes"
+            ) from error
+        if is_disk_full(error):
+            raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
+        if error.errno in _WRONG_PATH:
+            raise Invalid(f"{path} cannot be opened: {reason}; fix the folder, or give another path") from error
+        raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
+
+
+def _wrong_type(error: OSError) -> Invalid:
+    wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
+    return Invalid(f"{error.filename or 'a file'} is not a {wanted}, but the store needs one there: move it elsewhere")
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that space or quota ran out."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def ran_out_of_space(error: BaseException | None) -> bool:
+    """Return whether an error or one of its causes is a full disk."""
+    while error is not None:
+        if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_disk_full(error)):
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,79 @@
+"""Waiting for what nobody announces, and acting at intervals beside a block of code.
+
+What this process announces is waited for on a condition (`threads.condition`), with a timeout. Other processes, lock
+files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
+ends either wait at once.
+
+Thread: a `Retries` belongs to one thread; `repeating` starts one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from penstock.host import threads
+from penstock.host.clock import Clock
+
+PAUSE_S = 0.02
+_LAST_CALL_S = 10.0
+
+
+class Retries:
+    """The pauses between the attempts of one call, until its deadline."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        deadline_s: float,
+        *,
+        pause_s: float = PAUSE_S,
+        pause_s_max: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """`deadline_s` is on the clock's monotonic hand. Pauses double up to `pause_s_max`, if it is given."""
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._pause_s = pause_s
+        self._pause_s_max = pause_s if pause_s_max is None else pause_s_max
+        self._stop = stop
+
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._clock.monotonic_s() >= self._deadline_s
+
+    def again(self) -> bool:
+        """Pause before another attempt; False if the deadline has passed or `stop` is set: then give up."""
+        if self.expired():
+            return False
+        stopped = pause(self._pause_s, self._stop)
+        self._pause_s = min(2 * self._pause_s, self._pause_s_max)
+        return not stopped
+
+
+def pause(seconds: float, stop: threading.Event | None = None) -> bool:
+    """Sleep, but not past `stop`; return whether that was set."""
+    return (threading.Event() if stop is None else stop).wait(seconds)
+
+
+@contextmanager
+def repeating(act: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
+    """While the block runs, call `act` every `every_s` seconds from a thread of its own, until it returns False.
+
+    When the block ends, a call in progress is waited for, up to 10 seconds.
+    """
+    ended = threading.Event()
+    thread: threading.Thread | None = None
+
+    def run() -> None:
+        while not ended.wait(every_s) and act():
+            pass
+
+    try:
+        thread = threads.spawn(run, name=name)
+        yield
+    finally:
+        ended.set()
+        if thread is not None:
+            thread.join(_LAST_CALL_S)

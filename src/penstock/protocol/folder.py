@@ -1,0 +1,42 @@
+"""The folder that a user names for a store.
+
+What cannot be meant is refused before anything is made: a URL, a file, and a folder that holds somebody's other files,
+because a store would mix its own with them. `~` is the user's home, as in a shell.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from penstock.errors import Invalid
+from penstock.host.file_errors import translate_open_errors
+from penstock.host.os_files import OsFileSystem
+from penstock.host.paths import absolute, path_text
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # `//` becomes `/` in a Path
+_IN_EVERY_FOLDER = frozenset({"lost+found"})
+_STORE_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE.tmp", "journal", "manifest", "run", "tables"})
+
+
+def store_folder(path: object) -> str:
+    """Return the absolute path of the folder; `Invalid` if `path` cannot be one."""
+    given = path_text(path)
+    if _URL.match(given):
+        raise Invalid(f"{given} is a URL, and a store is opened in a folder of this machine: give its path")
+    return absolute(os.path.expanduser(given))
+
+
+def check_new_folder(folder: str) -> None:
+    """Raise `Invalid` if no store may be created in `folder`. A folder that holds a store, or parts of one, passes."""
+    if os.path.exists(f"{folder}/STORE"):
+        return
+    with translate_open_errors(folder):
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise Invalid(f"{folder} is a file: give a folder")
+        names = set(OsFileSystem().listdir(folder)) if os.path.isdir(folder) else set()
+    others = {name for name in names - _IN_EVERY_FOLDER if not name.startswith(".")}
+    if others and not others & _STORE_FILES:
+        raise Invalid(f"{folder} holds other files ({min(others)}) and no store: give a new or an empty folder")

@@ -1,0 +1,156 @@
+"""Bulk loads: Arrow rows become sections or sorted files in the caller's process, and one batch commits them.
+
+A load has two halves. `prepare` turns rows into what its kind writes: few rows into a section, many into files that are
+staged in the store. Nothing of it is visible, and any number of processes may do it at once. `bundle` fits what they
+prepared for a table into one group, which a batch commits: all rows become visible together, or none. Files that no
+commit names are removed when their lease ends.
+
+Thread: the caller's.
+Invariant: rows are checked and cast before a file is staged for them; a bad schema leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.arguments import in_short, seconds
+from penstock.errors import Invalid
+from penstock.host.file_errors import translate_os_errors
+from penstock.journal.partitions import table_of
+from penstock.kinds import Port, PreparedRows, Workplace
+from penstock.partition.ledger import TableInfo
+from penstock.partition.reference import LEASE_S_MAX
+from penstock.registry import kind_named
+
+LEASE_S = 3_600.0  # of files that are staged: how long they wait for their commit
+SLICE_BYTES = 64 << 20  # of a batch that is cast in one step: offsets of binary columns end at 2 GiB
+_VIEWS = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
+
+
+class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
+    """Rows for one table, ready to be committed by `StoreBatch.load`, in this process or another one."""
+
+    table: str
+    rows: int
+    parts: tuple[PreparedRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load` did."""
+
+    rows: int  # that were written now
+    duplicate: bool  # the token was committed before: nothing was written now
+
+
+class _SourceError(Exception):
+    """The caller's own rows could not be read: its cause is for the caller as it is, and says nothing of the store."""
+
+
+def prepare(port: Port, info: TableInfo, rows: Any, lease_s: float = LEASE_S) -> PreparedLoad:
+    """Turn rows, an Arrow table or stream, into sections and staged files; `Invalid` if they do not fit the table."""
+    lease_s = seconds(lease_s, "lease_s", LEASE_S_MAX, above_zero=True)
+    schema, batches = _batches(rows)
+    with port.building(lease_s) as place:
+        return prepare_batches(place, info, schema, batches)
+
+
+def prepare_batches(
+    place: Workplace, info: TableInfo, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> PreparedLoad:
+    """Turn record batches of one schema into sections and staged files."""
+    kind = kind_named(info.kind, info.name)
+    wanted = kind.load_schema(schema, info.options)
+    count = 0
+
+    def fitting() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for batch in _cast(batches, wanted):
+            count += batch.num_rows
+            yield batch
+
+    try:
+        with translate_os_errors():
+            parts = kind.load(fitting(), info, place)
+            for part in parts:
+                if part.file is not None:
+                    place.hand_over(part.partition, part.file)
+    except _SourceError as error:
+        raise error.__cause__ or error from None
+    return PreparedLoad(info.name, count, tuple(parts))
+
+
+def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
+    """One load or several; `Invalid` if they are not loads of this table."""
+    loads = [prepared] if isinstance(prepared, PreparedLoad) else prepared
+    if not isinstance(loads, Sequence) or not all(isinstance(load, PreparedLoad) for load in loads):
+        raise Invalid(f"load takes an Arrow table or stream, or what prepare returned, not {in_short(prepared)}")
+    for load in loads:
+        if any(table_of(part.partition) != info.table for part in load.parts):
+            raise Invalid(f"rows prepared for table {load.table} were given for {info.name}: prepare them again")
+    return loads
+
+
+def bundle(
+    place: Workplace, info: TableInfo, parts: Sequence[PreparedRows], replace: tuple[bytes, bytes | None] | None = None
+) -> list[PreparedRows]:
+    """Fit what several calls prepared into one group; `replace`: in place of all rows in a range of keys."""
+    with translate_os_errors():
+        bundled = kind_named(info.kind, info.name).bundle(parts, info, place, replace)
+        handed_over = {part.file for part in parts}
+        for part in bundled:
+            if part.file is not None and part.file not in handed_over:
+                place.hand_over(part.partition, part.file)
+    return bundled
+
+
+def is_arrow(rows: Any) -> bool:
+    """Whether these are rows and not loads."""
+    return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
+
+
+def _batches(rows: Any) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    if not is_arrow(rows):
+        raise Invalid(f"load takes an Arrow table or stream, not {type(rows).__name__}: use pyarrow.table(...)")
+    try:
+        if hasattr(rows, "__arrow_c_stream__"):
+            reader = pa.RecordBatchReader.from_stream(rows)
+            return reader.schema, reader
+        batch = pa.record_batch(rows)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Invalid(f"load takes an Arrow table or stream, and this is not one ({error})") from None
+    return batch.schema, [batch]
+
+
+def _cast(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of bounded size with the columns and the types that a kind loads."""
+    for batch in _read(batches):
+        columns = [batch.column(name) for name in wanted.names]
+        columns = [column.cast(_VIEWS.get(column.type, column.type)) for column in columns]
+        for part in _sliced(pa.record_batch(columns, names=wanted.names)):
+            try:
+                columns = [part.column(field.name).cast(field.type) for field in wanted]
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise Invalid(f"the rows do not fit the types of the table ({error}): cast them first") from None
+            yield pa.record_batch(columns, schema=wanted)
+
+
+def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from batches
+    except OSError as error:
+        raise _SourceError from error
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= SLICE_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _sliced(batch.slice(0, half))
+    yield from _sliced(batch.slice(half))

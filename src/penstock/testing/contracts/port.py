@@ -1,0 +1,690 @@
+"""The contracts of `Reading` and `Port`: the same store in the owner, through the gateway and in a snapshot.
+
+`ReadingContract` reads what `fill` wrote, and changes nothing: one store serves all its tests. `PortContract` writes;
+its tests share a store too, and each of them makes tables of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.archive.chunk import ChunkIdentity
+from penstock.errors import Closed, Invalid, NotFound, PenstockError
+from penstock.host.os_files import OsFileSystem
+from penstock.journal.partitions import PartitionId, partition_id
+from penstock.kinds import Port, Reading, partitions_of
+from penstock.kv.section import Rows
+from penstock.kv.values import Options, encode_options
+from penstock.lsm.rows import NEVER, PUT, Columns
+from penstock.lsm.writer import SstableWriter
+from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
+from penstock.partition.pending import PendingGroup
+from penstock.partition.reference import StagedFile, sealed
+from penstock.queue.options import encode_queue_options, queue_options
+from penstock.registry import kind_named
+
+ABSENT = partition_id(60_000, 0)  # of a table that nobody made
+ROWS: dict[bytes, bytes] = {
+    b"": b"of the empty key",
+    b"\x00": b"",
+    b"\x00\x00": b"two",
+    b"\xff": b"one",
+    b"\xff\xff\xff": b"three",
+    **{b"k%04d" % number: b"value of %d" % number for number in range(600)},
+    **{b"large%d" % number: bytes([number]) * (3 << 20) for number in range(3)},  # more than a page of the gateway
+}
+GONE = [b"deleted", b"range1", b"range2"]
+MESSAGES = [b"message %d" % number for number in range(300)]
+
+
+def make_kv(port: Port, name: str, shards: int = 1) -> TableInfo:
+    """A kv table of bytes."""
+    return port.create(name, "kv", shards, encode_options(Options("bytes")))
+
+
+def make_queue(port: Port, name: str, shards: int = 1) -> TableInfo:
+    """A queue that keeps everything."""
+    return port.create(name, "queue", shards, encode_queue_options(queue_options(None)))
+
+
+def table_of(port: Port, info: TableInfo) -> Any:
+    """The API of a table."""
+    return kind_named(info.kind, info.name).table(port, info, durable=False)
+
+
+def fill(port: Port) -> None:
+    """Write what `ReadingContract` reads, without waiting for it."""
+    plain, spread, events = make_kv(port, "plain"), make_kv(port, "spread", 3), make_queue(port, "events", 2)
+    make_kv(port, "nothing")
+    table = table_of(port, plain)
+    table.put_many(dict.fromkeys([*ROWS, *GONE], b"old"))
+    table.put_many(ROWS)
+    table.delete(b"deleted")
+    table.delete_range(b"range", b"rangf")
+    table_of(port, spread).put_many({b"%d" % number: b"one moment" for number in range(30)})
+    table_of(port, events).put_many(MESSAGES, keys=[b"%d" % (number % 7) for number in range(len(MESSAGES))])
+
+
+def rows_of(batches: Iterator[Any]) -> list[tuple[bytes, bytes]]:
+    """(key, value) of the record batches of a kv table."""
+    return [
+        pair
+        for batch in batches
+        for pair in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    ]
+
+
+def _in(start: bytes, end: bytes | None) -> list[tuple[bytes, bytes]]:
+    return sorted((key, value) for key, value in ROWS.items() if key >= start and (end is None or key < end))
+
+
+RANGES: list[tuple[bytes, bytes | None]] = [
+    (b"", None),
+    (b"", b""),
+    (b"", b"\x00"),
+    (b"\x00", b"k0003"),
+    (b"k0003", b"k0003"),
+    (b"k0003", b"k0003\x00"),
+    (b"k0500", b"k0010"),
+    (b"k0590", None),
+    (b"k0599\x00", b"large1"),
+    (b"large1", b"\xff"),
+    (b"\xff\xff\xff\xff", None),
+    (b"deleted", b"deletee"),
+]
+
+
+class ReadingContract(ABC):
+    """Tests of a `Reading` that holds what `fill` wrote."""
+
+    is_snapshot = False
+
+    @abstractmethod
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+        """What is read."""
+
+    @pytest.fixture
+    def plain(self, reading: Reading) -> PartitionId:
+        """The one shard of the table `plain`."""
+        return self._shards(reading, "plain")[0]
+
+    def _shards(self, reading: Reading, name: str) -> Sequence[PartitionId]:
+        info = reading.table(name)
+        assert info is not None
+        return partitions_of(info)
+
+    def test_tables(self, reading: Reading) -> None:
+        tables = reading.tables()
+        assert [info.name for info in tables] == ["events", "nothing", "plain", "spread"]
+        assert [info.kind for info in tables] == ["queue", "kv", "kv", "kv"]
+        assert [info.shards for info in tables] == [2, 1, 1, 3]
+        assert [reading.table(info.name) for info in tables] == tables
+        assert reading.table("absent") is None
+
+    def test_a_lookup(self, reading: Reading, plain: PartitionId) -> None:
+        for key in (b"", b"\x00", b"\xff\xff\xff", b"k0000", b"k0599", b"large2"):
+            assert reading.lookup(plain, key) == ROWS[key]
+        for key in (*GONE, b"k", b"k0600", b"z" * 60_000):
+            assert reading.lookup(plain, key) is None
+        assert reading.lookup(self._shards(reading, "nothing")[0], b"") is None
+
+    def test_many_lookups(self, reading: Reading, plain: PartitionId) -> None:
+        keys = [*sorted(ROWS, reverse=True), *GONE, b"k0001", b"k0001"]
+        assert reading.lookup_many(plain, keys) == [ROWS.get(key) for key in keys]
+        assert reading.lookup_many(plain, []) == []
+        assert reading.lookup_many(plain, [b"k0007"]) == [ROWS[b"k0007"]]
+        many = [b"k%04d" % (number % 700) for number in range(10_050)]  # more than one message takes
+        assert reading.lookup_many(plain, many) == [ROWS.get(key) for key in many]
+        large = [b"large%d" % (number % 3) for number in range(12)]  # more than one answer takes
+        assert reading.lookup_many(plain, large) == [ROWS[key] for key in large]
+
+    @pytest.mark.parametrize(("start", "end"), RANGES)
+    def test_a_scan(self, reading: Reading, plain: PartitionId, start: bytes, end: bytes | None) -> None:
+        rows = _in(start, end)
+        assert list(reading.scan(plain, start, end, False)) == rows
+        assert list(reading.scan(plain, start, end, True)) == rows[::-1]
+        assert rows_of(reading.scan_arrow(plain, start, end)) == rows
+
+    def test_a_scan_of_nothing(self, reading: Reading) -> None:
+        nothing = self._shards(reading, "nothing")[0]
+        assert list(reading.scan(nothing, b"", None, False)) == list(reading.scan(nothing, b"", None, True)) == []
+        assert rows_of(reading.scan_arrow(nothing, b"", None)) == []
+
+    def test_a_scan_may_be_left(self, reading: Reading, plain: PartitionId) -> None:
+        for reverse in (False, True):
+            scan = reading.scan(plain, b"", None, reverse)
+            assert next(scan) == _in(b"", None)[-1 if reverse else 0]
+            other = reading.scan(plain, b"k", None, reverse)
+            assert next(other)[0] == (b"\xff\xff\xff" if reverse else b"k0000")
+            assert next(scan) == _in(b"", None)[-2 if reverse else 1]
+        del scan, other
+        batches = reading.scan_arrow(plain, b"", None)
+        assert next(batches).num_rows > 0
+
+    def test_an_arrow_scan_has_lsns(self, reading: Reading, plain: PartitionId) -> None:
+        lsns = [lsn for batch in reading.scan_arrow(plain, b"k", b"l") for lsn in batch.column("lsn").to_pylist()]
+        assert len(lsns) == 600
+        assert all(isinstance(lsn, int) for lsn in lsns)
+
+    def test_messages(self, reading: Reading) -> None:
+        found: list[bytes] = []
+        for partition in self._shards(reading, "events"):
+            rows = list(reading.scan(partition, b"", None, False))
+            keys = [key for key, _ in rows]
+            assert keys == sorted(set(keys))
+            assert {len(key) for key in keys} == {8}
+            assert list(reading.scan(partition, keys[3], keys[9], False)) == rows[3:9]
+            assert reading.lookup(partition, keys[5]) == rows[5][1]
+            assert reading.lookup_many(partition, keys[5:8]) == [value for _, value in rows[5:8]]
+            assert reading.lookup(partition, bytes(8)) is None
+            batches = list(reading.scan_arrow(partition, b"", None))
+            found += [value for batch in batches for value in batch.column("payload").to_pylist()]
+            assert sum(batch.num_rows for batch in batches) == len(rows)
+        assert sorted(found) == sorted(MESSAGES)
+
+    def test_what_is_not_there_is_not_found(self, reading: Reading, plain: PartitionId) -> None:
+        acts: list[Callable[[PartitionId], object]] = [
+            lambda partition: reading.lookup(partition, b"k"),
+            lambda partition: reading.lookup_many(partition, [b"k", b"l"]),
+            lambda partition: list(reading.scan(partition, b"", None, False)),
+            lambda partition: list(reading.scan(partition, b"", None, True)),
+            lambda partition: list(reading.scan_arrow(partition, b"", None)),
+        ]
+        for partition in (ABSENT, PartitionId(plain + 1)):  # a table, and a shard of one
+            for act in acts:
+                with pytest.raises(NotFound):
+                    act(partition)
+
+    def test_a_moment(self, reading: Reading, plain: PartitionId) -> None:
+        shards = self._shards(reading, "spread")
+        with reading.moment([*shards, plain]) as moment:
+            rows = [row for shard in shards for row in moment.scan(shard, b"", None, False)]
+            assert sorted(rows) == sorted((b"%d" % number, b"one moment") for number in range(30))
+            assert moment.lookup(plain, b"k0042") == ROWS[b"k0042"]
+            assert moment.lookup_many(plain, [b"k0001", b"absent"]) == [ROWS[b"k0001"], None]
+            assert rows_of(moment.scan_arrow(plain, b"k0001", b"k0003")) == _in(b"k0001", b"k0003")
+            assert list(moment.scan(plain, b"k", b"l", True)) == _in(b"k", b"l")[::-1]
+            with moment.moment(shards) as inner:
+                assert [row for shard in shards for row in inner.scan(shard, b"", None, False)] == rows
+
+    def test_time(self, reading: Reading) -> None:
+        first = reading.time_us()
+        assert isinstance(first, int)
+        assert 0 < first <= reading.time_us()
+
+    @pytest.mark.parametrize("name", ["plain", "spread", "events", "nothing"])
+    @pytest.mark.parametrize("count", [1, 4, 1_000])
+    def test_pieces(self, reading: Reading, name: str, count: int) -> None:
+        for partition in self._shards(reading, name):
+            if not self.is_snapshot:
+                with pytest.raises(Invalid, match="snapshot"):
+                    reading.pieces(partition, count)
+                continue
+            whole = [batch.to_pylist() for batch in reading.scan_arrow(partition, b"", None)]
+            pieces = reading.pieces(partition, count)
+            assert all(piece.partition == partition for piece in pieces)
+            read = [batch.to_pylist() for one in pieces for batch in reading.scan_arrow(partition, one.start, one.end)]
+            assert list(itertools.chain(*read)) == list(itertools.chain(*whole))  # none twice, none missing
+            assert all(one.end == other.start for one, other in itertools.pairwise(pieces))
+
+    def test_pieces_of_a_range(self, reading: Reading, plain: PartitionId) -> None:
+        if self.is_snapshot:
+            read = [
+                row
+                for one in reading.pieces(plain, 3, b"k0100", b"k0200")
+                for row in rows_of(reading.scan_arrow(plain, one.start, one.end))
+            ]
+            assert read == _in(b"k0100", b"k0200")
+            for count in (0, -1):
+                with pytest.raises(Invalid):
+                    reading.pieces(plain, count)
+        for partition in (ABSENT, PartitionId(plain + 1)):
+            with pytest.raises((NotFound, Invalid)):
+                reading.pieces(partition, 1)
+
+
+@dataclass
+class OpenPort:
+    """A port, and where the files of its store are."""
+
+    port: Port
+    root: str
+    identity: bytes
+    close: Callable[[], None]
+
+
+_numbers = itertools.count()
+
+
+def _name() -> str:
+    return f"t{next(_numbers)}"
+
+
+def _group(rows: dict[PartitionId, dict[bytes, bytes]], condition: Condition | None = None) -> PendingGroup:
+    group = PendingGroup(b"" if condition is None else encode_condition(condition))
+    for partition, values in rows.items():
+        group.sections[partition] = Rows.of(values)
+    return group
+
+
+class PortContract(ABC):
+    """Tests of a `Port` into an empty store of kv tables and queues."""
+
+    @abstractmethod
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opened(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
+        """A port that all tests share."""
+
+    @abstractmethod
+    @pytest.fixture
+    def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPort]:
+        """A port that a test closes."""
+
+    @pytest.fixture
+    def port(self, opened: OpenPort) -> Port:
+        """The port under test."""
+        return opened.port
+
+    # -- tables
+
+    def test_a_table_is_made_once(self, port: Port) -> None:
+        name = _name()
+        assert port.table(name) is None
+        info = make_kv(port, name, 3)
+        assert (info.name, info.kind, info.shards) == (name, "kv", 3)
+        assert make_kv(port, name, 3) == make_kv(port, name, 5) == make_queue(port, name) == info
+        assert port.table(name) == info
+        assert info in port.tables()
+        assert [each.name for each in port.tables()] == sorted(each.name for each in port.tables())
+
+    def test_a_table_that_cannot_be_is_refused(self, port: Port) -> None:
+        before, options = port.tables(), encode_options(Options("bytes"))
+        wrong: list[tuple[Any, Any, Any, Any]] = [
+            ("Upper", "kv", 1, options),
+            ("", "kv", 1, options),
+            ("x" * 64, "kv", 1, options),
+            (_name(), "nothing", 1, options),
+            (_name(), "kv", 0, options),
+            (_name(), "kv", -1, options),
+            (_name(), "kv", 100_000, options),
+            (_name(), "kv", 1, b"\xc1"),
+            (_name(), "queue", 1, b"\xc1"),
+        ]
+        for name, kind, shards, given in wrong:
+            with pytest.raises(Invalid):
+                port.create(name, kind, shards, given)
+        assert port.tables() == before
+
+    def test_a_dropped_table_is_gone(self, port: Port) -> None:
+        name = _name()
+        with pytest.raises(NotFound):
+            port.drop(name)
+        info = make_kv(port, name)
+        (partition,) = partitions_of(info)
+        table = table_of(port, info)
+        table.put(b"a", b"1")
+        port.drop(name)
+        assert port.table(name) is None
+        acts: list[Callable[[], object]] = [
+            lambda: port.lookup(partition, b"a"),
+            lambda: list(port.scan(partition, b"", None, False)),
+            lambda: list(port.scan_arrow(partition, b"", None)),
+            lambda: port.stage(partition, 1, 60.0),
+            lambda: port.call(info, "anything", b""),
+            lambda: port.flush(table.put(b"b", b"2"), table=info.table),
+            lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
+            lambda: port.drop(name),
+        ]
+        for act in acts:
+            with pytest.raises(NotFound):
+                act()
+        again = make_kv(port, name)
+        assert again.table > info.table
+        assert port.lookup(partitions_of(again)[0], b"a") is None
+
+    # -- writing
+
+    def test_a_write_is_seen_by_its_writer_at_once(self, port: Port) -> None:
+        info = make_kv(port, _name())
+        (partition,), table = partitions_of(info), table_of(port, info)
+        for number in range(20):
+            table.put(b"key", b"%d" % number)
+            assert port.lookup(partition, b"key") == b"%d" % number
+        table.put(b"other", b"x")
+        assert port.lookup_many(partition, [b"key", b"none", b"other"]) == [b"19", None, b"x"]
+        table.put(b"other", b"y")
+        assert list(port.scan(partition, b"", None, False)) == [(b"key", b"19"), (b"other", b"y")]
+        table.delete(b"key")
+        assert list(port.scan(partition, b"", None, True)) == [(b"other", b"y")]
+        table.put(b"key", b"again")
+        assert rows_of(port.scan_arrow(partition, b"", None)) == [(b"key", b"again"), (b"other", b"y")]
+        table.put(b"last", b"z")
+        with port.moment([partition]) as moment:
+            assert moment.lookup(partition, b"last") == b"z"
+
+    def test_epochs_rise_and_are_waited_for(self, port: Port) -> None:
+        table = table_of(port, make_kv(port, _name()))
+        epochs = [table.put(b"%d" % number, b"x") for number in range(50)]
+        assert epochs == sorted(set(epochs))
+        assert port.flush(epochs[10]).epoch >= epochs[10]
+        assert port.flush(epochs[-1]).epoch >= epochs[-1]
+        assert port.flush(None).epoch >= epochs[-1]
+        assert port.flush(epochs[0]).epoch >= epochs[-1]
+
+    @pytest.mark.parametrize("wrong", [1 << 71, 1, -1])
+    def test_an_epoch_of_nobody_is_an_error(self, port: Port, wrong: int) -> None:
+        table_of(port, make_kv(port, _name())).put(b"a", b"1")
+        with pytest.raises(PenstockError):
+            port.flush(wrong, 5.0)
+
+    def test_a_group_is_seen_together(self, port: Port) -> None:
+        one, other = (partitions_of(make_kv(port, _name()))[0] for _ in range(2))
+        epoch = port.submit(_group({one: {b"a": b"1"}, other: {b"b": b"2"}}), 100)
+        port.flush(epoch)
+        with port.moment([one, other]) as moment:
+            assert (moment.lookup(one, b"a"), moment.lookup(other, b"b")) == (b"1", b"2")
+
+    def test_a_token_counts_once(self, port: Port) -> None:
+        (partition,), producer = partitions_of(make_kv(port, _name())), _name()
+
+        def settle(number: int, value: bytes) -> Verdict | None:
+            group = _group({partition: {b"%d" % number: value}}, Condition((producer, number)))
+            port.settle(group, 100)
+            return group.verdict
+
+        assert not port.was_used((producer, 7))
+        assert settle(7, b"first") is Verdict.ACCEPTED
+        assert port.was_used((producer, 7))
+        assert not port.was_used((producer, 6))
+        assert settle(7, b"second") is Verdict.DUPLICATE
+        assert settle(3, b"below") is Verdict.ACCEPTED
+        assert settle(5_000, b"far") is Verdict.ACCEPTED
+        assert settle(8, b"too old") is Verdict.TOKEN_TOO_OLD
+        assert dict(port.scan(partition, b"", None, False)) == {b"7": b"first", b"3": b"below", b"5000": b"far"}
+
+    def test_a_token_counts_without_a_section(self, port: Port) -> None:
+        verdicts, token = [], (_name(), 1)
+        for _ in range(2):
+            group = _group({}, Condition(token))
+            port.settle(group, 0)
+            verdicts.append(group.verdict)
+        assert verdicts == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+
+    def test_a_condition_decides(self, port: Port) -> None:
+        (partition,), events = partitions_of(make_kv(port, _name())), make_queue(port, _name())
+        table_of(port, events).put_many(MESSAGES[:10])
+        port.flush(None)
+
+        def move(start: int, end: int, key: bytes) -> Verdict | None:
+            moved = kind_named("queue", "").move(events, "stream", [(0, start, end)])
+            group = _group({partition: {key: b"written"}}, Condition(None, (moved,)))
+            port.settle(group, 100)
+            return group.verdict
+
+        assert move(1, 5, b"first") is Verdict.ACCEPTED
+        assert move(1, 5, b"again") is Verdict.DUPLICATE
+        assert move(3, 8, b"gap") is Verdict.REFUSED
+        assert move(5, 8, b"next") is Verdict.ACCEPTED
+        assert dict(port.scan(partition, b"", None, False)) == {b"first": b"written", b"next": b"written"}
+
+    def test_a_condition_that_cannot_be_judged_is_refused(self, port: Port) -> None:
+        info = make_kv(port, _name())
+        (partition,) = partitions_of(info)
+        for name, argument in (
+            ("nothing", info.table.to_bytes(8, "big")),
+            ("queue.move", info.table.to_bytes(8, "big") + b"\xc1"),
+            ("queue.move", make_queue(port, _name()).table.to_bytes(8, "big") + b"\xc1"),
+        ):
+            with pytest.raises(Invalid):
+                port.settle(_group({partition: {b"a": b"1"}}, Condition(None, ((name, argument),))), 100)
+        with pytest.raises(NotFound):
+            port.settle(_group({partition: {b"a": b"1"}}, Condition(None, (("queue.move", b"\xff" * 9),))), 100)
+        assert port.lookup(partition, b"a") is None
+
+    def test_a_section_for_nobody_is_refused(self, port: Port) -> None:
+        (partition,) = partitions_of(make_kv(port, _name()))
+        for absent in (ABSENT, PartitionId(partition + 1)):
+            with pytest.raises((NotFound, Invalid)):
+                port.settle(_group({partition: {b"a": b"1"}, absent: {b"b": b"2"}}), 100)
+        assert port.lookup(partition, b"a") is None
+
+    def test_writers_do_not_disturb_each_other(self, port: Port) -> None:
+        info = make_kv(port, _name(), 2)
+        table, errors = table_of(port, info), list[BaseException]()
+
+        def write(writer: int) -> None:
+            try:
+                for number in range(100):
+                    epoch = table.put(b"%d/%d" % (writer, number), b"x")
+                port.flush(epoch)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert errors == []
+        assert sum(len(list(port.scan(partition, b"", None, False))) for partition in partitions_of(info)) == 400
+
+    def test_a_moment_lies_between_two_groups(self, port: Port) -> None:
+        shards = partitions_of(make_kv(port, _name(), 2))
+        ended, errors = threading.Event(), list[BaseException]()
+
+        def write() -> None:
+            try:
+                for number in itertools.count():
+                    if ended.is_set():
+                        return
+                    port.submit(_group({shard: {b"n": b"%d" % number} for shard in shards}), 100)
+                    if number % 16 == 0:
+                        port.flush(None)
+            except BaseException as error:
+                errors.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(30):
+                with port.moment(shards) as moment:
+                    assert len({moment.lookup(shard, b"n") for shard in shards}) == 1
+                snapshot = port.snapshot()
+                assert len({snapshot.lookup(shard, b"n") for shard in shards}) == 1
+                snapshot.close()
+        finally:
+            ended.set()
+            writer.join(60)
+        assert errors == []
+
+    # -- snapshots
+
+    def test_a_snapshot_does_not_move(self, port: Port) -> None:
+        info, doomed = make_kv(port, _name()), make_kv(port, _name())
+        (partition,), table = partitions_of(info), table_of(port, info)
+        table_of(port, doomed).put(b"a", b"kept")
+        table.put(b"a", b"1")
+        port.flush(None)
+        snapshot = port.snapshot()
+        table.put(b"a", b"2")
+        table.put(b"b", b"2")
+        port.drop(doomed.name)
+        made = make_kv(port, _name())
+        port.flush(None)
+        assert list(snapshot.scan(partition, b"", None, False)) == [(b"a", b"1")]
+        assert snapshot.lookup(partitions_of(doomed)[0], b"a") == b"kept"
+        assert snapshot.table(doomed.name) == doomed
+        assert snapshot.table(made.name) is None
+        with pytest.raises(NotFound):
+            snapshot.lookup(partitions_of(made)[0], b"a")
+        later = port.snapshot()
+        assert later.lsn > snapshot.lsn
+        assert later.time_us() >= snapshot.time_us()
+        assert later.table(doomed.name) is None
+        assert dict(later.scan(partition, b"", None, False)) == {b"a": b"2", b"b": b"2"}
+        later.close()
+        snapshot.close()
+
+    def test_a_closed_snapshot_says_so(self, port: Port) -> None:
+        info = make_kv(port, _name())
+        (partition,) = partitions_of(info)
+        table_of(port, info).put(b"a", b"1")
+        port.flush(None)
+        snapshot, other = port.snapshot(), port.snapshot()
+        snapshot.close()
+        snapshot.close()
+        acts: list[Callable[[], object]] = [
+            lambda: snapshot.lookup(partition, b"a"),
+            lambda: snapshot.lookup_many(partition, [b"a", b"b"]),
+            lambda: list(snapshot.scan(partition, b"", None, False)),
+            lambda: list(snapshot.scan_arrow(partition, b"", None)),
+            lambda: snapshot.pieces(partition, 1),
+        ]
+        for act in acts:
+            with pytest.raises(Closed):
+                act()
+        assert other.lookup(partition, b"a") == b"1"
+        other.close()
+
+    # -- files that are built elsewhere
+
+    def _built(self, opened: OpenPort, place: StagedFile, rows: dict[bytes, bytes]) -> StagedFile:
+        """An sstable, as another process builds it."""
+        keys = sorted(rows)
+        whole = Columns.of(
+            keys,
+            [rows[key] for key in keys],
+            np.ones(len(keys), np.uint64),
+            np.full(len(keys), PUT, np.uint8),
+            np.full(len(keys), NEVER, np.int64),
+        )
+        identity = ChunkIdentity(store=opened.identity, chunk_id=place.chunk_id)
+        writer = SstableWriter(OsFileSystem(), f"{opened.root}/{place.file_name}", identity)
+        writer.append(whole)
+        writer.finish()
+        return sealed(OsFileSystem(), opened.root, place)
+
+    def test_files_are_staged_and_accepted(self, opened: OpenPort) -> None:
+        port = opened.port
+        info = make_kv(port, _name())
+        (partition,), table, producer = partitions_of(info), table_of(port, info), _name()
+        table.put(b"a", b"old")
+        places = port.stage(partition, 2, 60.0)
+        assert len({place.chunk_id for place in places} | {place.file_name for place in places}) == 4
+        files = [
+            self._built(opened, places[0], {b"a": b"1", b"b": b"2"}),
+            self._built(opened, places[1], {b"c": b"3"}),
+        ]
+        for expected in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+            group = PendingGroup(encode_condition(Condition((producer, 1))))
+            if not port.was_used((producer, 1)):
+                group.sections[partition] = port.accept(partition, files)
+            port.settle(group, 100)
+            assert group.verdict is expected
+        assert dict(port.scan(partition, b"", None, False)) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+    def test_files_that_are_not_what_was_staged_are_refused(self, opened: OpenPort) -> None:
+        port = opened.port
+        info, other = make_kv(port, _name(), 2), make_kv(port, _name())
+        partition = partitions_of(info)[0]
+        built, unbuilt = port.stage(partition, 2, 60.0)
+        good = self._built(opened, built, {b"a": b"1"})
+        wrong = [
+            unbuilt,
+            StagedFile(good.chunk_id, good.file_name, good.size_bytes, bytes(32)),
+            StagedFile(good.chunk_id, good.file_name, good.size_bytes + 1, good.digest),
+            StagedFile(999_999, good.file_name, good.size_bytes, good.digest),
+            StagedFile(good.chunk_id, "../STORE", good.size_bytes, good.digest),
+        ]
+
+        def settle(place: PartitionId, file: StagedFile) -> None:
+            group = PendingGroup()
+            group.sections[place] = port.accept(place, [file])
+            port.settle(group, 100)
+
+        for file in wrong:
+            with pytest.raises(Invalid):
+                settle(partition, file)
+        with pytest.raises(Invalid):
+            settle(partitions_of(other)[0], good)  # of another table
+        for absent in (ABSENT, PartitionId(partition + 2)):
+            with pytest.raises((NotFound, Invalid)):
+                settle(absent, good)
+        assert list(port.scan(partition, b"", None, False)) == []
+        settle(partition, good)
+        assert list(port.scan(partition, b"", None, False)) == [(b"a", b"1")]
+        with pytest.raises(Invalid):
+            settle(partition, good)  # it is the table's by now
+
+    def test_staging_has_limits(self, port: Port) -> None:
+        (partition,) = partitions_of(make_kv(port, _name()))
+        for count, lease_s in ((0, 60.0), (-1, 60.0), (1 << 20, 60.0), (1, 0.0), (1, -1.0), (1, float("nan"))):
+            with pytest.raises(Invalid):
+                port.stage(partition, count, lease_s)
+        for absent in (ABSENT, PartitionId(partition + 1)):
+            with pytest.raises(NotFound):
+                port.stage(absent, 1, 60.0)
+
+    # -- services, time
+
+    def test_a_call_that_a_kind_does_not_know_is_refused(self, port: Port) -> None:
+        for info in (make_kv(port, _name()), make_queue(port, _name())):
+            for name, argument in (("nothing", b""), ("nothing", b"\xc1"), ("", b"x")):
+                with pytest.raises(Invalid):
+                    port.call(info, name, argument)
+
+    def test_time_does_not_go_back(self, port: Port) -> None:
+        times = [port.time_us() for _ in range(5)]
+        assert times == sorted(times)
+
+    # -- the end
+
+    def test_a_closed_port_says_so(self, ending: OpenPort) -> None:
+        """But for `flush`, which may still say how far writes came."""
+        port = ending.port
+        info = make_kv(port, "t")
+        (partition,), table = partitions_of(info), table_of(port, info)
+        table.put(b"a", b"1")
+        ending.close()
+
+        def moment() -> None:
+            with port.moment([partition]):
+                pass
+
+        acts: list[Callable[[], object]] = [
+            lambda: port.table("t"),
+            port.tables,
+            lambda: port.lookup(partition, b"a"),
+            lambda: port.lookup_many(partition, [b"a", b"b"]),
+            lambda: list(port.scan(partition, b"", None, False)),
+            lambda: list(port.scan_arrow(partition, b"", None)),
+            moment,
+            port.time_us,
+            lambda: table.put(b"b", b"2"),
+            lambda: port.submit(_group({partition: {b"b": b"2"}}), 100),
+            lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
+            lambda: port.call(info, "x", b""),
+            lambda: make_kv(port, "u"),
+            lambda: port.drop("t"),
+            lambda: port.stage(partition, 1, 60.0),
+            lambda: port.was_used(("p", 1)),
+            port.snapshot,
+        ]
+        for place, act in enumerate(acts):
+            try:
+                act()
+            except Closed:
+                continue
+            pytest.fail(f"call {place} was answered after the end")
+        ending.close()

@@ -1,0 +1,174 @@
+"""What users may import, held as a list: a change of it is a decision, and stands in the diff."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[1]
+
+PUBLIC = {
+    "penstock": """
+        Acknowledgement ArrowSource CheckpointReport CheckpointSettings CollectionSettings CompactionReport Consumer
+        ConsumerPosition ConsumerSettings DispatcherSettings Durability Epoch Json KvReader KvTable LeasedMessage
+        LoadReport LogSettings Message Position PreparedLoad QueueSettings QueueTable QueueTotals QueueView
+        RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble
+        ValueType __version__ connect errors open serve_tcp union_items union_of
+    """,
+    "penstock.aio": """
+        AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSnapshot AsyncStore
+        connect open
+    """,
+    "penstock.errors": """
+        Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
+        LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
+        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked TokenTooOld
+        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
+    """,
+    "penstock.spark": """
+        Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
+        verify views wait
+    """,
+    "penstock.testing": """
+        CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
+    """,
+}
+
+# Members of public classes that serve other packages of Penstock, and say so in their docstrings or names.
+INTERNAL = {
+    "Store": {"port", "clock", "files", "check_folder", "at_close", "readers", "settings", "open", "collect", "table"},
+    "StoreSettings": {"coordinator", "tree"},
+    "RemoteStore": {"port", "query_snapshot", "table"},
+    "RemoteSnapshot": {"info", "pieces", "read", "table"},
+    "StoreBatch": {"add_section", "add_files", "require", "table"},
+    "StoreSnapshot": {"table"},
+    "PreparedLoad": {"parts"},
+    "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
+}
+# What may stand in an annotation beside public names.
+KNOWN = {
+    *vars(builtins),
+    *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
+    *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
+    "Conditional",  # a batch, for a consumer's `ack`
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_package_has_exactly_these_public_names(name: str) -> None:
+    module = importlib.import_module(name)
+    names = PUBLIC[name].split()
+    found = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
+    assert sorted(set(found) - {"annotations"}) == sorted(names)
+    if name != "penstock.spark":  # which needs Spark for most of them
+        assert [key for key in names if getattr(module, key, None) is None] == []
+
+
+def test_type_checkers_and_programs_find_the_same_names() -> None:
+    """The table of homes, `__all__`, `dir()` and the imports for type checkers agree."""
+    tree = ast.parse((ROOT / "src" / "penstock" / "__init__.py").read_text())
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = {
+        alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imports.pop("errors") == "penstock"
+    assert imports == {name: f"penstock.{home}" for name, home in penstock._HOMES.items()}
+    assert {*imports, "errors", "__version__"} == set(penstock.__all__)
+    assert penstock.__all__ == sorted(penstock.__all__)
+    assert set(penstock.__all__) <= set(dir(penstock))
+    for name, home in imports.items():
+        public = getattr(penstock, name)
+        if inspect.isclass(public) or inspect.isfunction(public):
+            assert (public.__module__, public.__name__) == (home, name)
+
+
+def test_an_unknown_name_is_told() -> None:
+    with pytest.raises(AttributeError, match="penstock has no 'nothing'"):
+        getattr(penstock, "nothing")  # noqa: B009 - mypy knows that there is none
+
+
+def test_importing_penstock_is_cheap() -> None:
+    """Spark's tasks import it for little: neither Arrow nor LMDB comes along."""
+    code = (
+        "import sys, penstock, penstock.errors; print(*(n for n in ('pyarrow', 'lmdb', 'numpy') if n in sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def annotations_of(name: str, member: Any) -> list[str]:
+    """The annotations of a function, a property or a method, by the overloads where it has some."""
+    if isinstance(member, property):
+        member = member.fget
+    if isinstance(member, (classmethod, staticmethod)):
+        member = member.__func__
+    if not inspect.isfunction(member):
+        return []
+    overloads = __import__("typing").get_overloads(member) or [member]
+    return [
+        str(text)
+        for function in overloads
+        for parameter, text in inspect.get_annotations(function).items()
+        if parameter not in INTERNAL.get(name, ())
+    ]
+
+
+def public_annotations(name: str) -> list[tuple[str, str]]:
+    """(where, annotation) of all that a user sees of a public name."""
+    public = getattr(penstock, name)
+    if inspect.isfunction(public):
+        return [(name, text) for text in annotations_of(name, public)]
+    if not inspect.isclass(public) or public.__module__.split(".")[0] != "penstock":
+        return []
+    found = []
+    for home in public.__mro__:
+        if home.__module__.split(".")[0] != "penstock":
+            continue
+        for field, text in inspect.get_annotations(home).items():
+            if not field.startswith("_") and field not in INTERNAL.get(name, ()):
+                found.append((f"{name}.{field}", getattr(text, "__forward_arg__", str(text))))
+        for member, value in vars(home).items():
+            if not member.startswith("_") and member not in INTERNAL.get(name, ()):
+                found += [(f"{name}.{member}", text) for text in annotations_of(name, value)]
+    return found
+
+
+def names_in(text: str) -> set[str]:
+    """The names that an annotation refers to."""
+    names = set()
+    for node in ast.walk(ast.parse(text, mode="eval")):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            names.add("str")  # of a Literal
+    return names
+
+
+def test_what_users_see_of_public_names_is_public() -> None:
+    """Whoever is given a value can name its type; and nothing is `Any`."""
+    allowed = KNOWN | set(penstock.__all__)
+    strangers = [
+        f"{where}: {text}"
+        for name in penstock.__all__
+        for where, text in public_annotations(name)
+        if names_in(text) - allowed
+    ]
+    assert strangers == []
+
+
+def test_the_rules_see_what_they_must() -> None:
+    found = dict(public_annotations("KvTable"))
+    assert found["KvTable.scan"] == "Iterator[tuple[bytes, V]]"
+    assert ("Store.kv", "KvTable[int]") in public_annotations("Store")
+    assert names_in("list[Any] | Hidden") == {"list", "Any", "Hidden"}
+    assert not names_in("Hidden") <= KNOWN

@@ -1,0 +1,84 @@
+"""Retries up to a deadline, pauses that a signal ends, and acts repeated beside a block."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.host.waiting import Retries, pause, repeating
+from penstock.testing import FakeClock
+
+LONG_S = 60.0
+
+
+def test_attempts_go_on_until_the_deadline() -> None:
+    clock = FakeClock()
+    retries = Retries(clock, clock.monotonic_s() + 10, pause_s=0.0)
+    for _ in range(10):
+        assert not retries.expired()
+        assert retries.again()
+        clock.advance(1)
+    assert retries.expired()
+    assert not retries.again()
+
+
+def test_a_stop_signal_ends_a_pause_and_the_attempts() -> None:
+    clock, stop = FakeClock(), threading.Event()
+    retries = Retries(clock, clock.monotonic_s() + LONG_S, pause_s=LONG_S, stop=stop)
+    said: list[bool] = []
+    thread = threading.Thread(target=lambda: said.append(retries.again()))
+    thread.start()
+    stop.set()
+    thread.join(LONG_S / 2)
+    assert said == [False]
+    assert pause(LONG_S, stop)
+    assert not pause(0.0)
+
+
+def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr("penstock.host.waiting.pause", lambda seconds, _: paused.append(seconds))
+    clock = FakeClock()
+    growing = Retries(clock, 10 + clock.monotonic_s(), pause_s=0.1, pause_s_max=0.5)
+    steady = Retries(clock, 10 + clock.monotonic_s(), pause_s=0.1)
+    assert all(growing.again() for _ in range(5))
+    assert all(steady.again() for _ in range(3))
+    assert paused == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5, 0.1, 0.1, 0.1])
+
+
+def test_an_act_is_repeated_while_the_block_runs_and_never_after() -> None:
+    calls, enough = [], threading.Event()
+
+    def act() -> bool:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 3:
+            enough.set()
+        return True
+
+    with repeating(act, every_s=0.001, name="penstock-beat"):
+        assert enough.wait(LONG_S)
+    assert set(calls) == {"penstock-beat"}
+    assert not any(thread.name == "penstock-beat" for thread in threading.enumerate())
+
+
+def test_an_act_that_returns_false_is_not_repeated() -> None:
+    calls, said = [], threading.Event()
+
+    def act() -> bool:
+        calls.append(1)
+        said.set()
+        return False
+
+    with repeating(act, every_s=0.001, name="penstock-once"):
+        assert said.wait(LONG_S)
+        for thread in threading.enumerate():
+            if thread.name == "penstock-once":
+                thread.join(LONG_S)
+    assert calls == [1]
+
+
+def test_an_error_of_the_block_ends_the_repetition() -> None:
+    with pytest.raises(KeyboardInterrupt), repeating(lambda: True, every_s=LONG_S / 2, name="penstock-long"):
+        raise KeyboardInterrupt
+    assert not any(thread.name == "penstock-long" for thread in threading.enumerate())

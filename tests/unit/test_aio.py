@@ -1,0 +1,218 @@
+"""The asyncio form of a store: the same answers, an event loop that never stands still, and safe cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import aio
+from penstock.errors import Closed, Invalid, NotFound
+
+Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(params=["open", "connect"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    def in_loop(scenario: Scenario) -> None:
+        async def main() -> None:
+            opening = aio.open(tmp_path) if request.param == "open" else aio.connect(tmp_path, create=True)
+            async with opening as store:
+                await asyncio.wait_for(scenario(store), 60)
+
+        asyncio.run(main())
+
+    return in_loop
+
+
+def test_tables(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        users = await store.kv("users", shards=2)
+        await users.put(b"ada", b"1815", durable=True)
+        await users.put_many({b"%04d" % n: b"x" for n in range(2_500)})
+        assert await users.get(b"ada") == b"1815"
+        assert await users.multi_get([b"ada", b"eve"]) == [b"1815", None]
+        await users.delete(b"ada")
+        assert [key async for key, _ in users.scan()] == [b"%04d" % n for n in range(2_500)]
+        assert sum([batch.num_rows async for batch in users.scan_arrow()]) == 2_500
+        await store.flush()
+        assert await store.tables() == ["users"]
+        with pytest.raises(NotFound):
+            await store.kv("others", create=False)
+        with pytest.raises(Invalid):
+            await users.put("ada", b"")  # type: ignore[arg-type]
+        await store.drop("users")
+
+    run(scenario)
+
+
+def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        events, totals = await store.queue("events"), await store.kv("totals", value="int64")
+        for _ in range(2):
+            async with store.batch(token=("loader", 1)) as batch:
+                (await batch.queue("events")).put_many([b"a", b"b", b"c"])
+        assert batch.duplicate
+        consumer = events.consumer("worker")
+        seen = []
+        async for message in consumer:
+            async with store.batch() as batch:
+                (await batch.kv("totals")).merge(message.payload, 1, operator="add_i64")
+                await consumer.ack(message, batch=batch)
+            seen.append(message.payload)
+            if len(seen) == 3:
+                break
+        assert seen == [b"a", b"b", b"c"]
+        assert (await consumer.lag(), await consumer.position()) == (0, {0: 4})
+        async with store.snapshot() as snapshot:
+            await totals.put(b"a", 100, durable=True)
+            assert await (await snapshot.kv("totals")).get(b"a") == 1
+            assert len(await (await snapshot.queue("events")).read()) == 3
+
+    run(scenario)
+
+
+def test_a_batch_that_fails_writes_nothing(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        users = await store.kv("users")
+        with pytest.raises(ZeroDivisionError):
+            async with store.batch() as batch:
+                (await batch.kv("users")).put(b"ada", b"1")
+                raise ZeroDivisionError
+        assert await users.get(b"ada") is None
+
+    run(scenario)
+
+
+def test_the_loop_goes_on_while_calls_wait(run: Callable[[Scenario], None]) -> None:
+    """Many consumers wait, more than there are threads, and writes still come through."""
+
+    async def scenario(store: aio.AsyncStore) -> None:
+        events, users = await store.queue("events"), await store.kv("users")
+        waiting = [asyncio.create_task(events.consumer(f"c{n}").get(1, 30)) for n in range(2 * aio.THREADS_MAX)]
+        await asyncio.sleep(0.1)
+        await users.put(b"ada", b"1", durable=True)
+        assert not any(task.done() for task in waiting)
+        await events.put(b"here", durable=True)
+        for messages in await asyncio.gather(*waiting):
+            assert [message.payload for message in messages] == [b"here"]
+
+    run(scenario)
+
+
+def test_a_cancelled_get_loses_no_message(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        events = await store.queue("events")
+        consumer = events.consumer("worker", visibility_timeout_s=3600)
+        got: list[bytes] = []
+        for number in range(40):
+            task = asyncio.create_task(consumer.get(1, 10))
+            await asyncio.sleep(0.001 * (number % 5))
+            await events.put(b"%d" % number, durable=True)
+            task.cancel()
+            try:
+                messages = await task
+            except asyncio.CancelledError:
+                continue
+            got += [message.payload for message in messages]
+            await consumer.ack(messages)
+        while messages := await consumer.get(100, 0):
+            got += [message.payload for message in messages]
+            await consumer.ack(messages)
+        assert sorted(got) == sorted(b"%d" % number for number in range(40))
+
+    run(scenario)
+
+
+def test_a_cancelled_write_has_ended(run: Callable[[Scenario], None]) -> None:
+    """After the cancellation nothing is under way any more: what is there stays, and nothing comes later."""
+
+    async def scenario(store: aio.AsyncStore) -> None:
+        counts = await store.kv("counts", value="int64")
+        for number in range(30):
+            task = asyncio.create_task(counts.merge(b"n", 1, operator="add_i64", durable=True))
+            await asyncio.sleep(0.0005 * (number % 7))
+            task.cancel()
+            task.cancel()
+            await asyncio.wait([task])
+            found = await counts.get(b"n", 0)
+            await asyncio.sleep(0.002)
+            assert await counts.get(b"n", 0) == found
+
+    run(scenario)
+
+
+def test_a_timeout_around_a_call(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        consumer = (await store.queue("events")).consumer("worker")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await consumer.get(1, 3600)
+
+    run(scenario)
+
+
+def test_an_opening_that_is_cancelled_leaves_nobody_in(tmp_path: Path) -> None:
+    async def main() -> None:
+        for number in range(8):
+            task = asyncio.create_task(aio.open(tmp_path)._open())
+            await asyncio.sleep(0.004 * number)
+            task.cancel()
+            try:
+                store = await task
+            except asyncio.CancelledError:
+                continue
+            await store.close()
+
+    asyncio.run(main())
+    penstock.open(tmp_path).close()
+
+
+def test_a_closed_store(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await aio.open(tmp_path)
+        users = await store.kv("users")
+        await store.close()
+        await store.close()
+        with pytest.raises(Closed):
+            await users.put(b"ada", b"1")
+        with pytest.raises(Closed):
+            await store.kv("users")
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-aio"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_a_wait_that_is_not_undone_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeded bug: messages of a cancelled `get` are dropped."""
+    monkeypatch.setattr(aio.AsyncConsumer, "_give_back", lambda self, messages: None)
+
+    async def main() -> None:
+        async with aio.open(tmp_path) as store:
+            events = await store.queue("events")
+            consumer = events.consumer("worker", visibility_timeout_s=3600)
+            lost = 0
+            for _ in range(50):
+                await events.put(b"m", durable=True)
+                task = asyncio.create_task(consumer.get(1, 10))
+                while not task.done() and not store.sync.queue("events").consumer("worker").lag:
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    await consumer.ack(await task)
+                except asyncio.CancelledError:
+                    lost += not await consumer.get(1, 0)
+                    if lost:
+                        return
+            raise AssertionError("no message was lost")
+
+    asyncio.run(main())
