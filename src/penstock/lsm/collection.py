@@ -3,8 +3,9 @@
 Thread: one at a time (`_lock`).
 Invariants: (1) a file is removed only if it is not listed, not on its way to be listed, and not in a version that
 someone holds. (2) a file that was there before this opening stays while a reader of before it may be there
-(`readers.py`); files made since can be read by nobody but through a version of this process. (3) what is found unlisted
-by its name alone is not removed before it was seen so for a grace period: it may be on its way.
+(`readers.py`); files made since can be read by nobody but through a version of this process. (3) a file of this process
+that is found unlisted by its name alone is not removed before it was seen so for a grace period, or when the store
+closes: it may be on its way. One of an earlier process is not: ids are never given out again.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Collector:
         self._last_old_id = manifest.generation(ComponentId.CHUNK_IDS)  # ids up to here were given out before
         self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; file name: when it was first seen so
 
-    def collect(self) -> int:
-        """Remove what can be removed now; how many files."""
+    def collect(self, *, closing: bool = False) -> int:
+        """Remove what can be removed now; how many files. `closing`: nothing is on its way any more."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             old_may_go = self.readers.may_remove()
@@ -79,10 +80,15 @@ class Collector:
                             removed += self._remove(name)
                         tree.use.removed(meta)
                 for name in self._unlisted(tree, catalog):
-                    since_s = self._unlisted_since_s.get(name, now_s)
-                    if not old_may_go or now_s - since_s < self._settings.grace_s:
+                    since_s, chunk_id = self._unlisted_since_s.get(name, now_s), _chunk_id(name)
+                    assert chunk_id is not None
+                    if chunk_id <= self._last_old_id:
+                        may_go = old_may_go
+                    else:
+                        may_go = closing or now_s - since_s >= self._settings.grace_s
+                    if not may_go:
                         seen[name] = since_s
-                    elif _chunk_id(name) not in tree.use.ids():  # asked again: it may be on its way by now
+                    elif chunk_id not in tree.use.ids():  # asked again: it may be on its way by now
                         removed += self._remove(name)
             self._unlisted_since_s = seen
             return removed

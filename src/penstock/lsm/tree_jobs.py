@@ -129,6 +129,8 @@ class TreeJobs:
             operations = catalog.publish([file.meta for file in files], inputs, sealing=self._files.sealing)
             operations += self._observe(catalog, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, summaries, began_s)
             self._commit(lease, operations)
+        except Poisoned:
+            raise  # it may have been committed: neither inputs nor outputs are for collection
         except BaseException:
             tree.use.withdraw(announced)
             raise

@@ -34,7 +34,15 @@ from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge_offers import MergeOffers
-from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
+from penstock.lsm.tasks import (
+    CLEAN_UP,
+    COMPACTION_JOBS,
+    FLUSH_JOBS,
+    TreeTask,
+    job_runners,
+    merge_on,
+    tree_tasks,
+)
 from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree
 from penstock.manifest.engine import EngineOpener
@@ -182,6 +190,7 @@ class OpenedParts(Tables):
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._dropped.close)
+        self._parts.callback(self._collect_at_close)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
@@ -333,6 +342,7 @@ class OpenedParts(Tables):
         self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.start()
         self._started = True
+        self._scheduler.wake(CLEAN_UP)  # what an earlier process left
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
 
     def _wake(self, task: str) -> None:
@@ -455,6 +465,14 @@ class OpenedParts(Tables):
 
     def _cut_off(self) -> None:
         self._port.cut_off()
+
+    def _collect_at_close(self) -> None:
+        """Remove what the end of compactions left; if that cannot be, the next opening does."""
+        try:
+            if not self.readers.may_be_there():  # else their pins are gone, but not their leases
+                self._collector.collect(closing=True)
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: files that nobody needs are removed later (%s)", self.path, error)
 
     def _check_usable(self) -> None:
         if self._closed:
