@@ -6,19 +6,17 @@ Thread: one; the memtable has no writer any more.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import islice, repeat
+from itertools import repeat
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable, in_full
 from penstock.lsm.order import Keys, sort
 from penstock.lsm.ranges import RangeDeletes
-from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_array, binary_column, fixed_array
+from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_column
 
 _GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
 _LARGE_ROW_BYTES = 1 << 10  # of the mean row: from here on a second copy of all values would cost too much memory
@@ -46,9 +44,9 @@ class SortedRows:
         self._expires = np.full(count, NEVER, np.int64)
         self._large: list[bytes] = []
         large = memtable.bytes >= _LARGE_ROW_BYTES * count
-        all_keys, all_rows = iter(memtable.rows), iter(memtable.rows.values())
+        all_keys, all_rows = list(memtable.rows), list(memtable.rows.values())
         for at in range(0, count, _GATHER_ROWS):
-            some, rows = list(islice(all_keys, _GATHER_ROWS)), list(islice(all_rows, _GATHER_ROWS))
+            some, rows = all_keys[at : at + _GATHER_ROWS], all_rows[at : at + _GATHER_ROWS]
             keys.add(some)
             bare: list[bytes] = rows if memtable.all_bare else self._spread(rows, at, memtable.plain)  # type: ignore[assignment]
             if large:
@@ -56,10 +54,10 @@ class SortedRows:
             else:
                 values.add(bare)
             hashes.append(hash_keys(some))
-        self._keys = keys.keys()
-        self._values = values.array()
+        self._keys = keys.joined()
+        self._values = values.joined()
         self._hashes = np.concatenate(hashes)
-        self._order, _ = sort(self._keys, self._keys.shared_prefix())
+        self._order, _ = sort(self._keys, self._keys.shared_prefix(), distinct=True)
         if memtable.has_ranges:
             self._leave_out_deleted(memtable.ranges)
 
@@ -108,7 +106,7 @@ class SortedRows:
                 large.append(self._large[row])
             rows, values = rows[: len(large)], binary_column(large)
         else:
-            values = self._values.take(fixed_array(pa.int64(), rows))
+            values = self._values.take(rows)
         return Columns(
             keys=self._keys.take(rows),
             lsns=self._lsns[rows],
@@ -130,14 +128,10 @@ class _Strings:
         self._data += b"".join(items)
         self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
 
-    def keys(self) -> Keys:
+    def joined(self) -> Keys:
+        """All of them; values are laid out as keys are."""
+        if len(self._data) >= 1 << 31:
+            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
         lengths = np.concatenate(self._lengths)
         self._data += bytes(8)
         return Keys(self._data, np.cumsum(lengths) - lengths, lengths)
-
-    def array(self) -> Any:
-        """As an Arrow array."""
-        if len(self._data) >= 1 << 31:
-            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
-        offsets = np.cumsum(np.concatenate([[0], *self._lengths]))
-        return binary_array(offsets.astype(np.int32), self._data)
