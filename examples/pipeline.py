@@ -21,40 +21,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import penstock
-from examples import report
+from examples import live, report
+from examples.run import MicroBatch, Run, Sample, percentile
 
 DEVICES = 200
 BROKEN = 0.01  # of the fleet's records
 CONSUMER = "router"
 THIS_MACHINE = "this-machine"
+PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
-
-
-@dataclass
-class Run:
-    """What is seen while it runs."""
-
-    began_s: float
-    produced: list[tuple[float, int]] = field(default_factory=list)  # seconds, events so far
-    probes: deque[tuple[int, float]] = field(default_factory=deque)  # this machine's readings: number, when it was put
-    latencies: list[tuple[float, float]] = field(default_factory=list)  # seconds, put to visible in ms
-    kills: int = 0
-
 
 # -- producing
 
 
 def reading(chance: random.Random, number: int) -> tuple[bytes, bytes, bool]:
-    """(key, payload, whether it is sound) of one record of the fleet."""
+    """Make a record of the fleet: key, payload, and whether it is sound."""
     device = f"device-{chance.randrange(DEVICES):03d}"
     key = device.encode()
     if chance.random() < BROKEN:
-        broken = [b"{not json", b'{"device":null,"value":1.0}', b"\xff\xfe\x00", b""]
+        broken = [b"{not json", b'{"device":null,"value":1.0}', b'{"device":"device-007"}', b"\xff\xfe\x00", b""]
         return key, chance.choice(broken), False
     value = round(20 + 5 * chance.random(), 2)
     record = {"device": device, "n": number, "value": value, "put_us": time.time_ns() // 1000}
@@ -62,50 +52,51 @@ def reading(chance: random.Random, number: int) -> tuple[bytes, bytes, bool]:
 
 
 def this_machine(number: int) -> bytes:
-    """The load of this machine as a record."""
+    """Make a record of this machine's load."""
     load = os.getloadavg()[0]
     return json.dumps({"device": THIS_MACHINE, "n": number, "value": load, "put_us": time.time_ns() // 1000}).encode()
 
 
-def produce(store: penstock.Store, run: Run, rate: int, seconds: float, seed: int) -> None:
+def produce(store: penstock.Store, run: Run, seed: int) -> None:
     """Feed the queue. Each batch and the count of what it holds are one commit, so the count is exact whatever ends."""
     chance = random.Random(seed)
-    number, tick = 0, 0.05
-    due, told = time.monotonic(), 0.0
-    while (now := time.monotonic() - run.began_s) < seconds:
-        wanted = max(0, int(rate * min(now + tick, seconds)) - number)
+    number, probes, tick = 0, 0, 0.05
+    due = time.monotonic()
+    while (now := run.now_s) < run.seconds:
+        wanted = max(0, int(run.rate * min(now + tick, run.seconds)) - number)
         records = [reading(chance, number + place) for place in range(wanted)]
         number += wanted
         sound = sum(ok for _, _, ok in records)
         keys, payloads = [key for key, _, _ in records], [payload for _, payload, _ in records]
-        if now >= told:
+        if now >= probes * PROBE_S:
             keys.append(THIS_MACHINE.encode())
-            payloads.append(this_machine(int(told)))
-            run.probes.append((int(told), time.monotonic()))
+            payloads.append(this_machine(probes))
+            run.probes.append((probes, time.monotonic()))
             sound += 1
-            told += 1.0
-        with store.batch(durable=False) as batch:
-            if payloads:
+            probes += 1
+        if payloads:
+            with store.batch(durable=False) as batch:
                 batch.queue("events").put_many(payloads, keys=keys)
-                batch.kv("expected", value="int64").merge(b"sound", sound, operator="add_i64")
-                batch.kv("expected", value="int64").merge(b"broken", len(payloads) - sound, operator="add_i64")
-        run.produced.append((now, number))
+                expected = batch.kv("expected", value="int64")
+                expected.merge(b"sound", sound, operator="add_i64")
+                expected.merge(b"broken", len(payloads) - sound, operator="add_i64")
+        run.produced = number + probes
         due += tick
         time.sleep(max(0.0, due - time.monotonic()))
     store.flush()
 
 
 def watch(store: penstock.Store, run: Run, stop: threading.Event) -> None:
-    """How long each reading of this machine takes from its put until `latest` has it, or a later one."""
-    latest = store.kv("latest")
+    """Note the backlog, and how long each reading of this machine takes until `latest` has it or a later one."""
+    latest, consumer = store.kv("latest"), store.queue("events").consumer(CONSUMER)
     since_us = time.time_ns() // 1000
     while not stop.wait(0.02):
         value = latest.get(THIS_MACHINE.encode())
         record = json.loads(value) if value is not None else {"put_us": 0}
         while run.probes and record["put_us"] >= since_us and run.probes[0][0] <= record["n"]:
-            _, put_s = run.probes.popleft()
-            now_s = time.monotonic()
-            run.latencies.append((now_s - run.began_s, (now_s - put_s) * 1e3))
+            run.note_visible(run.probes.popleft()[1])
+        if not run.samples or run.now_s - run.samples[-1].at_s >= 0.25:
+            run.samples.append(Sample(run.now_s, run.produced, consumer.lag))
 
 
 # -- the query, in a process of its own
@@ -129,13 +120,13 @@ def route(frame):  # type: ignore[no-untyped-def]
         "totals": by_device.select(key, F.col("count").alias("value"), F.lit("add_i64").alias("op")),
         "dead": parsed.where(F.coalesce(~sound, F.lit(True))).select(
             "shard", "sequence", "timestamp", "key", "payload",
-            F.when(F.col("r").isNull() | F.col("r.device").isNull(), "no device").otherwise("no value").alias("reason"),
+            F.when(F.col("r.device").isNull(), "no device").otherwise("no value").alias("reason"),
         ),
     }  # fmt: skip
 
 
 def query(folder: str, checkpoint: str) -> None:
-    """The second process: run the pipeline until it is told to stop."""
+    """The second process: run the pipeline until it is told to stop, and say what each micro-batch read."""
     import penstock.spark
 
     spark = penstock.spark.session("fleet")
@@ -151,20 +142,32 @@ def query(folder: str, checkpoint: str) -> None:
         dead_letter="dead",
     )
     print("running", flush=True)
-    done = penstock.spark.wait(running)
-    print(json.dumps(done.__dict__), flush=True)
-    if (error := running.exception()) is not None:
-        raise SystemExit(str(error).splitlines()[0])
+    threading.Thread(target=tell_batches, args=(running,), daemon=True).start()
+    penstock.spark.wait(running)
     spark.stop()
+
+
+def tell_batches(running) -> None:  # type: ignore[no-untyped-def]
+    """Print a line for each micro-batch that read something."""
+    last = -1
+    while running.isActive:
+        for batch in running.recentProgress:
+            if batch["batchId"] > last:
+                last = batch["batchId"]
+                if batch["numInputRows"]:
+                    figures = {"rows": batch["numInputRows"], "ms": batch["durationMs"].get("triggerExecution", 0)}
+                    print(json.dumps(figures), flush=True)
+        time.sleep(0.2)
 
 
 class Query:
     """The query's process, started, killed and started again."""
 
-    def __init__(self, folder: str, checkpoint: str) -> None:
-        self._command = [sys.executable, "-m", "examples.pipeline", "query", folder, checkpoint]
+    def __init__(self, run: Run, checkpoint: str) -> None:
+        self._command = [sys.executable, "-m", "examples.pipeline", "query", str(run.folder), checkpoint]
         self._checkpoint = checkpoint
-        self.log = open(f"{folder}-query.log", "a")  # noqa: SIM115 - it lives as long as the queries
+        self._run = run
+        self.log = open(f"{run.folder}-query.log", "a")  # noqa: SIM115 - it lives as long as the queries
         self.start()
 
     def start(self) -> None:
@@ -176,11 +179,21 @@ class Query:
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
             raise SystemExit(f"the query did not start: see {self.log.name}")
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+
+    def _listen(self, lines) -> None:  # type: ignore[no-untyped-def]
+        first = True
+        for line in lines:
+            run = self._run
+            run.batches.append(MicroBatch(run.now_s, **json.loads(line)))
+            if first:
+                first, run.up_since_s = False, run.now_s
 
     def kill(self) -> None:
         """SIGKILL for the driver and its JVM, and no checkpoint left."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._run.up_since_s = None
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def stop(self) -> None:
@@ -192,14 +205,13 @@ class Query:
         self.log.close()
 
 
-def chaos(running: Query, run: Run, until_s: float) -> None:
+def chaos(running: Query, run: Run) -> None:
     """Kill the query a few times while events come in."""
     chance = random.Random(3)
-    while time.monotonic() - run.began_s < until_s:
+    while run.now_s < run.seconds - 5:
         time.sleep(chance.uniform(4, 9))
         running.kill()
-        run.kills += 1
-        print(f"  the query was killed and its checkpoint deleted ({run.kills})")
+        run.kills.append(run.now_s)
         running.start()
         running.wait_until_running()
 
@@ -218,10 +230,9 @@ def wait_for_lag(store: penstock.Store, running: Query) -> None:
         time.sleep(0.2)
 
 
-def account(store: penstock.Store) -> list[tuple[str, int]]:
-    """All numbers at one LSN; the last one is the difference."""
-    events = store.queue("events")
-    position = events.consumer(CONSUMER).position
+def account(store: penstock.Store) -> dict[str, int]:
+    """Count everything at one LSN; the last number is the difference."""
+    position = store.queue("events").consumer(CONSUMER).position
     with store.snapshot() as snapshot:
         expected = dict(snapshot.kv("expected", value="int64").scan())
         totals = sum(value for _, value in snapshot.kv("totals", value="int64").scan())
@@ -230,14 +241,20 @@ def account(store: penstock.Store) -> list[tuple[str, int]]:
     read = sum(place - 1 for place in position.values())
     sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
     difference = abs(produced - sound - broken) + abs(produced - read) + abs(sound - totals) + abs(broken - dead)
-    return [
-        ("produced", produced),
-        ("read by Spark", read),
-        ("accepted (sound records produced)", sound),
-        ("in the running totals", totals),
-        ("dead-lettered", dead),
-        ("difference", difference),
-    ]
+    return {
+        "produced": produced,
+        "read by Spark": read,
+        "accepted (sound records produced)": sound,
+        "in the running totals": totals,
+        "dead-lettered": dead,
+        "difference": difference,
+    }
+
+
+def reasons(store: penstock.Store) -> dict[str, int]:
+    """Count the dead letters by the reason they carry."""
+    payloads = store.queue("dead").to_arrow().column("payload").to_pylist()
+    return dict(Counter(json.loads(payload)["reason"] for payload in payloads).most_common())
 
 
 JOIN = """
@@ -248,10 +265,12 @@ WHERE a.value >= 24.99
 GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
 
 
-def point_in_time(folder: str) -> str:
-    """A join of each high reading with what was known of its device in the ten seconds before, at one snapshot."""
+def point_in_time(folder: str) -> list[dict[str, object]]:
+    """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
     command = [sys.executable, "-m", "examples.pipeline", "join", folder]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    found: list[dict[str, object]] = json.loads(lines[-1])
+    return found
 
 
 def join(folder: str) -> None:
@@ -263,71 +282,106 @@ def join(folder: str) -> None:
     penstock.spark.views(spark, folder)
     parsed = F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
     spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-    spark.sql(JOIN).show(truncate=False)
+    rows = [row.asDict() for row in spark.sql(JOIN).collect()]
     spark.stop()
+    print(json.dumps(rows))
+
+
+# -- the whole
 
 
 def main() -> int:
     rate, seconds = int(os.environ.get("RATE", "2000")), float(os.environ.get("SECONDS", "60"))
-    kept = os.environ.get("DATA")
-    data = Path(kept or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
+    data = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
     data.mkdir(parents=True, exist_ok=True)
-    folder, checkpoint = str(data / "store"), str(data / "checkpoint")
-    wild = os.environ.get("CHAOS", "") not in ("", "0")
-    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {folder}\n")
-    with penstock.open(folder) as store:
+    run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
+    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}")
+    try:
+        return work(run, data)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what was produced is in {run.folder}, and DATA={data} make run goes on from there")
+        return 130
+
+
+def work(run: Run, data: Path) -> int:
+    with penstock.open(run.folder) as store:
         for name in ("events", "dead"):
             store.queue(name, shards=2 if name == "events" else 1)
         store.kv("latest")
         store.kv("totals", value="int64")
         store.kv("expected", value="int64")
-        running = Query(folder, checkpoint)
+        before = account(store)
+        if before["produced"]:
+            print(f"  {before['produced']:,} events are there from earlier runs")
+        running = Query(run, str(data / "checkpoint"))
         try:
             running.wait_until_running()
-            run, stop = Run(time.monotonic()), threading.Event()
-            seed = sum(
-                store.kv("expected", value="int64").get(key) or 0 for key in (b"sound", b"broken")
-            )  # another for each run
-            threads = [
-                threading.Thread(target=produce, args=(store, run, rate, seconds, seed)),
-                threading.Thread(target=watch, args=(store, run, stop)),
-            ]
-            for thread in threads:
-                thread.start()
-            if wild:
-                chaos(running, run, seconds - 5)
-            threads[0].join()
-            wait_for_lag(store, running)
-            time.sleep(0.1)
-            stop.set()
-            threads[1].join()
+            with live.shown(run):
+                stream_events(store, run, running)
         finally:
             running.stop()
-        rows = account(store)
+        after = account(store)
+        by_reason = reasons(store)
         store.checkpoint()
-        joined = point_in_time(folder)
-    return finish(data, rows, run, joined, wild)
+        joined = point_in_time(str(run.folder))
+    return finish(run, before, after, by_reason, joined)
 
 
-def finish(data: Path, rows: list[tuple[str, int]], run: Run, joined: str, wild: bool) -> int:
+def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
+    """Produce, watch and, if asked to, kill; until every event is read."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def guarded(act: Callable[..., None], *given: object) -> threading.Thread:
+        def target() -> None:
+            try:
+                act(*given)
+            except BaseException as error:
+                failures.append(error)
+
+        return threading.Thread(target=target, daemon=True)
+
+    seed = sum(
+        store.kv("expected", value="int64").get(key) or 0 for key in (b"sound", b"broken")
+    )  # another for each run
+    run.began_s, run.stage = time.monotonic(), "events come in"
+    producer, watcher = guarded(produce, store, run, seed), guarded(watch, store, run, stop)
+    producer.start()
+    watcher.start()
+    if run.wild:
+        chaos(running, run)
+    producer.join()
+    run.stage = "waiting until all is read"
+    wait_for_lag(store, running)
+    time.sleep(0.1)
+    stop.set()
+    watcher.join()
+    if failures:
+        raise failures[0]
+
+
+def finish(
+    run: Run, before: dict[str, int], after: dict[str, int], by_reason: dict[str, int], joined: list[dict[str, object]]
+) -> int:
     """Print what came of it, and write the report."""
-    size = sum(path.stat().st_size for path in (data / "store" / "tables").rglob("*") if path.is_file())
-    waits = sorted(value for _, value in run.latencies) or [0.0]
-    median, worst = waits[len(waits) // 2], waits[-1]
-    for name, value in rows:
-        print(f"  {name:<40} {value:>12,}")
-    if wild:
-        print(f"\n  the query was killed and its checkpoint deleted {run.kills} times")
-    print(f"\n  put to visible in `latest`, median / longest  {median:,.0f} / {worst:,.0f} ms")
-    print(f"  bytes on disk for each event                  {size / max(1, rows[0][1]):,.0f}")
-    print(f"\nEach high reading beside the ten seconds before it, at one snapshot:\n{JOIN}\n\n{joined}")
-    page = report.write(data / "report.html", rows, run.produced, run.latencies, joined)
-    folder = data / "store"
-    print(f"A report with charts: {page}\nThree things to try on the same folder:")
-    print(f"  .venv/bin/penstock tables {folder}")
-    print(f"  .venv/bin/penstock scan {folder} totals --limit 5")
-    print(f"  DATA={data} CHAOS=1 make run")
-    return 1 if rows[-1][1] else 0
+    size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
+    waits = run.steady_ms()
+    again = bool(before["produced"])
+    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if again else ""))
+    for name, value in after.items():
+        print(
+            f"  {name:<40}" + (f" {before[name]:>12,} {value - before[name]:>12,}" if again else "") + f" {value:>12,}"
+        )
+    print(f"\n  {report.proved(run, before, after)}")
+    print(
+        f"  put to visible in `latest`: median {percentile(waits, 0.5):,.0f} ms, 99 % {percentile(waits, 0.99):,.0f} ms"
+    )
+    print(f"  bytes on disk for each event: {size / max(1, after['produced']):,.0f}")
+    page = report.write(run, before=before, after=after, reasons=by_reason, sql=JOIN, joined=joined, size_bytes=size)
+    print(f"\nA report with charts: {page}\nThree things to try on the same folder:")
+    print(f"  .venv/bin/penstock tables {run.folder}")
+    print(f"  .venv/bin/penstock scan {run.folder} totals --limit 5")
+    print(f"  DATA={run.folder.parent} CHAOS=1 make run")
+    return 1 if after["difference"] else 0
 
 
 if __name__ == "__main__":

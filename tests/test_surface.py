@@ -45,13 +45,25 @@ PUBLIC = {
 }
 
 # Members of public classes that serve other packages of Penstock, and say so in their docstrings or names.
+ANY_KIND = {"table", "create"}  # tables of whatever kind, also of one that Penstock does not know
 INTERNAL = {
-    "Store": {"port", "clock", "files", "check_folder", "at_close", "readers", "settings", "open", "collect", "table"},
-    "StoreSettings": {"coordinator", "tree"},
-    "RemoteStore": {"port", "query_snapshot", "table"},
-    "RemoteSnapshot": {"info", "pieces", "read", "table"},
-    "StoreBatch": {"add_section", "add_files", "require", "table"},
-    "StoreSnapshot": {"table"},
+    "Store": {
+        "port",
+        "clock",
+        "files",
+        "check_folder",
+        "at_close",
+        "readers",
+        "settings",
+        "open",
+        "collect",
+        *ANY_KIND,
+    },
+    "StoreSettings": {"coordinator", "tree", "of_kind"},
+    "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
+    "RemoteSnapshot": {"info", "pieces", "read", *ANY_KIND},
+    "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
+    "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }

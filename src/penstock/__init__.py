@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.dispatcher import DispatcherSettings
     from penstock.partition.reference import StagedFile
+    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
-    from penstock.queue.service import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
@@ -76,7 +76,7 @@ _HOMES = {
     "CollectionSettings": "lsm.collection",
     "CompactionReport": "lsm.manual_compaction",
     "Consumer": "queue.consumer",
-    "ConsumerPosition": "queue.service",
+    "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
     "DispatcherSettings": "partition.dispatcher",
     "Durability": "coordinator.protocols",
@@ -84,7 +84,7 @@ _HOMES = {
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvTable": "kv.table",
-    "LeasedMessage": "queue.service",
+    "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
     "LogSettings": "log.log",
     "Message": "queue.table",
@@ -92,12 +92,12 @@ _HOMES = {
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
     "QueueTable": "queue.table",
-    "QueueTotals": "queue.service",
+    "QueueTotals": "queue.calls",
     "QueueView": "queue.table",
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
-    "ShardBounds": "queue.service",
+    "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
     "Store": "store.store",
     "StoreBatch": "store.batch",

@@ -31,8 +31,8 @@ import penstock
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
+from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
-from penstock.queue.service import LeasedMessage
 from penstock.queue.table import QueueTable, QueueView
 from penstock.store.batch import StoreBatch
 from penstock.store.store import Store

@@ -1,15 +1,29 @@
-"""The kinds of tables there are. Stores, clients and Spark find a kind here by its name.
+"""The kinds of tables there are. Stores, clients and Spark find a kind here by its name, and in no other way.
 
-Thread: values.
+A kind of Penstock's own is registered by its place in `BUILT_IN`. A kind of another package is an entry point:
+
+    [project.entry-points."penstock.kinds"]
+    graph = "graphs.kind:GraphKind"
+
+It is found in every process that has the package installed: the owner, also a detached one that a client started,
+clients, and Spark's Python workers. Entry points are read once in a process, when a name comes up that no kind has
+by then; nothing in a store's folder and nothing that a client sends names code to be loaded.
+
+Thread: any; `_lock` guards the loading.
+Invariant: a name, a condition and a type of settings belong to one kind, and to the same one as long as the process
+lives.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
+from penstock.host import threads
 from penstock.kinds import Kind
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition
@@ -17,27 +31,81 @@ from penstock.queue.kind import QueueKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
+GROUP = "penstock.kinds"  # of entry points
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (KvKind(), QueueKind())}
+KV, QUEUE = KvKind(), QueueKind()
+BUILT_IN: tuple[Kind, ...] = (KV, QUEUE)
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # those of other packages join when they are loaded
+
+
+class _Packages:
+    """The kinds of other packages."""
+
+    def __init__(self) -> None:
+        self._lock = threads.lock("registry")
+        self._is_read = False  # guarded by _lock
+        self.failures: list[str] = []  # guarded by _lock: entry points that did not load, and why
+
+    def load(self) -> None:
+        """Read the entry points, the first time: one that fails does not stop the others."""
+        with self._lock:
+            if self._is_read:
+                return
+            failures: list[str] = []
+            for entry in metadata.entry_points(group=GROUP):
+                try:
+                    kind: Kind = entry.load()()
+                    if type(KINDS.get(kind.name)) is not type(kind):  # it is there if an interrupt ended the last try
+                        _check_new(kind)
+                        KINDS[kind.name] = kind
+                except Exception as error:  # whatever another package raises
+                    failures.append(f"{entry.value} ({error})")
+            self.failures = failures
+            self._is_read = True
+
+
+_packages = _Packages()
+
+
+def find_kind(name: str) -> Kind | None:
+    """Return the kind of that name; None if this process has none."""
+    if name not in KINDS:
+        _packages.load()
+    return KINDS.get(name)
+
+
+def _check_new(kind: Kind) -> None:
+    """`Invalid` if a kind takes what belongs to another."""
+    if not _NAME.fullmatch(kind.name) or kind.name in KINDS:
+        raise Invalid(f"{in_short(kind.name)} is not the name of a new kind")
+    for condition in kind.conditions:
+        if not condition.startswith(f"{kind.name}."):
+            raise Invalid(f"the condition {condition} must begin with the name of its kind: {kind.name}.")
+    if type(kind.settings) in _settings_types():
+        raise Invalid(f"{type(kind.settings).__name__} are the settings of another kind")
 
 
 def kind_named(name: str, table: str) -> Kind:
-    """The kind of a table; `KindMismatch` if a newer Penstock made it."""
-    kind = KINDS.get(name)
+    """Return the kind of a table; `KindMismatch` if this process does not have it."""
+    kind = find_kind(name)
     if kind is None:
-        raise KindMismatch(f"table {table} is of the kind {name}, which this Penstock lacks")
+        failed = f"; these do not load: {', '.join(_packages.failures)}" if _packages.failures else ""
+        raise KindMismatch(
+            f"table {table} is of the kind {name}, which this Penstock lacks: install the package that has it{failed}"
+        )
     return kind
 
 
 def check_name(name: Any) -> str:
-    """A table's name as plain text; `Invalid` if a table cannot have it."""
+    """Return a table's name as plain text; `Invalid` if a table cannot have it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Invalid(f"{in_short(name)} is not a table name: use a-z, 0-9 and _, a letter first, at most 63")
     return str.__str__(name)
 
 
 def check_shards(shards: Any) -> int:
-    """A number of shards; `Invalid` if a table cannot have so many."""
+    """Return a number of shards; `Invalid` if a table cannot have that many."""
     return whole(shards, "the number of shards", 1, SHARDS_MAX)
 
 
@@ -48,16 +116,58 @@ def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
     """
     if check_name(name) is not name or type(check_shards(shards)) is not type(shards) or type(options) is not bytes:
         raise Invalid(f"table {in_short(name)} is described by more than plain values")
-    if not isinstance(kind, str) or kind not in KINDS:
+    found = find_kind(kind) if isinstance(kind, str) else None
+    if found is None:
         raise Invalid(f"there is no kind {in_short(kind)}")
-    KINDS[kind].check_options(options)
+    found.check_options(options)
 
 
-def conditions() -> dict[str, KindCondition]:
-    """What groups may depend on, beside tokens."""
-    return {name: judge for kind in KINDS.values() for name, judge in kind.conditions.items()}
+def check_settings(given: tuple[object, ...]) -> None:
+    """`Invalid` if some of these are not the settings of a kind, or two of one kind."""
+    for place, settings in enumerate(given):
+        if type(settings) not in _settings_types():
+            _packages.load()
+        if type(settings) not in (known := _settings_types()):
+            names = ", ".join(kind.__name__ for kind in known)
+            raise Invalid(f"kinds of the settings holds {in_short(settings)}, and takes {names}")
+        if any(type(other) is type(settings) for other in given[:place]):
+            raise Invalid(f"kinds of the settings holds {type(settings).__name__} twice: give one")
+
+
+def _settings_types() -> list[type]:
+    return [type(kind.settings) for kind in tuple(KINDS.values()) if kind.settings is not None]
+
+
+# -- conditions: their names begin with that of their kind, as in queue.ack
+
+
+def find_condition(name: str) -> Kind | None:
+    """Return the kind that has a condition; None if there is no such condition."""
+    kind = find_kind(name.partition(".")[0])
+    return kind if kind is not None and name in kind.conditions else None
 
 
 def kind_of_condition(name: str) -> Kind:
-    """Whose condition it is."""
-    return next(kind for kind in KINDS.values() if name in kind.conditions)
+    """Return the kind that a condition's name begins with; `KindMismatch` if this process does not have it."""
+    kind = find_kind(name.partition(".")[0])
+    if kind is None:
+        raise KindMismatch(
+            f"the condition {name} is of a kind that this Penstock lacks: install the package that has it"
+        )
+    return kind
+
+
+class _Conditions(Mapping[str, KindCondition]):
+    """What groups may depend on, beside tokens. A missing kind is an error of its own: it must not count as refused."""
+
+    def __getitem__(self, name: str) -> KindCondition:
+        return kind_of_condition(name).conditions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for kind in tuple(KINDS.values()) for name in kind.conditions)
+
+    def __len__(self) -> int:
+        return sum(len(kind.conditions) for kind in tuple(KINDS.values()))
+
+
+CONDITIONS = _Conditions()

@@ -33,7 +33,7 @@ SETTINGS = StoreSettings(
     reserve_bytes=4_096,
     journal=LogSettings(segment_bytes=8_192, allocate_bytes=1_024, index_bytes=1_024),
     checkpoint=CheckpointSettings(segments_max=1),
-    queue=QueueSettings(file_bytes=4_096, allocate_bytes=1_024, index_bytes=1_024),
+    kinds=(QueueSettings(file_bytes=4_096, allocate_bytes=1_024, index_bytes=1_024),),
 )
 ROWS = 60
 assert LevelLimits().level0_runs < 12  # so that the flushes below leave more than one file

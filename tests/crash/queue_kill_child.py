@@ -21,7 +21,7 @@ from penstock.store.store import Store, open_store
 SETTINGS = StoreSettings(
     journal=LogSettings(segment_bytes=100_000, allocate_bytes=50_000, index_bytes=10_000),
     checkpoint=CheckpointSettings(segments_max=1),
-    queue=QueueSettings(file_bytes=20_000, allocate_bytes=4_096, index_bytes=1_024),
+    kinds=(QueueSettings(file_bytes=20_000, allocate_bytes=4_096, index_bytes=1_024),),
     flush_interval_s=0.01,
 )
 SHARDS = 2

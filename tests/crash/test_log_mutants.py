@@ -72,7 +72,7 @@ def tail_not_truncated(patch: Patch) -> None:
         segment = SegmentWriter(file, reader.header, allocate_bytes=512, index_bytes=128)
         segment.index.add(reader.header.first, HEADER_BYTES)
         segment.end = scan_tail(reader).end
-        segment._claimed = file.size()
+        segment.claimed = file.size()
         self._synced = self._last = Index(scan_tail(reader).last)
         segment.file.fsync()
         return segment

@@ -16,7 +16,7 @@ from penstock.log import Log
 from penstock.lsm.collection import Collector
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import Judgement, Ledger, Verdict, _LedgerChanges
+from penstock.partition.ledger import Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.store.dropped import DroppedShards
@@ -174,9 +174,9 @@ def other_partition_forgotten(patch: Patch) -> None:
     entries = Dispatcher._entries
 
     def first(
-        self: Dispatcher, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Any
+        self: Dispatcher, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Any
     ) -> Mapping[PartitionId, Entry]:
-        found = entries(self, record, lsn, judgement, decoded)
+        found = entries(self, record, lsn, verdicts, decoded)
         return found if decoded is not None else dict(list(found.items())[:1])
 
     patch.setattr(Dispatcher, "_entries", first)

@@ -424,7 +424,7 @@ def _manifest(data: bytes) -> bool:
     table: tables.Table[Any, Any] = tables.ALL[data[0] % len(tables.ALL)]
     key, payload = data[2 : 2 + data[1]], data[2 + data[1] :]
     accepted = False
-    for value in (payload, codec.seal(table.name, key, codec.VERSION, payload)):
+    for value in (payload, codec.pack_value(table.name, key, codec.VERSION, payload)):
         with contextlib.suppress(CorruptionError, UnsupportedVersion):
             record = table.codec.decode(key, value)
             _same(table.codec.decode(key, table.codec.encode(key, record)), record)

@@ -18,7 +18,7 @@ from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
 SMALL_FILES = QueueSettings(file_bytes=1_600, allocate_bytes=512, index_bytes=128)
-QUEUE_SETTINGS = replace(SETTINGS, queue=SMALL_FILES)
+QUEUE_SETTINGS = replace(SETTINGS, kinds=(SMALL_FILES,))
 
 
 def open_queues(disk: SimulatedDisk, clock: FakeClock | None = None) -> Store:

@@ -100,7 +100,7 @@ def test_modes(spark: Any, store: Store, folder: str) -> None:
     rows, messages = spark.sql("select X'61' key, 1L value"), spark.sql("select X'61' payload")
     with pytest.raises(Exception, match='Please use either the "Append" or "Overwrite" mode'):
         writer(rows, "t").save(folder)
-    with pytest.raises(Exception, match=r"q is a queue, and is only appended to: use mode\('append'\)"):
+    with pytest.raises(Exception, match=r"q is of the kind queue, which is only appended to: use mode\('append'\)"):
         writer(messages, "q").mode("overwrite").save(folder)
     with pytest.raises(Exception, match=r"start and end say what mode\('overwrite'\) replaces"):
         writer(rows, "t").option("start", "a").mode("append").save(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import penstock.spark
 # What a reader would do by hand: give paths of his own, and end what runs until a signal ends it.
 SUBSTITUTES = {
     "batch=route)": "batch=route, available_now=True)",
-    'maintain(spark, "/abs/data")': 'maintain(spark, "/abs/data", once=True)',
+    'maintain(spark, "/abs/data")': 'maintain(spark, "/abs/data", stop=ended)',
 }
 
 
@@ -45,7 +46,10 @@ def test_a_block_runs(source: str, spark: Any, tmp_path: Path) -> None:
         events.put_many([b'{"device": "a", "value": 1}'] * 10, keys=[b"%d" % number for number in range(10)])
         store.flush()
         penstock.spark.views(spark, path)
+        ended = threading.Event()
+        ended.set()
         names = {
+            "ended": ended,
             "penstock": penstock,
             "spark": spark,
             "F": F,

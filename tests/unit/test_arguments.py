@@ -16,8 +16,8 @@ import pytest
 import penstock
 from penstock.errors import FixTheCall, Invalid, KindMismatch
 from penstock.kv.table import KvTable
+from penstock.queue.calls import LeasedMessage
 from penstock.queue.options import Retention
-from penstock.queue.service import LeasedMessage
 from penstock.queue.table import QueueTable
 from penstock.store.tables import Tables
 
@@ -348,7 +348,16 @@ WRONG_SETTINGS: dict[str, list[Any]] = {
     "offer_bytes_min": [*NOT_WHOLE, HUGE],
     "flush_interval_s": [*NOT_SECONDS, 0, INF, 1e300, None],
     **{key: ["no", 1, None] for key in ("durable", "background", "serve", "trust_clock")},
-    **{key: [1, None, {}] for key in ("journal", "dispatcher", "checkpoint", "collection", "queue")},
+    **{key: [1, None, {}] for key in ("journal", "dispatcher", "checkpoint", "collection")},
+    "kinds": [
+        1,
+        None,
+        {},
+        [penstock.QueueSettings()],
+        (1,),
+        (penstock.QueueSettings,),
+        (penstock.QueueSettings(),) * 2,
+    ],
 }
 
 

@@ -22,7 +22,7 @@ SETTINGS = StoreSettings(
     memory_bytes_max=256 << 20,
     reserve_bytes=0,
     journal=LogSettings(segment_bytes=64 << 10, allocate_bytes=16 << 10, index_bytes=4 << 10),
-    queue=QueueSettings(file_bytes=2 << 10, allocate_bytes=512, index_bytes=512),
+    kinds=(QueueSettings(file_bytes=2 << 10, allocate_bytes=512, index_bytes=512),),
 )
 SHARDS = 3
 

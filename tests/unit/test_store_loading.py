@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import DiskFull, Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
 from penstock.kinds import PreparedRows
 from penstock.kv import loading as kv_loading
+from penstock.kv import section as kv_section
 from penstock.store.loading import PreparedLoad
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -148,6 +149,14 @@ def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatc
     assert len(dict(table.scan())) == 10_000
 
 
+def test_large_batches_are_cast_in_slices(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.store.loading.SLICE_BYTES", 1_000)
+    table = store.kv("t", shards=2)
+    given = rows(999).cast(pa.schema({"key": pa.large_binary(), "value": pa.large_binary()}))
+    assert store.load("t", given).rows == 999
+    assert dict(table.scan()) == pairs(given)
+
+
 def test_rows_of_other_libraries(store: Any) -> None:
     polars = pytest.importorskip("polars")
     table, text = store.kv("t"), store.kv("text", value="utf8")
@@ -192,6 +201,7 @@ def test_wrong_rows_are_one_line_and_change_nothing(store: Any, given: Any, erro
 
 def test_wrong_use(store: Any) -> None:
     store.kv("t"), store.kv("other"), store.kv("small", value="int64")
+    numbers = pa.table({"key": [b"a"], "value": [1]})
     with pytest.raises(NotFound, match="nowhere"):
         store.load("nowhere", rows(1))
     with pytest.raises(Invalid, match="lease_s"):
@@ -209,6 +219,11 @@ def test_wrong_use(store: Any) -> None:
     forged = PreparedLoad("t", 1, (PreparedRows(store.prepare("t", rows(1)).parts[0].partition, b"no section"),))
     with pytest.raises(PenstockError), store.batch() as batch:
         batch.load("t", forged)
+    section = kv_section.encode(kv_section.Rows.of({b"a": b"123"}))  # it decodes, and no reader could read the value
+    forged = PreparedLoad("small", 1, (PreparedRows(store.prepare("small", numbers).parts[0].partition, section),))
+    with pytest.raises(Invalid, match="8 bytes"), store.batch() as batch:
+        batch.load("small", forged)
+    assert dict(store.kv("small").scan()) == {}
     with pytest.raises(KindMismatch):
         store.kv("small", value="utf8")
     assert dict(store.kv("t").scan()) == {}
@@ -283,7 +298,7 @@ def test_what_is_never_committed_goes_when_its_lease_ends() -> None:
     disk, clock = SimulatedDisk(), FakeClock()
     store = open_here(disk, clock)
     store.kv("t")
-    table = store._existing("t").table
+    table = store._info("t").table
     prepared = store.prepare("t", rows(20_000), lease_s=60.0)
     store.flush()
     disk = disk.image().restore("restart")

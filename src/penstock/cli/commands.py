@@ -5,8 +5,6 @@ Thread: one.
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -146,13 +144,11 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     port: Annotated[int, typer.Option(help="0: any that is free")] = 0,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
+    from penstock.host.waiting import stop_on_signals
     from penstock.server.healing import Healer
     from penstock.server.tcp import serve_tcp
 
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    with penstock.open(store) as opened:
+    with stop_on_signals() as stopping, penstock.open(store) as opened:
         found = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
         print(f"penstock://{host}:{found}", flush=True)
         healer = Healer(opened, opened.clock)

@@ -138,9 +138,9 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading) -> tuple[list[Any], bool]:
-        """The record batches of a page, and whether there are more pages."""
-        deadline_s = self.deadline_s()
+    def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[list[Any], bool]:
+        """The record batches of a page, and whether there are more pages. `wait_s`: how long the owner may work."""
+        deadline_s = self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
             line = self._open(deadline_s)
@@ -165,22 +165,24 @@ class Connection:
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
 
-    def pages(self, reading: wire.Scan) -> Iterator[list[Any]]:
-        """All pages of a scan, the first of them at once."""
-        retries = Retries(self._clock, self.deadline_s(), pause_s=0.1)
+    def pages(self, reading: wire.Scan | wire.RunQuery, *, wait_s: float = 0.0) -> Iterator[list[Any]]:
+        """All pages of a scan or a query, the first of them at once."""
+        retries = Retries(self._clock, self.deadline_s(wait_s), pause_s=0.1)
         while True:
             try:
-                page, more = self.read(reading)
-                return self._pages(reading, page, more)
+                page, more = self.read(reading, wait_s=wait_s)
+                return self._pages(reading, page, more, wait_s)
             except Backpressure:  # others read: wait for one's turn
                 if not retries.again():
                     raise
 
-    def _pages(self, reading: wire.Scan, page: list[Any], more: bool) -> Iterator[list[Any]]:
+    def _pages(
+        self, reading: wire.Scan | wire.RunQuery, page: list[Any], more: bool, wait_s: float
+    ) -> Iterator[list[Any]]:
         try:
             yield page
             while more:
-                page, more = self.read(wire.More(reading.scan))
+                page, more = self.read(wire.More(reading.scan), wait_s=wait_s)
                 yield page
         finally:
             if more:

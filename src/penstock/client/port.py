@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 from penstock.client.building import building
 from penstock.client.connection import Connection
@@ -25,7 +27,7 @@ from penstock.host.clock import Clock
 from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import Insert, Kind, Piece, Workplace
+from penstock.kinds import QUERY_S, Insert, Kind, Piece, Workplace, as_serviced
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
@@ -34,7 +36,9 @@ from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.scheduler.offers import Offer
+from penstock.store.querying import check_query
 
+T = TypeVar("T")
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
@@ -80,6 +84,14 @@ class _FlightReading:
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for batch in page)
+
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        check_query(info, name, argument, timeout_s)
+        self._settle_writes()
+        scan = self._random.randbytes(16).hex()
+        request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
+        # The first page waits for two batches: one to send, and whether there is another.
+        return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for batch in page)
 
     def _scan(
         self, partition: PartitionId, start: bytes, end: bytes | None, *, arrow: bool, reverse: bool
@@ -314,9 +326,13 @@ class FlightPort(_FlightReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._settle_writes()
-        repeat = name in kind_named(info.kind, info.name).repeatable
+        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
+
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        answer = self.call(info, name, msgspec.msgpack.encode(request), wait_s=wait_s)
+        return msgspec.msgpack.decode(answer, type=reply)
 
     # -- files that are built elsewhere
 

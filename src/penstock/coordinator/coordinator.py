@@ -203,8 +203,9 @@ class WriteCoordinator(Generic[D, F, V]):
         A caller who finds the turn free flushes by itself and returns when that ends, whatever `timeout_s` says. With
         0 it never does: it asks the background thread, and `WaitExpired` says that it is not durable yet.
         """
-        if epoch is None or not self._epochs.none < epoch <= self._buffer.layers.durable:
-            target = self._epochs.last if epoch is None else self._epochs.check(epoch)
+        epochs = self._epochs
+        if epoch is None or not epochs.none < epoch <= self._buffer.layers.durable:
+            target = epochs.last if epoch is None else epochs.check(epoch)
             self._await(Waiter(target, applied=False), timeout_s)
         return Acknowledgement(self._buffer.layers.durable, self._durability)
 
@@ -224,41 +225,40 @@ class WriteCoordinator(Generic[D, F, V]):
 
     def _await(self, waiter: Waiter, timeout_s: float) -> None:
         """Work or sleep until the waiter's epoch came; `WaitExpired` if time runs out first."""
-        executor = self._executor
-        begin_s, left_s = self._clock.monotonic_s(), timeout_s
+        executor, buffer = self._executor, self._buffer
+        deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         try:
             while True:
                 with self._lock:
-                    if self._came(waiter):
+                    layers = buffer.layers
+                    if waiter.epoch <= (layers.applied if waiter.applied else layers.durable):
+                        executor.waiters.all.pop(waiter, None)
                         break
                     if executor.failure is not None or self._closed:
                         self._refuse_waiting(waiter)
-                    if left_s <= 0:
+                    if left_s <= 0 and not executor.has_turn(waiter):
                         self._background.ask()
                         self._look()
                         raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
-                    has_turn = executor.join(waiter)
-                if not has_turn:
-                    left_s = self._sleep(waiter, begin_s + timeout_s, left_s)
+                    patience_s = executor.join(waiter)
+                if patience_s:
+                    left_s = self._sleep(waiter, deadline_s, left_s, patience_s)
                     if waiter.reached:
-                        break  # without a look: sixteen that wake together would queue up for the lock
-                    with self._lock:
-                        executor.waiters.discard(waiter)
-                executor.work(waiter, Trigger.EXPLICIT)
-            if executor.has_turn(waiter):
+                        return  # without a look: sixteen that wake together would queue up for the lock
+                else:
+                    executor.work(waiter, Trigger.EXPLICIT)
+            if executor.leading is waiter or executor.applying is waiter:
                 executor.leave(waiter)  # its epoch came by another way
         except BaseException:
             executor.leave(waiter)
             raise
 
-    def _came(self, waiter: Waiter) -> bool:
-        layers = self._buffer.layers
-        return (layers.applied if waiter.applied else layers.durable) >= waiter.epoch
-
-    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float) -> float:
+    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, patience_s: float = LOOK_AGAIN_S) -> float:
         """Sleep until woken, at most until it is time to look again; how much time is left then."""
-        slice_s = min(left_s, LOOK_AGAIN_S)
+        slice_s = patience_s if patience_s < left_s else left_s
         if waiter.wait(slice_s):
+            if waiter.reached:
+                return left_s  # and nobody asks how much
             return deadline_s - self._clock.monotonic_s()
         return left_s - slice_s
 

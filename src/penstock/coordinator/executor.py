@@ -1,18 +1,33 @@
-"""Flushes, applies, and the turns to do them.
+"""Two turns, and who has them: the way of a write through the coordinator, told once.
 
-There are two turns. Who has the *flush turn* makes one batch durable; who has the *apply turn* publishes views. A
-caller who wants durability and finds the flush turn free takes it and flushes for everyone; the others wait for its
-end. Then one of those who came meanwhile gets the turn. So nobody hands work to another thread while there is a caller
-to do it. A batch is applied by the thread that flushed it if the apply turn is free; otherwise by whoever has that
-turn, or waits for that batch, so that a slow apply does not hold back the next fsync. When many batches wait to be
-applied, flushes wait too: the next gets larger instead, and readers never look through many layers.
+    write_into     a write goes into the pending delta and gets its epoch; nothing else happens to it yet
+    join           its writer waits: it takes the write turn if that is free, else it sleeps among the waiters
+  the write turn: one thread at a time
+    take           all that is pending becomes a batch; from here on a new delta takes the writes
+    make_durable   the flusher encodes the batch, writes it and syncs it: one fsync for everybody in it
+    harden         `durable` moves; those who wait for it are woken; the write turn goes to the next who wants it
+  the apply turn: one thread at a time, batch by batch
+    apply          the flusher applies the batch, and returns the view that holds it
+    retire         the view and `applied` move in one step; those who wait for that are woken
 
-Any line may raise: a Ctrl-C, a signal's handler, a failed allocation. So a turn belongs to a `Waiter`, is taken by one
-assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, gives back whatever that waiter still has.
-What it was doing is in the layers: a batch that was taken and is not durable, or one that is durable and not applied.
-Whoever gets the turn next goes on with that: the batch is written again after `flusher.recover()`, which finds out what
-became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`, and nothing
-is tried again before `recover()`.
+The thread that flushed a batch also applies it, if the apply turn is free; otherwise whoever has that turn does, or one
+who waits for that batch. So nobody hands work to another thread while there is a caller to do it, and a slow apply does
+not hold back the next fsync. When many batches wait to be applied, flushes wait too: the next gets larger instead, and
+readers never look through many layers. A batch that nobody waits for is the background thread's.
+
+Groups. Sixteen threads that write one durable row after the other wake together, and the first to come back would sync
+its row alone while fifteen wait for the next fsync. So, while those who were woken last came back within one flush
+(their threads are known), the next group is expected to be as large: the first to come takes the turn but sleeps, the
+last to come takes the turn from it and flushes for all. If somebody does not come, the first goes on after GATHER_S,
+and the next group is expected to be as large as this one was. One thread alone never waits, nor do threads that do
+something else between their writes.
+
+Interrupts. Any line may raise: a Ctrl-C, a signal's handler, a failed allocation. So a turn belongs to a `Waiter`, is
+taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, gives back whatever that waiter
+still has. What it was doing is in the layers: a batch that was taken and is not durable, or one that is durable and not
+applied. Whoever gets the turn next goes on with that: the batch is written again after `flusher.recover()`, which finds
+out what became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`,
+and nothing is tried again before `recover()`.
 
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
 Invariants: (1) the order is: durable, its waiters; view, applied, its waiters. (2) a batch waits to be applied only
@@ -31,7 +46,7 @@ from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import Batch, D, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
-from penstock.coordinator.waiting import Waiter, Waiters
+from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
@@ -41,6 +56,7 @@ logger = logging.getLogger(__name__)
 UNAPPLIED_MAX = 16  # batches that are durable and not applied; more wait with their flush
 _LEAVE_ATTEMPTS = 8  # a second and a third interrupt must not leave a turn taken
 _POLL_S = 0.01
+GATHER_S = 0.001  # the first of a group waits no longer for the others
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -67,9 +83,13 @@ class FlushExecutor(Generic[D, F, V]):
         self.apply_failed = False  # with a failure: views have stopped too
         self.has_thread = False  # whether an apply can be left to the background thread
         self.apply_left = False  # it was left
-        self.leading: Waiter | None = None  # who has the flush turn
-        self._applying: Waiter | None = None  # who has the apply turn
+        self.leading: Waiter | None = None  # who has the write turn
+        self.applying: Waiter | None = None  # who has the apply turn
         self.waiters = Waiters()
+        self._gathering: Waiter | None = None  # who has the write turn and sleeps until its group is complete
+        self._group = 0  # how many are expected to share the next flush
+        self._woken: set[int] = set()  # threads of the last group
+        self._returned = 0  # how many of them have come back since
         self._tried = epochs.none  # the last epoch of a batch that was given to the flusher
         self.flushes: Counter[Trigger] = Counter()
         self.flush_failures = 0
@@ -99,33 +119,57 @@ class FlushExecutor(Generic[D, F, V]):
         self._buffer.seal(self._epochs.last)
 
     def can_lead(self) -> bool:
-        """Whether the flush turn may be taken."""
+        """Whether the write turn may be taken."""
         return self.leading is None and self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX
 
     def can_apply(self) -> bool:
         """Whether the apply turn may be taken, and there is something to do."""
-        return self._applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
+        return self.applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
-    def join(self, waiter: Waiter) -> bool:
-        """Take a turn that is free and leads to the waiter's epoch, or sleep among the others; whether it has one."""
-        if self.has_turn(waiter):
-            return True
-        if waiter.works and waiter.epoch > self._buffer.layers.durable and self.can_lead():
-            self.leading = waiter
-            return True
+    def join(self, waiter: Waiter) -> float:
+        """Take a turn that is free and leads to the waiter's epoch: 0.0. Or sleep among the others: how long."""
+        if self.applying is waiter:
+            return 0.0
+        if not waiter.joined:
+            waiter.joined = True
+            self._returned += waiter.thread in self._woken
+        if waiter.works and waiter.epoch > self._buffer.layers.durable:
+            leading = self.leading
+            if leading is None:
+                if self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX:  # `can_lead`
+                    if self._group <= 1:
+                        self.leading = waiter
+                        return 0.0
+                    return self._lead_or_gather(waiter)
+            elif leading is waiter or leading is self._gathering:
+                return self._lead_or_gather(waiter)
         if waiter.works and waiter.applied and self.claim_apply(waiter):
-            return True
+            return 0.0
         self.waiters.add(waiter)
-        return False
+        return LOOK_AGAIN_S
+
+    def _lead_or_gather(self, waiter: Waiter) -> float:
+        """Take the write turn, from one who gathers too, if the group is complete. Or sleep until it is."""
+        others = self.waiters.all
+        others.pop(waiter, None)
+        if len(others) + 1 >= self._group or (self.leading is waiter and waiter.gathered):
+            self.leading, self._gathering = waiter, None
+            return 0.0
+        self.waiters.add(waiter)
+        if self._gathering is not None and self._gathering is not waiter:
+            return LOOK_AGAIN_S
+        self.leading = self._gathering = waiter
+        waiter.gathered = True
+        return GATHER_S
 
     def has_turn(self, waiter: Waiter) -> bool:
-        return self.leading is waiter or self._applying is waiter
+        return self.leading is waiter or self.applying is waiter
 
     def claim_apply(self, waiter: Waiter) -> bool:
         """Take the apply turn if there is something to do."""
         if self.can_apply():
-            self._applying = waiter
-        return self._applying is waiter
+            self.applying = waiter
+        return self.applying is waiter
 
     def _hand_on(self) -> None:
         """Give turns that are free to those who wait for what they bring; wake those whose epoch will not come."""
@@ -140,7 +184,7 @@ class FlushExecutor(Generic[D, F, V]):
         if layers.results and self.can_apply():
             follower = waiters.take_worker(layers.applied, applied=True)
             if follower is not None:
-                self._applying = follower
+                self.applying = follower
                 follower.wake()
             else:
                 self.apply_left = True
@@ -164,8 +208,10 @@ class FlushExecutor(Generic[D, F, V]):
                     self.waiters.discard(waiter)
                     if self.leading is waiter:
                         self.leading = None
-                    if self._applying is waiter:
-                        self._applying = None
+                    if self.applying is waiter:
+                        self.applying = None
+                    if self._gathering is waiter:
+                        self._gathering = None
                     self._hand_on()
                 return
             except BaseException:
@@ -175,7 +221,7 @@ class FlushExecutor(Generic[D, F, V]):
         """Do what the waiter has a turn for. A failure is left in `failure`."""
         if self.leading is waiter:
             self._lead(waiter, trigger)
-        if self._applying is waiter:
+        if self.applying is waiter:
             self._apply(waiter)
 
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
@@ -202,13 +248,30 @@ class FlushExecutor(Generic[D, F, V]):
             return
         with self._lock:
             self._harden(result, trigger, begin_s)
-            reached = self.waiters.take_reached(self._buffer.layers.durable, self._buffer.layers.applied)
-            if self.can_apply():
-                self._applying = waiter
+            reached = self._take_reached(waiter, applied=False)
+            if self.applying is None and not self.apply_failed:
+                self.applying = waiter
             self.leading = None
             self._hand_on()  # the next fsync can begin while the others wake up
         for other in reached:
             other.wake()
+
+    def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
+        """Take out those whose epoch came, for the caller to wake them. Requires: _lock.
+
+        They, and `waiter` if that is all it waited for, are a group: whether the last one came back says how many are
+        expected next.
+        """
+        layers, waiters = self._buffer.layers, self.waiters
+        reached = waiters.take_reached(layers.durable, layers.applied) if waiters.all else []
+        group = [*reached, waiter] if waiter is not None and waiter.applied is applied else reached
+        if group:
+            came_back = self._returned >= len(self._woken) > 0
+            next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
+            self._group = len(group) + len(waiters.all) + next_leader if came_back else self._returned
+            self._woken = {waiter.thread for waiter in group}
+            self._returned = 0
+        return reached
 
     def _next_batch(self) -> Batch[D] | None:
         """One that was taken and is not durable, or all that is in none. Requires: _lock."""
@@ -225,7 +288,7 @@ class FlushExecutor(Generic[D, F, V]):
 
     def _apply(self, waiter: Waiter) -> None:
         """Apply up to the waiter's epoch; what is left then goes to someone who waits for it, or to the thread."""
-        while self._applying is waiter:
+        while self.applying is waiter:
             try:
                 view = self._apply_next()
             except Exception as error:
@@ -233,7 +296,7 @@ class FlushExecutor(Generic[D, F, V]):
                     self.apply_failures += 1
                     self.apply_failed = True
                     self._fail(error)
-                    self._applying = None
+                    self.applying = None
                     self._hand_on()
                 return
             self._publish(view, waiter)
@@ -246,9 +309,9 @@ class FlushExecutor(Generic[D, F, V]):
         with self._lock:
             self._buffer.retire(view)  # with the watermark: a waiter that wakes must find its write
             layers = self._buffer.layers
-            reached = self.waiters.take_reached(layers.durable, layers.applied)
+            reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
-                self._applying = None
+                self.applying = None
             self._hand_on()  # also to one whom too many unapplied batches kept from flushing
         for other in reached:
             other.wake()
@@ -269,9 +332,9 @@ class FlushExecutor(Generic[D, F, V]):
         waiter.prepare()
         while True:
             with self._lock:
-                if self.leading is None and self._applying is None:
+                if self.leading is None and self.applying is None:
                     if self.failure is not None:
-                        self.leading = self._applying = waiter
+                        self.leading = self.applying = waiter
                     return self.failure is not None
             if timeout_s <= 0:
                 raise WaitExpired("a flush or an apply did not end in time: recover later")

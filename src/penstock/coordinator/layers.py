@@ -30,6 +30,9 @@ from penstock.coordinator.protocols import Batch, D, V
 
 V_co = TypeVar("V_co", covariant=True)
 
+T = TypeVar("T")
+_new: Callable[[type[T], tuple[Any, ...]], T] = tuple.__new__  # type: ignore[assignment]
+
 
 class Layers(NamedTuple, Generic[D, V]):
     """One consistent state of everything written."""
@@ -51,12 +54,12 @@ class Layers(NamedTuple, Generic[D, V]):
             return self.deltas
         return self.deltas[: len(self.deltas) - sum(len(batch.deltas) for batch in self.batches)]
 
-    # One constructor call a step: `_replace` is five, and every flush takes four steps.
+    # `_new` builds the tuple in one step: the constructor is a call more, and every flush takes three steps.
 
     def seal(self, pending: D, last: Epoch) -> Layers[D, V]:
         """With the pending delta, which holds all up to `last`, among the others, and a new one in its place."""
-        _, deltas, view, applied, durable, taken, _, batches, results = self
-        return Layers(pending, (self.pending, *deltas), view, applied, durable, taken, last, batches, results)
+        before, deltas, view, applied, durable, taken, _, batches, results = self
+        return _new(Layers, (pending, (before, *deltas), view, applied, durable, taken, last, batches, results))
 
     def fold(self, folded: D) -> Self:
         """With one delta in the place of all that are sealed and in no batch."""
@@ -65,26 +68,26 @@ class Layers(NamedTuple, Generic[D, V]):
     def take(self, pending: D, last: Epoch, size: int) -> Layers[D, V]:
         """With everything up to `last` that is in no batch in one of its own; `pending` takes the next writes."""
         before, deltas, view, applied, durable, taken, sealed, batches, results = self
-        taking = self.sealed_deltas[::-1]
+        taking = self.sealed_deltas[::-1] if deltas else ()
         if last > sealed:
             taking, deltas = (*taking, before), (before, *deltas)
         else:
             pending = before
-        batches = (*batches, Batch(taking, Epoch(taken + 1), last, size))
-        return Layers(pending, deltas, view, applied, durable, last, last, batches, results)
+        batches = (*batches, _new(Batch, (taking, taken + 1, last, size)))
+        return _new(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
 
     def harden(self, result: Any) -> Layers[D, V]:
         """With the oldest batch that was not durable known to be so."""
         pending, deltas, view, applied, _, taken, sealed, batches, results = self
         last = batches[len(results)].last
-        return Layers(pending, deltas, view, applied, last, taken, sealed, batches, (*results, result))
+        return _new(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
 
     def retire(self, view: V) -> Layers[D, V]:
         """With the oldest batch in the view, and its deltas gone."""
         pending, deltas, _, _, durable, taken, sealed, batches, results = self
         batch = batches[0]
         deltas = deltas[: len(deltas) - len(batch.deltas)]
-        return Layers(pending, deltas, view, batch.last, durable, taken, sealed, batches[1:], results[1:])
+        return _new(Layers, (pending, deltas, view, batch.last, durable, taken, sealed, batches[1:], results[1:]))
 
 
 class Subscription(Generic[V_co]):
@@ -144,10 +147,7 @@ class DeltaBuffer(Generic[D, V]):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes in batches that are not in the view."""
-        size = 0
-        for batch in self.layers.batches:  # few; a sum over a generator would cost more than all of this
-            size += batch.size
-        return size
+        return sum(batch.size for batch in self.layers.batches)
 
     @property
     def flush_due(self) -> bool:
@@ -162,12 +162,17 @@ class DeltaBuffer(Generic[D, V]):
 
     def open_room(self) -> None:
         """Let writes in without a look, up to the next limit."""
-        self.shut_room()
+        self._pending_bytes += self._allowed - self.room
+        self.room = self._allowed = SHUT
         if self.held is not None:
             return
-        room = self.bytes_max - self._pending_bytes - self.in_flight_bytes
+        room = self.bytes_max - self._pending_bytes
+        for batch in self.layers.batches:  # few, if any
+            room -= batch.size
         left = self._flush_bytes - self._pending_bytes
-        self.room = self._allowed = max(min(room, left) if left > 0 else room, SHUT)
+        if 0 < left < room:
+            room = left
+        self.room = self._allowed = room if room > SHUT else SHUT
 
     def shut_room(self) -> None:
         """Make the next write look."""
@@ -190,15 +195,13 @@ class DeltaBuffer(Generic[D, V]):
 
     def take(self, last: Epoch) -> Batch[D]:
         """Everything up to `last` that is in no batch yet, as a batch."""
-        was_open = self.room >= 0
-        self.shut_room()
-        self.layers = self.layers.take(self._make(), last, self._pending_bytes)
-        self._pending_bytes = 0  # after the batch has them
+        was_open, size = self.room >= 0, self._pending_bytes + self._allowed - self.room
+        self.layers = layers = self.layers.take(self._make(), last, size)
+        self._pending_bytes, self.room, self._allowed = 0, SHUT, SHUT  # after the batch has them
+        self.taken_bytes += size
         if was_open:
             self.open_room()
-        batch = self.layers.batches[-1]
-        self.taken_bytes += batch.size
-        return batch
+        return layers.batches[-1]
 
     def harden(self, result: Any) -> None:
         """The oldest batch that was not durable is so now."""

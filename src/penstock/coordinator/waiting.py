@@ -29,12 +29,15 @@ LOOK_AGAIN_S = 0.5
 class Waiter:
     """A thread that waits for an epoch. It is also what a turn is given to: see `executor`."""
 
-    __slots__ = ("_signal", "applied", "epoch", "reached", "works")
+    __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "reached", "thread", "works")
 
     def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
         self.applied = applied  # waits until the view holds the epoch, not only until it is durable
         self.works = works  # takes a turn when there is one
+        self.thread = threading.get_ident()
+        self.joined = False  # has asked for a turn
+        self.gathered = False  # has waited once for others to share its flush
         self.reached = False  # its epoch came while it slept, and nobody remembers it any more
         self._signal: threading.Lock | None = None  # made when it is needed: who finds a turn free never sleeps
 
@@ -60,29 +63,26 @@ class Waiters:
     """All who sleep."""
 
     def __init__(self) -> None:
-        self.all: list[Waiter] = []
+        self.all: dict[Waiter, None] = {}  # in the order in which they came
 
     def __len__(self) -> int:
         return len(self.all)
 
     def add(self, waiter: Waiter) -> None:
+        """Remember one that waits; it may be there already."""
         waiter.prepare()
-        self.all.append(waiter)
+        self.all[waiter] = None
 
     def discard(self, waiter: Waiter) -> None:
         """Forget one that waits no more."""
-        with suppress(ValueError):
-            self.all.remove(waiter)
+        self.all.pop(waiter, None)
 
     def take_reached(self, durable: int, applied: int) -> list[Waiter]:
         """Remove those whose epoch came; the caller wakes them."""
-        if not self.all:
-            return []
         reached = [waiter for waiter in self.all if waiter.epoch <= (applied if waiter.applied else durable)]
-        if reached:
-            self.all = [waiter for waiter in self.all if waiter.epoch > (applied if waiter.applied else durable)]
         for waiter in reached:
-            waiter.reached = True  # after it is out of the list: it need not look
+            del self.all[waiter]
+            waiter.reached = True  # after it is out: it need not look
         return reached
 
     def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
@@ -93,7 +93,7 @@ class Waiters:
         if not workers:
             return None
         worker = min(workers, key=_epoch_of)
-        self.all.remove(worker)
+        del self.all[worker]
         return worker
 
     def wake_all(self) -> None:

@@ -1,7 +1,7 @@
 """The lock on a store's folder.
 
 Thread: any.
-Invariant: a lock is given up when the process that took it ends, however it ends, and no forked child keeps it.
+Invariant: a lock ends with the process that took it, however that ends, and no forked child keeps it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class OsLock:
 
     def check(self) -> None:
         try:
-            if self._fd < 0 or os.path.samestat(os.stat(self._path), self._status):
+            if self._fd < 0:
                 return  # already released: a closing store changes nothing more
+            now, opened = os.stat(self._path), self._status
+            if now.st_ino == opened.st_ino and now.st_dev == opened.st_dev:
+                return
         except (FileNotFoundError, NotADirectoryError):
             pass
         raise Closed(

@@ -153,8 +153,9 @@ class OpenFiles:
             while not mine:
                 with self._lock:
                     if not state.moving:
-                        self._check(state, path)
                         raw = state.raw
+                        if raw is None or state.failure is not None or state.closed:
+                            self._check(state, path)
                         if raw is not None:
                             state.users += 1
                             self._clean.pop(state, None)
@@ -359,7 +360,9 @@ class BoundedFile:
         self._sync(lambda raw: raw.fdatasync())
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        raw, state = self._acquire(), self._state
+        state = self._state
+        raw = self._files.acquire(state, self._path, for_sync=False)
+        assert raw is not None
         try:
             state.dirty = state.wrote = True
             for piece in pieces:

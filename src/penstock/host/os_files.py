@@ -101,7 +101,7 @@ class OsFile:
         self.fdatasync()
 
     def map(self, size: int) -> memoryview:
-        # Reading a mapping past the end of its file is a SIGBUS, not an exception: look first.
+        # Reading a mapping past the end of its file is a SIGBUS, not an exception: check first.
         actual = self.size()
         if actual < size:
             raise CorruptionError(self._path, actual, f"the file ends here, {size} bytes were expected")
@@ -147,7 +147,7 @@ class UnboundedFileSystem:
         return OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
 
     def open(self, path: str, *, write: bool = False) -> File:
-        # Without O_NONBLOCK, opening a fifo waits for ever for somebody at its other end.
+        # Without O_NONBLOCK, opening a fifo would wait forever for its other end.
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
         file = OsFile(path, fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -186,10 +186,10 @@ class UnboundedFileSystem:
 
     def free_bytes(self, path: str) -> int | None:
         try:
-            found = os.statvfs(path)
+            status = os.statvfs(path)
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
+        return status.f_bavail * status.f_frsize
 
     def lock(self, path: str) -> Lock:
         return OsLock(path)

@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces, and acting at intervals beside a block of code.
+"""Retries with deadlines, periodic calls beside a block, and stop signals.
 
 What this process announces is waited for on a condition (`threads.condition`), with a timeout. Other processes, lock
 files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
@@ -9,9 +9,11 @@ Thread: a `Retries` belongs to one thread; `repeating` starts one.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -32,7 +34,7 @@ class Retries:
         pause_s_max: float | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """`deadline_s` is on the clock's monotonic hand. Pauses double up to `pause_s_max`, if it is given."""
+        """`deadline_s` is by the monotonic clock. With `pause_s_max`, pauses double up to it."""
         self._clock = clock
         self._deadline_s = deadline_s
         self._pause_s = pause_s
@@ -55,6 +57,25 @@ class Retries:
 def pause(seconds: float, stop: threading.Event | None = None) -> bool:
     """Sleep, but not past `stop`; return whether that was set."""
     return (threading.Event() if stop is None else stop).wait(seconds)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set while the block runs.
+
+    Python delivers signals to the main thread only: in any other thread nothing sets the event.
+    """
+    stop = threading.Event()
+    in_main = threading.current_thread() is threading.main_thread()
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT) if in_main else ():
+            before[number] = signal.getsignal(number)
+            signal.signal(number, lambda *_: stop.set())
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

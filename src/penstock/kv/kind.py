@@ -5,49 +5,48 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import Invalid, KindMismatch, PenstockError
-from penstock.kinds import Filters, Host, Piece, Port, PreparedRows, Reading, Site, Workplace
+from penstock.kinds import (
+    FileReadable,
+    Filters,
+    Kind,
+    Loadable,
+    Piece,
+    Port,
+    PreparedRows,
+    Reading,
+    Replaceable,
+    Site,
+    Workplace,
+)
 from penstock.kv import section
-from penstock.kv.loading import Loader, bundle, load_schema
+from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
 from penstock.kv.ranges import key_of, narrowed_keys
 from penstock.kv.received import check_options, receive, weight
 from penstock.kv.table import KvReader, KvTable, kv_schema
-from penstock.kv.values import arrow_values, decode_options
+from penstock.kv.values import Options, ValueType, arrow_values, check_value_type, decode_options, encode_options
 from penstock.lsm.rows import DELETE
-from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
+from penstock.partition.reference import StagedFile
 
 
-class KvService:
-    """A kv table has nothing to be asked beyond reading and writing."""
-
-    def call(self, name: str, argument: bytes) -> NoReturn:
-        raise Invalid(f"a kv table does not know {name!r}")
-
-    def admit(self, name: str, argument: bytes) -> None: ...
-
-    def tend(self) -> None: ...
-
-    def engaged(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-
-class KvKind:
+class KvKind(Kind, Loadable, Replaceable, FileReadable):
     """The kind `kv`."""
 
     name = "kv"
+    options_default = encode_options(Options())
     staged_suffix = ".sst"
-    conditions: Mapping[str, KindCondition] = {}
-    asking = repeatable = frozenset[str]()
+
+    def options(self, value: ValueType | None) -> bytes:
+        """Return the options of a table that holds values of a type; `Invalid` if there is no such type."""
+        return self.options_default if value is None else encode_options(Options(check_value_type(value)))
 
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
@@ -61,15 +60,6 @@ class KvKind:
     def receive(self, payload: bytes, options: bytes) -> section.Section:
         return receive(payload, options)
 
-    def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
-        raise self.refusal(condition, argument)
-
-    def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
-        return ()  # its service refuses them all
-
-    def waits(self, name: str, argument: bytes) -> bool:
-        return False
-
     def check_options(self, options: bytes) -> None:
         check_options(options)
 
@@ -81,15 +71,6 @@ class KvKind:
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> KvMachine:
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
         return KvMachine(tree, site.maintenance, descriptor, options)
-
-    def service(self, info: TableInfo, host: Host) -> KvService:
-        return KvService()
-
-    def refusal(self, condition: str, argument: bytes) -> PenstockError:
-        return Invalid(f"a kv table has no condition {condition!r}")
-
-    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        raise KindMismatch(f"table {info.name} is a kv table and has no consumers: only a queue has")
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:
         return KvTable(port, info, durable=durable)
@@ -117,14 +98,23 @@ class KvKind:
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         return Loader(info, decode_options(info.options), place).run(batches)
 
-    def bundle(
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+        return bundle(loads, info, place, None)
+
+    def check_staged(self, machine: KvMachine, files: Sequence[StagedFile]) -> None:
+        machine.check_staged(files)
+
+    def inside(self, batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
+        return inside(batches, start, end)
+
+    def bundle_in_place(
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
         place: Workplace,
-        replace: tuple[bytes, bytes | None] | None,
+        replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
-        return bundle(loads, info, place, replace)
+        return bundle(loads, info, place, replaced)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

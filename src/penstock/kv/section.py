@@ -27,17 +27,14 @@ from penstock.partition.pending import PendingDelta
 Operation: TypeAlias = tuple[int, bytes, int]  # kind, value, expires_us
 PLAIN, FULL, RANGES = 0, 1, 2
 _HEADER = struct.Struct("<BxxxI")  # form, rows
+_ONE_PUT = struct.Struct("<BxxxIII")  # the same, the length of the key, of the value
 
 
 class Rows(dict[bytes, "bytes | Operation"]):
     """Key to value (a put that never expires) or to an operation."""
 
-    __slots__ = ("plain", "size_bytes")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = True  # values only
-        self.size_bytes: int | None = None  # noted when it is encoded: it does not change any more by then
+    plain = True  # values only
+    size_bytes: int | None = None  # noted when it is encoded: it does not change any more by then
 
     @classmethod
     def of(cls, values: dict[bytes, bytes]) -> Rows:
@@ -64,7 +61,9 @@ def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -
     try:
         delta.open[partition][key] = value  # type: ignore[index]
     except (KeyError, TypeError):  # the first of its group, or of its shard
-        put_many(delta, partition, {key: value}, None)
+        sections = delta.begin() if delta.open is None else delta.open
+        rows = sections[partition] = Rows()
+        rows[key] = value
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
@@ -108,6 +107,10 @@ def _in_new_group(delta: PendingDelta, partition: PartitionId, key: bytes, opera
 
 def encode(section: Section) -> bytes:
     """A section as columns."""
+    if len(section) == 1 and isinstance(section, Rows) and section.plain:  # the same bytes as below, with less ado
+        ((key, value),) = section.items()
+        section.size_bytes = len(key) + len(value)
+        return _ONE_PUT.pack(PLAIN, 1, len(key), len(value)) + key + value  # type: ignore[operator]
     if isinstance(section, Ranges):
         starts, ends = [a for a, _ in section], [b for _, b in section]
         return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))
@@ -224,8 +227,8 @@ def only_put(section: Section) -> tuple[bytes, bytes] | None:
     """The key and the value of a section that is one put of a value that never expires."""
     if len(section) != 1 or not isinstance(section, Rows) or not section.plain:
         return None
-    ((key, value),) = section.items()
-    return key, value  # type: ignore[return-value]
+    (pair,) = section.items()
+    return pair  # type: ignore[return-value]
 
 
 def _puts(sections: list[Rows], lsn: int, time_us: int) -> Edit:

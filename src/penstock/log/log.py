@@ -60,7 +60,7 @@ class Repair:
 
     path: str
     offset: int
-    kept: int  # valid records that were not known to be synced, and are now
+    resynced: int  # valid records that were not known to be synced, and are now
     torn: str | None  # why the bytes after them are not a record; None if nothing was written there
 
 
@@ -199,14 +199,16 @@ class Log:
         The same as `append` and `sync` in one use of the file: the hot path of the journal.
         """
         size = check_bodies(bodies)
-        self._check_writable()
+        if self._closed or self._failure is not None:
+            self._check_writable()
         try:
             segment = self._segment_for(size)
-            segment.claim(size)
+            if segment.end + size > segment.claimed:
+                segment.claim(size)
             if self._synced < self._last:  # records were appended without a sync
                 self._sync()
             segment.write_synced(bodies, first=self._last + 1, synced=self._synced)
-            self._last = self._synced = Index(self._last + len(bodies))
+            self._last = self._synced = self._last + len(bodies)  # type: ignore[assignment]  # Index() is a call
         except _NOTHING_WRITTEN:
             raise
         except BaseException as error:

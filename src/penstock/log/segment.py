@@ -119,7 +119,7 @@ class SegmentWriter:
         self.end = HEADER_BYTES
         self.index = SparseIndex(index_bytes)
         self._allocate_bytes = allocate_bytes
-        self._claimed = HEADER_BYTES
+        self.claimed = HEADER_BYTES
 
     @classmethod
     def create(
@@ -146,7 +146,7 @@ class SegmentWriter:
             segment = cls(file, header, allocate_bytes=allocate_bytes, index_bytes=index_bytes)
             for record in tail:
                 segment.copy(record)
-            file.fsync()  # before the name appears: a visible segment has a sound header
+            file.fsync()  # before the name appears: a visible segment has a valid header
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new segment: free some space, then retry") from error
@@ -157,8 +157,8 @@ class SegmentWriter:
 
     def claim(self, size: int) -> None:
         """Reserve space for `size` more bytes; `DiskFull` if there is none, with nothing written."""
-        if self.end + size > self._claimed:
-            self._claimed = claim(self.file, self._claimed, self.end, size, self._allocate_bytes)
+        if self.end + size > self.claimed:
+            self.claimed = claim(self.file, self.claimed, self.end, size, self._allocate_bytes)
 
     def write(self, bodies: Sequence[bytes], *, first: int, synced: int, kind: int = KIND_DATA, flags: int = 0) -> None:
         """Append records, numbered from `first`. Requires: space for them is reserved."""
@@ -170,7 +170,9 @@ class SegmentWriter:
 
     def write_synced(self, bodies: Sequence[bytes], *, first: int, synced: int) -> None:
         """Append records and make them durable, with one use of the file."""
-        self.file.write_synced(self._encode(bodies, first, synced, KIND_DATA, 0), self.end)
+        header = self.header
+        pieces = encode_pieces(bodies, salt=header.salt, incarnation=header.incarnation, first=first, synced=synced)
+        self.file.write_synced(pieces, self.end)
         self._grow(bodies, first)
 
     def _encode(self, bodies: Sequence[bytes], first: int, synced: int, kind: int, flags: int) -> list[bytes]:
@@ -183,7 +185,7 @@ class SegmentWriter:
         end = self.end
         for index, body in enumerate(bodies, first):
             self.index.add(index, end)
-            end += encoded_size(len(body))
+            end += HEADER.size + len(body) + (-len(body) & 7)
         self.end = end
 
     def copy(self, record: Record) -> None:
@@ -200,7 +202,7 @@ class SegmentWriter:
         self.file.pwrite(data, self.end)
         self.index.add(record.index, self.end)
         self.end += len(data)
-        self._claimed = max(self._claimed, self.end)
+        self.claimed = max(self.claimed, self.end)
 
     def seal(self, last: int) -> None:
         """Write the closing record. Requires: everything up to `last` is synced."""
@@ -325,8 +327,8 @@ def scan_tail(reader: SegmentReader) -> SegmentTail:
             raise CorruptionError(path, end, message) from None
         if np.frombuffer(rest, dtype=np.uint8).any():
             torn = error.reason
-    kept = [record for record in unsynced if record.index > synced]
-    return SegmentTail(unsynced=kept, synced=synced, end=end, seal=seal, torn=torn)
+    tail = [record for record in unsynced if record.index > synced]
+    return SegmentTail(unsynced=tail, synced=synced, end=end, seal=seal, torn=torn)
 
 
 def reseal(fs: FileSystem, reader: SegmentReader, tail: SegmentTail) -> None:

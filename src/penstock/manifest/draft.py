@@ -1,7 +1,7 @@
-"""Changes to a snapshot that are not in the engine yet.
+"""Changes to a snapshot that are not yet in the engine.
 
-Every call of LMDB lets go of the interpreter, and whoever waits for it is woken each time. So batches are applied here,
-in Python, and their rows go to LMDB together.
+Every LMDB call releases the interpreter lock and wakes threads that wait for it. So batches are applied here, in
+Python, and their rows are written to LMDB together.
 
 Thread: the one that has the writer's turn.
 """
@@ -41,11 +41,11 @@ class Draft:
         return there
 
     def write_to(self, transaction: Transaction) -> None:
-        """Make the changes in a transaction."""
+        """Write the changes to a transaction."""
         for table, rows in self._rows.items():
             for key, value in rows.items():
                 if value is None:
                     transaction.delete(table, key)
-            kept = [(key, value) for key, value in rows.items() if value is not None]
-            if kept:
-                transaction.put_many(table, sorted(kept))
+            puts = [(key, value) for key, value in rows.items() if value is not None]
+            if puts:
+                transaction.put_many(table, sorted(puts))

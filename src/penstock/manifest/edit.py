@@ -1,13 +1,12 @@
-"""What the operations of the manifest do inside a transaction.
+"""Applying operations of the manifest in a transaction.
 
-A batch is applied in its order, except that metric merges come after everything else and generation bumps last. A
-batch without a bump of its own bumps the component MANIFEST: every commit can be waited for.
+A batch is applied in order, except that metric merges come after everything else and generation bumps last. A batch
+without a bump of its own bumps the component MANIFEST, so that every commit can be waited for.
 
-Job operations keep three things in step, in the same transaction: the job's state, its row in the pending index, and
-the gate of its table and kind (`wal_state`, shard 0). Nothing else changes a gate: `PutWalState` keeps the gates that
-are there.
+Job operations keep three things consistent, in the same transaction: the job's state, its row in the pending index, and
+the gate of its table and kind (`wal_state`, shard 0). Nothing else changes a gate: `PutWalState` keeps the gates.
 
-Thread: whoever holds the writer's turn; an `Edit` lives for one transaction.
+Thread: the one that has the writer's turn; an `Edit` is used for one transaction.
 Invariants: checked at the end of every batch, see `invariants.py`.
 """
 
@@ -62,7 +61,7 @@ _NO_PROGRESS = WalStateRecord()
 
 
 class ManifestBatch:
-    """Operations in the order in which they are applied, prepared by their caller: the writer's time is everyone's."""
+    """Operations in the order of application, prepared by the calling thread to keep the writer's turn short."""
 
     __slots__ = ("bumps", "hint", "operations", "steps")
 
@@ -73,34 +72,34 @@ class ManifestBatch:
         for operation in operations:
             kind = type(operation)
             if kind in _APPLY:
-                step = _APPLY[kind], operation.prepared()
+                step = _APPLY[kind], operation.prepare()
                 (merges if kind is MergeMetric else steps).append(step)
             elif isinstance(operation, BumpGeneration):
                 bumps.append(operation)
             else:
-                raise Invalid(f"{operation!r} is no operation of the manifest")
+                raise Invalid(f"{operation!r} is not an operation of the manifest")
         self.operations = operations
         self.steps = steps + merges
         self.bumps = bumps
         self.hint = generation_hint
 
-    def frees(self) -> bool:
-        """Whether it may run when the manifest is full."""
-        return all(operation.frees for operation in self.operations)
+    def frees_space(self) -> bool:
+        """Return whether the batch may run when the manifest is full."""
+        return all(operation.frees_space for operation in self.operations)
 
 
 class ManifestEdit:
     """The application of one or more batches in one transaction."""
 
     def __init__(self, view: WriteView, generations: Mapping[int, int], now_ms: int) -> None:
-        self.generations: dict[int, int] = {}  # those that this transaction moved
+        self.generations: dict[int, int] = {}  # changed by this transaction
         self._view = view
         self._before = generations
         self._now_ms = now_ms
         self._touched_jobs: set[int] = set()
 
     def apply(self, batch: ManifestBatch) -> CommitReceipt:
-        """Apply one batch; an exception means the whole transaction must be undone."""
+        """Apply one batch; after an exception the whole transaction must be rolled back."""
         for apply, prepared in batch.steps:
             apply(self, prepared)
         if self._touched_jobs:
@@ -114,7 +113,7 @@ class ManifestEdit:
         return CommitReceipt(max(reached.values()), reached)
 
     def finish(self, waiting: Callable[[int, int], tuple[GenerationWaiterSnapshot, ...]]) -> None:
-        """Write the generations once for all batches, with those who still wait for a later one."""
+        """Write the generations once for all batches, with the waiters for later ones."""
         for component, generation in self.generations.items():
             record = GenerationRecord(generation, self._now_ms, waiting(component, generation))
             GENERATIONS.put(self._view, component, record)
@@ -196,7 +195,7 @@ class ManifestEdit:
         view.put(CHUNKS.name, chunk_key, chunk)
 
     def _check_evictable(self, operation: UpsertChunk) -> None:
-        """The file goes: its object must be known to hold the same bytes, and its key must stay (ADR 0004)."""
+        """Check an eviction: the archived object must be verified, and its key must be kept (ADR 0004)."""
         old, new = CHUNKS.get(self._view, operation.key), operation.value.residency
         assert isinstance(new, Evicted)
         if old is None or old.residency not in (new, RemoteArchived(new.object, verified=True)):
@@ -237,7 +236,7 @@ class ManifestEdit:
                 raise LeaseLost(f"job {job.job_id} is leased under token {old.token}, not {operation.token}")
             self._leave_gate(job, operation)
         elif isinstance(old, Pending) and isinstance(new, FailedPermanent) and job.kind != JobKind.REPAIR:
-            self._leave_pending(job)  # given up before anyone took it
+            self._leave_pending(job)  # failed before a worker took it
         elif operation.token is not None:
             raise LeaseLost(f"job {job.job_id} is {type(old).__name__}: token {operation.token} is over")
         else:
@@ -245,7 +244,7 @@ class ManifestEdit:
         self._write_job(msgspec.structs.replace(job, state=new, last_error=operation.error or job.last_error))
 
     def _leave_pending(self, job: JobRecord) -> None:
-        """Give up a job's waiting place, if it has it."""
+        """Remove a job's pending row, if it has one."""
         row = PENDING.get(self._view, job.pending_key)
         if row is not None and row.job_id == job.job_id:
             PENDING.delete(self._view, job.pending_key)
@@ -266,7 +265,7 @@ class ManifestEdit:
         row = PENDING.get(self._view, operation.key)
         if row is not None and row.job_id != operation.job_id:
             raise UniqueJobAlreadyPending(
-                f"table {operation.key.db_id}: job {row.job_id} of kind {operation.key.kind} is waiting already"
+                f"table {operation.key.db_id}: job {row.job_id} of kind {operation.key.kind} is already pending"
             )
         if self._job(operation.job_id).pending_key != operation.key:
             raise Invalid(f"job {operation.job_id} does not wait under {operation.key}")
@@ -310,7 +309,7 @@ class ManifestEdit:
             )
         else:
             since = gate.errored_since_epoch_ms
-            # A repair that failed keeps the gate: what it should have put right is still wrong.
+            # A failed repair keeps the gate: what it should have repaired is still broken.
             holder = job.job_id if job.kind == JobKind.REPAIR else None
             gate = msgspec.structs.replace(
                 gate, active_job_id=holder, errored_since_epoch_ms=self._now_ms if since is None else since

@@ -1,12 +1,12 @@
-"""The small transactional store under the manifest: named tables of sorted keys.
+"""The transactional key-value store under the manifest: named tables of sorted keys.
 
 `LmdbEngine` (environment.py) is the real one; `penstock.testing.manifest` has one in memory. Both pass the same
 contract suite. An engine knows nothing of records.
 
 Thread: reads from any thread, each a snapshot of its own; one write transaction at a time, begun and ended by one
 thread.
-Invariants: when `write()` ends without an exception everything in it is durable; with one, nothing of it is there
-(`OutcomeUnknown` alone leaves that open).
+Invariants: when `write()` ends without an exception, all its changes are durable; with one, none was made (except
+`OutcomeUnknown`, which leaves that open).
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ TABLES = (
 
 
 class ReadView(Protocol):
-    """One snapshot."""
+    """A snapshot."""
 
     def get(self, table: str, key: bytes) -> bytes | None: ...
 
     def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Rows with `start <= key < stop`, in the order of keys."""
+        """Iterate over rows with `start <= key < stop`, by key."""
 
 
 class WriteView(ReadView, Protocol):
-    """A snapshot and one's own changes to it."""
+    """A snapshot and the changes made on it."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None: ...
 
     def delete(self, table: str, key: bytes) -> bool:
-        """Remove a row; whether it was there."""
+        """Remove a row; return whether it existed."""
 
 
 class Transaction(WriteView, Protocol):
-    """One that the engine commits."""
+    """A write transaction of the engine."""
 
     def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Put rows that are in the order of their keys."""
+        """Put rows, sorted by key."""
 
 
 class ManifestEngine(Protocol):
@@ -63,21 +63,21 @@ class ManifestEngine(Protocol):
     def read(self) -> AbstractContextManager[ReadView]: ...
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """A transaction: committed durably at the end of the `with`, undone by an exception."""
+        """Begin a transaction: committed durably at the end of the block, rolled back by an exception."""
 
     def grow(self, *, for_deletes: bool) -> bool:
-        """Make room after `ManifestFull`; False at the limit. Deletes may go a little over it: they free space."""
+        """Enlarge the store after `ManifestFull`; False at the limit. Deletes may exceed it: they free space."""
 
-    def tend(self) -> None:
-        """Periodic care: free what dead readers hold."""
+    def maintain(self) -> None:
+        """Do periodic work: release what dead readers hold."""
 
     def copy(self, target: str) -> None:
-        """Write a snapshot of everything to a new file, not yet synced."""
+        """Write a snapshot to a new file, not yet synced."""
 
     def close(self) -> None: ...
 
 
 class EngineOpener(Protocol):
-    """How `Manifest.open` gets its engine."""
+    """Opens the engine of a manifest."""
 
     def __call__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> ManifestEngine: ...

@@ -1,11 +1,11 @@
 """The LMDB engine: one file, default durability.
 
-A new file is made under another name, with its tables, and renamed: a file under the manifest's name is always whole.
-While it is owned, `<path>.owner` is locked; a clean close leaves a stamp of the file there. Damage in an LMDB file can
-abort the process or hide rows, so a file without its stamp is examined before it is mapped (see `examine.py`).
+A new file is created under another name, with its tables, and renamed: a file under the manifest's name is complete.
+While it is open, `<path>.owner` is locked; a clean close writes a stamp of the file there. Damage in an LMDB file can
+abort the process or hide rows, so a file without a stamp is examined before it is mapped (see `examine.py`).
 
-Thread: any. The map may move only while no transaction is open in this process, so `_lock` counts readers and growing
-waits for them (and holds new ones back, but never a reader inside another's `read`, which would deadlock).
+Thread: any. The map may be resized only while no transaction is open in this process, so `_lock` counts readers and a
+resize waits for them (new readers wait, except those nested in a `read` of the same thread, which would deadlock).
 Invariants: never `sync=False`, `metasync=False` or `writemap=True`: they lose or corrupt commits at a crash.
 """
 
@@ -45,15 +45,15 @@ from penstock.manifest.settings import ManifestSettings
 
 logger = logging.getLogger(__name__)
 
-DELETE_RESERVE_BYTES = 4 << 20  # how far over the limit a delete may go: it copies pages before it frees them
-DISK_FULL_BYTES = 256 << 10  # with less left, a commit that failed has met a full disk
-READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers to end
-PAGES_PER_ROW_MAX = 8  # how many pages a changed row can take beside its value: a tree is less deep
-HEADROOM_DRAIN_S = 0.02  # how long growing early does: there will be another commit
-AHEAD_BYTES = 1 << 20  # how much of the file is written before LMDB comes there
-AHEAD_BYTES_MIN = AHEAD_BYTES // 16  # with less left, the next step is written
-_OPEN = b"open"  # noted from the opening to the stamp of a clean close
-AHEAD_LOOK_COMMITS = 8  # how often it is looked where LMDB is
+DELETE_RESERVE_BYTES = 4 << 20  # how far a delete may exceed the limit: it copies pages before it frees them
+DISK_FULL_BYTES = 256 << 10  # a commit that fails with less free space has met a full disk
+READERS_DRAIN_S = 5.0  # how long a full map, or a close, waits for readers
+PAGES_PER_ROW_MAX = 8  # pages that a changed row can take besides its value: no tree is deeper
+HEADROOM_DRAIN_S = 0.02  # how long an early resize waits: the next commit can retry
+AHEAD_BYTES = 1 << 20  # how far the file is extended ahead of LMDB's last page
+AHEAD_BYTES_MIN = AHEAD_BYTES // 16  # with less left, the file is extended
+_OPEN = b"open"  # written at opening, replaced by the stamp of a clean close
+AHEAD_CHECK_COMMITS = 8  # how often LMDB's last page is checked
 
 
 class LmdbReadView:
@@ -100,7 +100,7 @@ class LmdbWriteView(LmdbReadView):
 
 
 class LmdbEngine:
-    """The manifest's engine on a real disk."""
+    """The manifest's engine on LMDB."""
 
     def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
         self._path = path = absolute(path)
@@ -110,22 +110,22 @@ class LmdbEngine:
         self._guard = ForkGuard(path)
         self._lock = threads.condition("manifest.readers")
         self._readers = 0  # guarded by _lock
-        self._moving = False  # guarded by _lock: the map is being moved, new readers wait
+        self._resizing = False  # guarded by _lock: the map is being resized, new readers wait
         self._reading = threading.local()
         self._map_bytes = settings.map_bytes
-        self._taken_bytes = 0  # what commits have taken at most since LMDB was asked; by the writing thread only
-        self._room_bytes = 0.0  # how much they may take before it is asked again
-        self._file_bytes = 0  # the file's length when it was last looked at
-        self._commits = 0  # since it was looked how far ahead the file is written
+        self._used_since_check = 0  # upper bound of bytes used by commits since the last check; writing thread only
+        self._check_after_bytes = 0.0  # at which the next check is due
+        self._file_bytes = 0  # the file's length at the last check
+        self._commits = 0  # since the last check of the file's length
         self._panicked = False
         self._env: Any = None  # changed under _lock
-        self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is written ahead
-        self._file: File | None = None  # guarded by _file_lock: the same file, to be written ahead
+        self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is extended
+        self._file: File | None = None  # guarded by _file_lock: the same file, to extend it
         self._owner = fs.lock(_note_path(path))
         try:
             self._prepare()
             self._open_env()
-            self.tend()
+            self.maintain()
         except BaseException:
             if self._env is not None:
                 self._env.close()
@@ -141,8 +141,8 @@ class LmdbEngine:
         nested, counted = getattr(self._reading, "depth", 0), False
         try:
             with self._lock:
-                if not nested and not self._lock.wait_for(lambda: not self._moving, 2 * READERS_DRAIN_S):
-                    raise Backpressure(f"{self._path} is being resized for too long: try again")
+                if not nested and not self._lock.wait_for(lambda: not self._resizing, 2 * READERS_DRAIN_S):
+                    raise Backpressure(f"{self._path} is being resized and this takes too long: retry")
                 self._check_open()
                 env, tables = self._env, self._tables
                 self._readers += 1
@@ -157,7 +157,7 @@ class LmdbEngine:
             if counted:
                 with self._lock:
                     self._readers -= 1
-                    if self._moving or self._env is None:
+                    if self._resizing or self._env is None:
                         self._lock.notify_all()
 
     @contextmanager
@@ -176,23 +176,23 @@ class LmdbEngine:
             if transaction is not None:
                 transaction.abort()
             if isinstance(error, lmdb.Error) and not isinstance(error, lmdb.MapFullError) and self._has_panicked():
-                with suppress(CommitFailed):  # readers are in the way: the next write tries again
+                with suppress(CommitFailed):  # readers are open: the next write retries
                     self._reopen()
-                raise OutcomeUnknown(f"{self._path}: a commit failed in its last step; look if it is there") from error
+                raise OutcomeUnknown(f"{self._path}: a commit failed in its last step: check if it happened") from error
             if isinstance(error, lmdb.Error):
                 raise self._translated(error) from error
             raise
-        with suppress(Exception):  # the commit is done, nothing may fail it any more: growing early is a courtesy
+        with suppress(Exception):  # the commit is done and must not fail: resizing early is optional
             self._keep_headroom(view.changed_rows * PAGES_PER_ROW_MAX * self._page_bytes + view.changed_bytes)
 
     def _has_panicked(self) -> bool:
-        """Whether LMDB gave up: it says so only at the next transaction, not at the commit whose last write failed."""
+        """Return whether LMDB has panicked: it reports that at the next transaction, not at the failed commit."""
         try:
             self._env.begin(write=True).abort()
         except lmdb.PanicError:
             self._panicked = True
         except lmdb.Error:
-            pass  # something else is wrong, which the next commit will meet
+            pass  # another error, which the next commit will report
         return self._panicked
 
     def _translated(self, error: Exception) -> Exception:
@@ -209,7 +209,7 @@ class LmdbEngine:
         full = (self._fs.free_bytes(self._path) or DISK_FULL_BYTES) < DISK_FULL_BYTES  # a short write is an EIO here
         if isinstance(error, lmdb.DiskError) or full:
             return DiskFull(f"{self._path}: the disk is full, nothing was committed: free some space")
-        return CommitFailed(f"{self._path}: nothing was committed ({error}): look at the disk, then try again")
+        return CommitFailed(f"{self._path}: nothing was committed ({error}): check the disk, then retry")
 
     # -- the map
 
@@ -223,71 +223,71 @@ class LmdbEngine:
                 return False
         if getattr(self._reading, "depth", 0):
             return False  # this thread commits inside its own read: it would wait for itself
-        if not self._move_map(size, READERS_DRAIN_S):
-            raise Backpressure(f"{self._path} must grow, and a read has not ended for too long: end it, then retry")
+        if not self._resize_map(size, READERS_DRAIN_S):
+            raise Backpressure(f"{self._path} must grow, but a read transaction is still open: end it, then retry")
         return True
 
     def _used_bytes(self) -> int:
         return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
 
     def _keep_headroom(self, taken_bytes: int) -> None:
-        """Grow early, so that a commit seldom meets a full map; and come back from the reserve of deletes.
+        """Grow early, so that commits rarely meet a full map; and shrink back from the reserve of deletes.
 
-        LMDB is asked what is used only when what commits may have taken since could matter: that call, too, lets go of
-        the interpreter.
+        LMDB is asked for its used size only when commits may have used enough since: that call releases the
+        interpreter lock, too.
         """
-        self._taken_bytes += taken_bytes
+        self._used_since_check += taken_bytes
         self._commits += 1
-        if self._taken_bytes < self._room_bytes and self._commits < AHEAD_LOOK_COMMITS:
+        if self._used_since_check < self._check_after_bytes and self._commits < AHEAD_CHECK_COMMITS:
             return
         limit, used = self._settings.map_bytes_max, self._used_bytes()
         if self._map_bytes > max(limit, used):
-            self._move_map(max(limit, used), HEADROOM_DRAIN_S)
+            self._resize_map(max(limit, used), HEADROOM_DRAIN_S)
         elif self._map_bytes < limit and used > self._map_bytes * (1.0 - self._settings.headroom_ratio):
-            self._move_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
+            self._resize_map(min(self._map_bytes * 2, limit), HEADROOM_DRAIN_S)
         room = self._map_bytes * (1.0 - self._settings.headroom_ratio) - used
-        self._taken_bytes, self._room_bytes = 0, limit if self._map_bytes == limit else room
-        if self._commits >= AHEAD_LOOK_COMMITS:
+        self._used_since_check, self._check_after_bytes = 0, limit if self._map_bytes == limit else room
+        if self._commits >= AHEAD_CHECK_COMMITS:
             self._commits = 0
             self._write_ahead(used)
 
     def _write_ahead(self, used: int) -> None:
-        """Make the file longer before LMDB does: syncing a file that grew takes its file system's journal as well.
+        """Extend the file before LMDB does: syncing a file that grew also commits the file system's journal.
 
         Bytes behind the last page mean nothing to LMDB, and the next commit's sync covers them.
         """
         if used + AHEAD_BYTES_MIN <= self._file_bytes or used + AHEAD_BYTES_MIN > self._map_bytes:
             return
-        with self._file_lock:  # so that it is not closed meanwhile
+        with self._file_lock:  # it must not be closed meanwhile
             if self._file is not None:
                 self._file_bytes = claim(self._file, self._file.size(), used, AHEAD_BYTES_MIN, AHEAD_BYTES)
 
-    def _move_map(self, size: int, drain_s: float) -> bool:
+    def _resize_map(self, size: int, drain_s: float) -> bool:
         if getattr(self._reading, "depth", 0):
             return False  # this thread commits inside its own read: it would wait for itself
         with self._lock:
-            self._moving = True
+            self._resizing = True
             try:
                 if not self._lock.wait_for(lambda: self._readers == 0, drain_s):
-                    return False  # a long reader: the caller may meet ManifestFull and try again
+                    return False  # a long read: the caller may get ManifestFull and retry
                 self._env.set_mapsize(size)
                 self._map_bytes = size
-                self._room_bytes = 0
+                self._check_after_bytes = 0
                 return True
             finally:
-                self._moving = False
+                self._resizing = False
                 self._lock.notify_all()
 
-    # -- care
+    # -- maintenance
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         with self._lock:
             self._check_open()
             if not self._panicked:  # the next write reopens it
                 self._env.reader_check()
 
     def copy(self, target: str) -> None:
-        with self.read():  # holds the map in its place meanwhile
+        with self.read():  # so that the map is not resized meanwhile
             self._env.copy(target, compact=True)
 
     def close(self) -> None:
@@ -307,17 +307,19 @@ class LmdbEngine:
             self._owner.release()
 
     def _leave_stamp(self) -> None:
-        """Say what was closed. If that fails, the next opening examines the file."""
+        """Write the stamp of a clean close. If that fails, the next opening examines the file."""
         try:
             file = self._fs.open(self._path, write=True)
             try:
-                file.fsync()  # what commits did not need, such as pages of one that was undone, is in the hash too
+                file.fsync()  # the hash also covers pages that no commit synced
                 stamp = ClosingStamp.of(file)
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
         except (OSError, CorruptionError) as error:
-            logger.warning("%s: its closing was not noted (%s): the next opening examines it", self._path, error)
+            logger.warning(
+                "%s: no stamp was written at its close (%s): the next opening examines it", self._path, error
+            )
 
     def _close_file(self) -> None:
         with self._file_lock:
@@ -332,14 +334,14 @@ class LmdbEngine:
     # -- opening
 
     def _prepare(self) -> None:
-        """Make the file, or decide whether it can be trusted enough to be mapped."""
+        """Create the file, or check that it is safe to map."""
         note = self._fs.open(_note_path(self._path))
         noted = note.pread(2 * STAMP_BYTES, 0)
         note.close()
         if self._fs.exists(self._path):
             check_file(self._fs, self._path, ClosingStamp.decode(noted))
         elif noted or self._fs.exists(backup_path(self._path, 1)):
-            raise CorruptionError(self._path, 0, "the file is gone, and what belongs to it is there")
+            raise CorruptionError(self._path, 0, "the file is missing, but files that belong to it exist")
         else:
             self._create()
         if noted != _OPEN:
@@ -370,20 +372,20 @@ class LmdbEngine:
             self._env = OPEN_FILES.with_descriptor(self._map_env)
             self._tables = {name: self._env.open_db(name.encode(), create=False) for name in TABLES}
         except lmdb.Error as error:
-            if "already open in this process" in str(error):  # the parent's, which a forked child cannot close
+            if "already open in this process" in str(error):  # by the parent: a forked child cannot close it
                 raise Closed(
                     f"{self._path} was open before this process was forked: use penstock.connect, or open it in a "
                     "process that is started anew"
                 ) from None
-            if getattr(error, "code", 0) > 0:  # of the system: the file may be well
+            if getattr(error, "code", 0) > 0:  # a system error: the file may be intact
                 raise OSError(error.code, str(error), self._path) from error
-            raise CorruptionError(self._path, 0, f"it does not open ({error})") from error
+            raise CorruptionError(self._path, 0, f"LMDB cannot open it ({error})") from error
         close_on_exec(self._path)
         self._close_file()
-        self._file = self._fs.open(self._path, write=True)  # now: later the name may lead to another file
-        self._map_bytes = int(self._env.info()["map_size"])  # LMDB never takes less than the file needs
+        self._file = self._fs.open(self._path, write=True)  # now: later the name may belong to another file
+        self._map_bytes = int(self._env.info()["map_size"])  # LMDB never uses less than the file needs
         self._page_bytes = int(self._env.stat()["psize"])
-        self._room_bytes = 0
+        self._check_after_bytes = 0
         self._panicked = False
 
     def _map_env(self) -> Any:
@@ -400,21 +402,21 @@ class LmdbEngine:
             code = getattr(error, "code", 0)
             if code == errno.ENOMEM:
                 raise ProcessLimit(f"{self._path} cannot be mapped ({error}): raise the limit (ulimit -v)") from error
-            if code > 0:  # of the system, not of LMDB: a shortage or a failing disk, no damage
+            if code > 0:  # a system error, not LMDB's: a shortage or a failing disk, not damage
                 raise OSError(code, str(error), self._path) from error
             raise
 
     def _reopen(self) -> None:
-        """After a panic LMDB refuses everything; what is on the disk is a whole commit, the last or the one before."""
+        """Reopen after a panic, when LMDB refuses everything; the disk has a whole commit, the last or the previous."""
         with self._lock:
-            self._moving = True
+            self._resizing = True
             try:
                 if not self._lock.wait_for(lambda: self._readers == 0, READERS_DRAIN_S):
-                    raise CommitFailed(f"{self._path} must be reopened and readers do not end: try again")
+                    raise CommitFailed(f"{self._path} must be reopened, but read transactions are still open: retry")
                 self._env.close()
                 self._open_env()
             finally:
-                self._moving = False
+                self._resizing = False
                 self._lock.notify_all()
 
 
@@ -423,7 +425,7 @@ def _note_path(path: str) -> str:
 
 
 def _write_note(fs: FileSystem, path: str, note: bytes) -> None:
-    """Say what became of the file. A crash may leave a part of it: then the file is examined."""
+    """Write the state of the file. After a crash it may be incomplete: then the file is examined."""
     file = fs.open(_note_path(path), write=True)
     try:
         file.pwrite(note, 0)
@@ -433,11 +435,11 @@ def _write_note(fs: FileSystem, path: str, note: bytes) -> None:
         file.close()
 
 
-def forget_closing(fs: FileSystem, path: str) -> None:
-    """Have the file examined at its next opening, whatever its stamp said. Requires: its owner's lock."""
+def remove_stamp(fs: FileSystem, path: str) -> None:
+    """Make the next opening examine the file. Requires: its owner's lock."""
     _write_note(fs, path, _OPEN)
 
 
 def backup_path(path: str, age: int) -> str:
-    """The name of a backup: 1 is the newest."""
+    """Return the name of a backup; 1 is the newest."""
     return f"{path}.backup-{age}"

@@ -1,8 +1,8 @@
 """Decide whether a manifest file may be mapped.
 
-A clean close leaves a *stamp* beside the file: the last transaction and a hash of every page. While the bytes have that
-hash they are those of our own last commit. Any other file is examined first: every page, every row's checksum and
-every rule between rows, with no help from LMDB (see `pages.py`).
+A clean close writes a *stamp* beside the file: the last transaction and a hash of every page. A file that matches it is
+as our last commit left it. Any other file is examined first: every page, every row's checksum and every invariant
+between rows, without LMDB (see `pages.py`).
 
 Thread: the one that opens or closes the manifest, while it is not mapped.
 """
@@ -32,7 +32,7 @@ STAMP_BYTES = _STAMP.size + _SUM.size
 
 @dataclass(frozen=True, slots=True)
 class ClosingStamp:
-    """What a file was when it was closed."""
+    """The state of a file when it was closed."""
 
     transaction: int
     used_bytes: int
@@ -40,7 +40,7 @@ class ClosingStamp:
 
     @classmethod
     def of(cls, file: File) -> ClosingStamp:
-        """The stamp of a file that nobody has open."""
+        """Return the stamp of a file that is not open."""
         meta = read_meta(file)
         return cls(meta.transaction, meta.used_bytes, _digest(file, meta))
 
@@ -50,7 +50,7 @@ class ClosingStamp:
 
     @classmethod
     def decode(cls, data: bytes) -> ClosingStamp | None:
-        """The stamp in `data`; None if there is none, or none that can be trusted."""
+        """Decode a stamp; None if there is none that can be trusted."""
         body, checksum = data[: _STAMP.size], data[_STAMP.size :]
         if len(body) != _STAMP.size or checksum != _SUM.pack(crc32c(body)):
             return None
@@ -70,21 +70,21 @@ def _digest(file: File, meta: MetaPage) -> bytes:
 
 
 def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
-    """`CorruptionError` unless the file is as its last closing left it or, if nobody closed it, sound to the last row.
+    """Raise `CorruptionError` unless the file matches its stamp or, without a stamp, every row is valid.
 
-    A stamp of an earlier transaction than the file's says nothing of it: then it is examined, too.
+    A stamp of an earlier transaction than the file's does not count: then the file is examined, too.
     """
     file = fs.open(path)
     try:
-        found = read_meta(file)
-        if stamp is None or stamp.transaction < found.transaction:
-            return _examine(file, found)
-        if found.transaction < stamp.transaction:
-            reason = f"its last transaction is {found.transaction}, but it was closed after {stamp.transaction}"
+        meta = read_meta(file)
+        if stamp is None or stamp.transaction < meta.transaction:
+            return _examine(file, meta)
+        if meta.transaction < stamp.transaction:
+            reason = f"its last transaction is {meta.transaction}, but it was closed after {stamp.transaction}"
             raise CorruptionError(path, 0, f"{reason}: it is an older copy")
-        if (found.used_bytes, _digest(file, found)) != (stamp.used_bytes, stamp.digest):
-            _examine(file, found)  # which may say where
-            raise CorruptionError(path, 0, "its bytes are not those that it was closed with")
+        if (meta.used_bytes, _digest(file, meta)) != (stamp.used_bytes, stamp.digest):
+            _examine(file, meta)  # which may say where
+            raise CorruptionError(path, 0, "its bytes changed since it was closed")
     except OSError as error:
         raise CorruptionError(path, 0, f"it cannot be read ({error})") from error
     finally:
@@ -92,7 +92,7 @@ def check_file(fs: FileSystem, path: str, stamp: ClosingStamp | None) -> None:
 
 
 def examine(fs: FileSystem, path: str) -> None:
-    """Read every page and every row; `CorruptionError` if anything is not as it must be."""
+    """Read every page and row; `CorruptionError` if anything is damaged."""
     check_file(fs, path, None)
 
 

@@ -1,6 +1,6 @@
-"""A guard for objects that do not survive a fork: locks may be held for ever there, and LMDB's file must not be shared.
+"""A guard for objects that do not survive a fork: their locks may stay locked, and LMDB's file must not be shared.
 
-Thread: any. It looks before any lock is taken, because the thread that held the lock does not exist in the child.
+Thread: any. It is checked before any lock is taken, because the thread that held the lock does not exist in the child.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from penstock.errors import Closed
 
 
 class ForkGuard:
-    """Remembers the process that made it."""
+    """Remembers the process that created it."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = getpid()
 
     def is_child(self) -> bool:
-        """Whether this is a forked child of the maker."""
+        """Return whether this is a forked child of that process."""
         return getpid() != self._pid
 
     def check(self) -> None:

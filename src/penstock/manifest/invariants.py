@@ -1,7 +1,7 @@
-"""What always holds between rows of the manifest.
+"""Invariants between rows of the manifest.
 
-`check_job` runs on every commit, for the jobs it touched; the other rules are kept by the operations themselves, at
-the only places that write those rows. `check_all` walks everything and is for doubtful files and tests.
+`check_job` runs on every commit, for the jobs it touched; the other rules are enforced by the operations themselves,
+which alone write those rows. `check_all` reads everything: for files that may be damaged, and for tests.
 
 Thread: any; works on a view.
 """
@@ -18,14 +18,14 @@ from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS,
 
 
 def check_job(view: ReadView, job_id: int) -> None:
-    """Raise `Invalid` unless a job agrees with its row in the pending index and with its gate."""
+    """Raise `Invalid` unless a job matches its row in the pending index and its gate."""
     job = JOBS.get(view, job_id)
     for broken in () if job is None else _job_faults(view, job):
         raise Invalid(f"this commit would break the manifest: {broken}")
 
 
 def check_all(view: ReadView) -> Iterator[str]:
-    """Decode every row and yield each rule that does not hold."""
+    """Decode every row and yield each violated rule."""
     for _ in DB.scan(view):
         pass
     for _ in METRICS.scan(view):

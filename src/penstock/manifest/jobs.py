@@ -1,15 +1,14 @@
 """Durable jobs: enqueue, lease, complete, retry, compensate.
 
 A worker leases a job, works, and completes it with the token of its lease. The token is durable and checked in the
-completing commit, so a worker that slept through the end of its lease changes nothing. How long a lease lasts is
-known in memory only and judged on monotonic time: after a restart every lease counts as expired, and a jump of the
-wall clock means nothing.
+completing commit, so a worker that outlived its lease changes nothing. The expiry of a lease is in memory only and by
+monotonic time: after a restart every lease counts as expired, and jumps of the wall clock have no effect.
 
-A job whose worker vanished, in this process or with an earlier one, is given up and replaced by a *repair*: a job
-with the same payload that holds the gate of the kind it repairs until it succeeds.
+A job whose worker vanished, in this process or an earlier one, fails for good and is replaced by a *repair*: a job with
+the same payload that holds the gate of the kind it repairs until it succeeds.
 
 Thread: any. `_lock` guards the leases and backoffs and is never held during a commit.
-Invariants: at most one job of a table and kind waits, at most one is in flight; see `operations.py` for how.
+Invariant: of a table and kind, at most one job is pending and at most one in flight (`edit.py` enforces it).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ PRUNE_BATCH = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """Times and limits of jobs."""
+    """Time-outs and limits of jobs."""
 
     lease_s: float = 30.0
     attempts_max: int = 5
@@ -59,7 +58,7 @@ class JobSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The right to work on a job, until it expires and is taken over."""
+    """The right to run a job, until it expires."""
 
     job: JobRecord
     worker_id: str
@@ -67,7 +66,7 @@ class Lease:
 
 
 @dataclass
-class _Held:
+class _ActiveLease:
     token: int
     expires_s: float
 
@@ -81,18 +80,18 @@ class JobQueue:
         self._random = random
         self._settings = settings or JobSettings()
         self._lock = threads.lock("manifest.jobs")
-        self._held: dict[int, _Held] = {}  # guarded by _lock: leases of this process, by job id
+        self._leases: dict[int, _ActiveLease] = {}  # guarded by _lock: leases of this process, by job id
         self._not_before_s: dict[int, float] = {}  # guarded by _lock: backoff, by job id
 
-    # -- for those who want work done
+    # -- for callers
 
     def enqueue(
         self, kind: int, *, db_id: int | None = None, payload: bytes = b"", attempts_max: int | None = None
     ) -> JobId:
-        """Add a job durably; `UniqueJobAlreadyPending` if one of this table and kind waits."""
+        """Add a job durably; `UniqueJobAlreadyPending` if one of this table and kind is pending."""
         if kind == JobKind.REPAIR:
-            raise Invalid("repairs are made for jobs that vanished: call repair(db_id, kind)")
-        self.gate(db_id, kind).check_free_to_enqueue()  # spares everyone in the same window a second run
+            raise Invalid("repairs cannot be enqueued: call repair(db_id, kind)")
+        self.gate(db_id, kind).check_free_to_enqueue()  # early: a refused commit would make its whole window run again
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise Invalid(f"a job's payload has at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
         txn = self._manifest.begin_write()
@@ -110,11 +109,11 @@ class JobQueue:
         return job_id
 
     def gate(self, db_id: int | None, kind: int) -> UniqueJobGate:
-        """The gate of a table and kind."""
+        """Return the gate of a table and kind."""
         return UniqueJobGate(self._manifest, db_id or WHOLE_STORE, kind)
 
     def repair(self, db_id: int | None, kind: int) -> JobId:
-        """Try again to repair a gate whose last repair failed for good."""
+        """Retry the repair of a gate whose last repair failed for good."""
         holder = self.gate(db_id, kind).state().active_job_id
         job = None if holder is None else self._manifest.get_job(holder)
         if job is None or not isinstance(job.state, FailedPermanent):
@@ -125,7 +124,7 @@ class JobQueue:
         return job_id
 
     def prune(self, keep: int) -> int:
-        """Forget the oldest finished jobs but `keep`; how many went."""
+        """Remove the oldest finished jobs except `keep`; return how many were removed."""
         finished = self._manifest.read(_finished)
         surplus = finished[: max(0, len(finished) - keep)]
         for start in range(0, len(surplus), PRUNE_BATCH):
@@ -138,57 +137,57 @@ class JobQueue:
     # -- for workers
 
     def acquire(self, worker_id: str, kinds: Container[int] | None = None, db_id: int | None = None) -> Lease | None:
-        """Lease the oldest job (of a table) that may run now, or None. A repair counts as the kind that it repairs."""
+        """Lease the oldest job (of a table) that may run now, or None. A repair counts as the kind it repairs."""
         for job in self._manifest.read(_runnable):
             if (kinds is not None and job.gate_kind not in kinds) or (db_id is not None and job.table != db_id):
                 continue
             lease = Lease(job=job, worker_id=worker_id, token=job.attempts + 1)
-            if self._hold(lease) and self._begin(lease):
+            if self._add_lease(lease) and self._begin(lease):
                 return lease
         return None
 
     @property
     def lease_s(self) -> float:
-        """How long a lease lasts that is not renewed."""
+        """How long a lease lasts unless it is renewed."""
         return self._settings.lease_s
 
     def renew(self, lease: Lease) -> None:
-        """Make a lease last `lease_s` from now; `LeaseLost` if it was taken over."""
+        """Extend a lease to `lease_s` from now; `LeaseLost` if it has expired."""
         with self._lock:
-            self._held_locked(lease).expires_s = self._clock.monotonic_s() + self._settings.lease_s
+            self._lease_locked(lease).expires_s = self._clock.monotonic_s() + self._settings.lease_s
 
     def complete(self, lease: Lease, also: Sequence[ManifestOp] = ()) -> CommitReceipt:
-        """End a job well, and commit what it made (`also`) with it; `LeaseLost` changes nothing."""
+        """Complete a job, in one commit with the operations `also`; on `LeaseLost` nothing changes."""
         txn = self._manifest.begin_write()
         txn.extend(also)
         txn.update_job_state(lease.job.job_id, Completed(self._now_ms()), token=lease.token)
         receipt = txn.commit()
-        self._let_go(lease)
+        self._drop_lease(lease)
         return receipt
 
     def fail(self, lease: Lease, error: BaseException, *, retry: bool = True) -> None:
-        """End an attempt badly: the job waits for its next one, or is given up after the last."""
+        """Record a failed attempt: the job is pending again, or failed for good after the last attempt."""
         snapshot = JobErrorSnapshot(self._now_ms(), type(error).__name__, str(error)[:MESSAGE_CHARS_MAX])
         job_id, again = lease.job.job_id, retry and lease.token < lease.job.attempts_max
         if again:
-            with self._lock:  # before the commit: it must not be taken again at once
+            with self._lock:  # before the commit: it must not be leased again at once
                 self._not_before_s[job_id] = self._clock.monotonic_s() + self._backoff_s(lease.token)
         try:
             self._end_attempt(lease.job, lease.token, snapshot, again=again)
         except UniqueJobAlreadyPending:
-            # A newer job of the same table and kind waits already and stands for this one.
+            # A newer job of the same table and kind is already pending, and replaces this one.
             self._end_attempt(lease.job, lease.token, snapshot, again=False)
-        self._let_go(lease)
+        self._drop_lease(lease)
 
     # -- for the scheduler and recovery
 
     def expire_leases(self) -> list[JobId]:
-        """Give up jobs whose lease has run out; the repairs that take their places."""
+        """Fail jobs whose lease has expired; return the repairs queued for them."""
         now_s = self._clock.monotonic_s()
-        with self._lock:  # taken away first: from here on a renewal is refused
-            expired = {job_id: held for job_id, held in self._held.items() if held.expires_s <= now_s}
+        with self._lock:  # removed first: from here on a renewal is refused
+            expired = {job_id: active for job_id, active in self._leases.items() if active.expires_s <= now_s}
             for job_id in expired:
-                del self._held[job_id]
+                del self._leases[job_id]
         repairs: list[JobId] = []
         try:
             for job_id in list(expired):
@@ -196,19 +195,19 @@ class JobQueue:
                 del expired[job_id]
         finally:
             with self._lock:
-                self._held.update(expired)  # not done because of an error: the next call tries again
+                self._leases.update(expired)  # after an error: the next call retries
         return repairs
 
     def compensate_orphans(self) -> list[JobId]:
-        """Give up jobs that are in flight under no lease of this process: their workers ended with an earlier one."""
+        """Fail jobs that are in flight without a lease of this process: their workers ended with an earlier one."""
         repairs: list[JobId] = []
-        for job in self._manifest.read(_failed_repairs):  # each opening is a new chance, or a gate stays shut for ever
+        for job in self._manifest.read(_failed_repairs):  # retried at each opening, or the gate would stay shut forever
             txn = self._manifest.begin_write()
             repairs.append(self._add_repair(txn, job))
             txn.commit()
         for job in self._manifest.read(_in_flight):
             with self._lock:
-                mine = job.job_id in self._held
+                mine = job.job_id in self._leases
             if not mine:
                 repairs += self._compensate(job.job_id, job.attempts, "the process that ran it ended")
         return repairs
@@ -228,12 +227,12 @@ class JobQueue:
         )
         return txn.enqueue_job(repair)
 
-    def _hold(self, lease: Lease) -> bool:
+    def _add_lease(self, lease: Lease) -> bool:
         now_s, job_id = self._clock.monotonic_s(), lease.job.job_id
         with self._lock:
-            if job_id in self._held or self._not_before_s.get(job_id, now_s) > now_s:
+            if job_id in self._leases or self._not_before_s.get(job_id, now_s) > now_s:
                 return False
-            self._held[job_id] = _Held(lease.token, now_s + self._settings.lease_s)
+            self._leases[job_id] = _ActiveLease(lease.token, now_s + self._settings.lease_s)
             self._not_before_s.pop(job_id, None)
             return True
 
@@ -243,26 +242,26 @@ class JobQueue:
         try:
             txn.commit()
         except OutcomeUnknown:
-            raise  # it may be ours: the lease stays, and expires
-        except (GateShut, FixTheCall):  # someone was faster
-            self._let_go(lease)
+            raise  # it may be ours: the lease stays until it expires
+        except (GateShut, FixTheCall):  # another worker was faster
+            self._drop_lease(lease)
             return False
         except BaseException:
-            self._let_go(lease)
+            self._drop_lease(lease)
             raise
         return True
 
-    def _held_locked(self, lease: Lease) -> _Held:
-        held = self._held.get(lease.job.job_id)
-        if held is None or held.token != lease.token:
-            raise LeaseLost(f"job {lease.job.job_id}: the lease under token {lease.token} is over; drop the work")
-        return held
+    def _lease_locked(self, lease: Lease) -> _ActiveLease:
+        active = self._leases.get(lease.job.job_id)
+        if active is None or active.token != lease.token:
+            raise LeaseLost(f"job {lease.job.job_id}: the lease with token {lease.token} has ended: discard the work")
+        return active
 
-    def _let_go(self, lease: Lease) -> None:
+    def _drop_lease(self, lease: Lease) -> None:
         with self._lock:
-            held = self._held.get(lease.job.job_id)
-            if held is not None and held.token == lease.token:
-                del self._held[lease.job.job_id]
+            active = self._leases.get(lease.job.job_id)
+            if active is not None and active.token == lease.token:
+                del self._leases[lease.job.job_id]
 
     def _end_attempt(self, job: JobRecord, token: int, error: JobErrorSnapshot, *, again: bool) -> None:
         txn = self._manifest.begin_write()
@@ -276,9 +275,9 @@ class JobQueue:
     def _compensate(self, job_id: int, token: int, why: str) -> list[JobId]:
         job = self._manifest.get_job(job_id)
         if job is None or not isinstance(job.state, InFlight) or job.state.token != token:
-            return []  # it ended meanwhile
+            return []  # it has ended meanwhile
         error = JobErrorSnapshot(self._now_ms(), "WorkerVanished", f"worker {job.state.worker_id}: {why}")
-        if job.kind == JobKind.REPAIR:  # it is its own compensation, as long as it has attempts
+        if job.kind == JobKind.REPAIR:  # a repair is retried itself, while it has attempts left
             again = token < job.attempts_max
             self._end_attempt(job, token, error, again=again)
             return [JobId(job_id)] if again else []
@@ -290,14 +289,14 @@ class JobQueue:
 
     def _backoff_s(self, attempt: int) -> float:
         full = min(self._settings.backoff_s_max, self._settings.backoff_s * 2.0 ** min(attempt - 1, 60))
-        return full * (0.5 + self._random.random() / 2)  # spread, so that retries do not march in step
+        return full * (0.5 + self._random.random() / 2)  # jitter, so that retries do not coincide
 
     def _now_ms(self) -> int:
         return self._clock.time_us() // 1_000
 
 
 class UniqueJobGate:
-    """What may run for one table and kind: at most one job, and none while a repair is due."""
+    """The gate of one table and kind: at most one job runs, and none while a repair is due."""
 
     def __init__(self, manifest: Manifest, db_id: int, kind: int) -> None:
         self._manifest = manifest
@@ -305,24 +304,24 @@ class UniqueJobGate:
         self._kind = kind
 
     def state(self) -> FlushGateState:
-        """Who holds the gate, and how its jobs ended lately."""
+        """Return which job holds the gate, and how its last jobs ended."""
         state = self._manifest.get_wal_state(WalStateKey(self._db_id, 0)) or WalStateRecord()
         return state.gate(self._kind)
 
     def is_shut(self) -> bool:
-        """Whether a job holds it."""
+        """Return whether a job holds the gate."""
         return self.state().active_job_id is not None
 
     def pending_job_id(self) -> JobId | None:
-        """The job that waits, if any."""
+        """Return the pending job, if any."""
         row = self._manifest.read(lambda view: PENDING.get(view, PendingJobKey(self._db_id, self._kind)))
         return None if row is None else JobId(row.job_id)
 
     def check_free_to_enqueue(self) -> None:
-        """Raise `UniqueJobAlreadyPending` if a job waits; a commit decides this again for good."""
+        """Raise `UniqueJobAlreadyPending` if a job is pending; the commit checks this again."""
         waiting = self.pending_job_id()
         if waiting is not None:
-            raise UniqueJobAlreadyPending(f"table {self._db_id}: job {waiting} of kind {self._kind} waits already")
+            raise UniqueJobAlreadyPending(f"table {self._db_id}: job {waiting} of kind {self._kind} is already pending")
 
 
 def _runnable(view: ReadView) -> list[JobRecord]:
@@ -336,9 +335,9 @@ def _gate_holder(view: ReadView, job: JobRecord) -> int | None:
 
 
 def _gate_holders(view: ReadView) -> list[JobRecord]:
-    """Found by their gates: the finished jobs need not be walked."""
-    held = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
-    jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in held if job_id is not None)]
+    """Return the jobs that hold gates, without reading finished jobs."""
+    active = {gate.active_job_id for _, state in WAL_STATE.scan(view) for _, gate in state.gates()}
+    jobs = [JOBS.get(view, job_id) for job_id in sorted(job_id for job_id in active if job_id is not None)]
     return [job for job in jobs if job is not None]
 
 
@@ -347,7 +346,7 @@ def _in_flight(view: ReadView) -> list[JobRecord]:
 
 
 def _failed_repairs(view: ReadView) -> list[JobRecord]:
-    """Repairs that were given up and still hold their gates."""
+    """Return repairs that failed for good and still hold their gates."""
     holders = [job for job in _gate_holders(view) if isinstance(job.state, FailedPermanent)]
     return [job for job in holders if PENDING.get(view, _repair_key(job)) is None]
 

@@ -1,4 +1,4 @@
-"""The keys of the manifest's tables: fixed width and big-endian, so that the order of bytes is the order of numbers.
+"""The keys of the manifest's tables: fixed width and big-endian, so that byte order is numeric order.
 
 Thread: any; all values are immutable.
 Invariants: a key packs to one length per table; equal keys pack to equal bytes; ids start at 1, and 0 means none
@@ -70,7 +70,7 @@ class ChunkKey(NamedTuple):
 
 
 class PendingJobKey(NamedTuple):
-    """A table and a kind of work, of which one job may wait."""
+    """A table and a job kind: at most one job of them is pending."""
 
     db_id: int
     kind: int
@@ -98,27 +98,27 @@ class MetricKey(NamedTuple):
 
 
 def pack_id(number: int) -> bytes:
-    """The key of a table that is keyed by one u64 (`db`, `job_queue`)."""
+    """Pack the key of a table that has one u64 as its key (`db`, `job_queue`)."""
     return _pack(_U64, (number,))
 
 
 def unpack_id(data: bytes) -> int:
-    """The number that `pack_id` packed."""
+    """Unpack a key of `pack_id`."""
     return _unpack(_U64, data)[0]
 
 
 def pack_component(component: int) -> bytes:
-    """The key of `generation_watermarks`."""
+    """Pack a key of `generation_watermarks`."""
     return _pack(_U32, (component,))
 
 
 def unpack_component(data: bytes) -> int:
-    """The number that `pack_component` packed."""
+    """Unpack a key of `pack_component`."""
     return _unpack(_U32, data)[0]
 
 
 def pack_file_name(file_name: str) -> bytes:
-    """The key of `chunk_files`: the one table whose keys have their own length."""
+    """Pack a key of `chunk_files`, the only table with keys of variable length."""
     return file_name.encode()
 
 
@@ -126,10 +126,10 @@ def _pack(layout: struct.Struct, numbers: tuple[int, ...]) -> bytes:
     try:
         return layout.pack(*numbers)
     except struct.error:
-        raise Invalid(f"{numbers} is no key: each number must fit its unsigned field ({layout.format})") from None
+        raise Invalid(f"{numbers} is not a key: each number must fit its unsigned field ({layout.format})") from None
 
 
 def _unpack(layout: struct.Struct, data: bytes) -> tuple[int, ...]:
     if len(data) != layout.size:
-        raise CorruptionError(f"manifest key {data.hex()}", 0, f"{len(data)} bytes where {layout.size} were written")
+        raise CorruptionError(f"manifest key {data.hex()}", 0, f"it has {len(data)} bytes, expected {layout.size}")
     return layout.unpack(data)

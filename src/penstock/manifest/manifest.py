@@ -1,8 +1,8 @@
-"""The manifest: the only truth about tables, progress, files and work, behind a typed API.
+"""The manifest: the authority on tables, progress, files and jobs, behind a typed API.
 
-Thread: any for everything but a `ManifestTxn`, which belongs to the thread that began it.
-Invariants: a commit that returned is durable; it is there whole or not at all; ids that were reserved never come
-again.
+Thread: any, except that a `ManifestTxn` belongs to the thread that began it.
+Invariants: (1) a commit that returned is durable. (2) a commit is applied whole or not at all. (3) a reserved id is
+never reserved again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.manifest import tables
 from penstock.manifest.engine import EngineOpener, ManifestEngine, ReadView
-from penstock.manifest.environment import LmdbEngine, backup_path, forget_closing
+from penstock.manifest.environment import LmdbEngine, backup_path, remove_stamp
 from penstock.manifest.examine import examine
 from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, DbId, JobId, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.migrations import migrate
@@ -58,7 +58,7 @@ from penstock.manifest.waiters import WaitHandle
 from penstock.manifest.writer import ManifestWriter, load_generations
 
 OPERATIONS_MAX = 100_000  # in one batch
-IDS_PER_BLOCK = 64  # reserved by one commit; those not used before a restart are skipped
+IDS_PER_BLOCK = 64  # reserved by one commit; unused ones are skipped after a restart
 CHUNKS_PER_READ = 1_024
 COPY_BYTES = 1 << 20
 TIMEOUT_S = 30.0
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class ManifestTxn:
-    """Operations that will be one commit. Nothing is written before `commit`."""
+    """Operations for one commit. Nothing is written before `commit`."""
 
     def __init__(self, manifest: Manifest, generation_hint: int | None) -> None:
         self._manifest = manifest
@@ -79,7 +79,7 @@ class ManifestTxn:
         self._add(PutDb(db_id, descriptor))
 
     def put_wal_state(self, key: WalStateKey, value: WalStateRecord) -> None:
-        """Set a partition's progress; its gates stay as they are."""
+        """Set a partition's progress; its gates do not change."""
         self._add(PutWalState(key, value))
 
     def delete_wal_state(self, key: WalStateKey) -> None:
@@ -92,11 +92,11 @@ class ManifestTxn:
         self._add(DeleteChunk(key))
 
     def scan_chunks(self, db_id: int) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-        """The committed chunks of a table; what this transaction holds is not among them."""
+        """Iterate over the committed chunks of a table, without the changes of this transaction."""
         return self._manifest.scan_chunks(db_id)
 
     def enqueue_job(self, record: JobRecord) -> JobId:
-        """Add a job and claim its waiting place; a job id of 0 is replaced by a reserved one."""
+        """Add a pending job and its row in the pending index; a job id of 0 is replaced by a reserved one."""
         if record.job_id == 0:
             record = msgspec.structs.replace(record, job_id=self._manifest.reserve_job_id())
         self._add(PutJob(record))
@@ -111,7 +111,7 @@ class ManifestTxn:
         token: int | None = None,
         error: JobErrorSnapshot | None = None,
     ) -> None:
-        """Move a job on; its pending row and its gate follow in the same commit."""
+        """Change a job's state; its pending row and its gate follow in the same commit."""
         self._add(UpdateJobState(job_id, new_state, token, error))
 
     def remove_job(self, job_id: int) -> None:
@@ -134,12 +134,12 @@ class ManifestTxn:
         self._add(BumpGeneration(component, increment))
 
     def extend(self, operations: Iterable[ManifestOp]) -> None:
-        """Add operations made by hand."""
+        """Add operations."""
         for operation in operations:
             self._add(operation)
 
     def commit(self, timeout_s: float = TIMEOUT_S) -> CommitReceipt:
-        """Make all of it durable, or raise and change nothing (`OutcomeUnknown` alone leaves that open)."""
+        """Make all of it durable, or raise and change nothing (except `OutcomeUnknown`, which leaves that open)."""
         if self._committed:
             raise Closed("this transaction was committed already: begin another")
         self._committed = True
@@ -149,7 +149,7 @@ class ManifestTxn:
         if self._committed:
             raise Closed("this transaction was committed already: begin another")
         if len(self._operations) >= OPERATIONS_MAX:
-            raise Invalid(f"a transaction holds at most {OPERATIONS_MAX} operations: commit it and begin another")
+            raise Invalid(f"a transaction has at most {OPERATIONS_MAX} operations: commit it and begin another")
         self._operations.append(operation)
 
 
@@ -165,7 +165,7 @@ class Manifest:
         self._settings = settings
         self._fs = fs
         self._ids_lock = threads.lock("manifest.ids")
-        self._ids: dict[int, range] = {}  # guarded by _ids_lock: reserved and not yet given out
+        self._ids: dict[int, range] = {}  # guarded by _ids_lock: reserved, not yet returned
         self._backup_lock = threads.lock("manifest.backup")
         self.migrated = migrate(engine)
         with engine.read() as view:
@@ -182,7 +182,7 @@ class Manifest:
         clock: Clock | None = None,
         engine: EngineOpener = LmdbEngine,
     ) -> Manifest:
-        """Open the manifest at `path`, or make it. `StoreLocked` if another process has it."""
+        """Open or create the manifest at `path`. `StoreLocked` if another process has it open."""
         settings, fs, clock = settings or ManifestSettings(), fs or OsFileSystem(), clock or SystemClock()
         opened = engine(path, settings, fs, clock)
         try:
@@ -192,7 +192,7 @@ class Manifest:
             raise
 
     def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Commit what is on its way, answer every waiter, close the file. A second call does nothing."""
+        """Finish commits in progress, answer every waiter and close the file. A second call does nothing."""
         try:
             self._writer.close(timeout_s)
         finally:
@@ -209,17 +209,17 @@ class Manifest:
     # -- writing
 
     def begin_write(self, *, generation_hint: int | None = None) -> ManifestTxn:
-        """A transaction to fill. The hint lifts the manifest's generation at least so far, if the batch has no bump."""
+        """Begin a transaction. Without a bump of its own it raises the manifest's generation to at least the hint."""
         return ManifestTxn(self, generation_hint)
 
     def apply(
         self, operations: list[ManifestOp], *, generation_hint: int | None = None, timeout_s: float = TIMEOUT_S
     ) -> CommitReceipt:
-        """Commit operations made by hand: what `ManifestTxn.commit` does."""
+        """Commit operations, as `ManifestTxn.commit` does."""
         return self._writer.apply(operations, hint=generation_hint, timeout_s=timeout_s)
 
     def sync(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Wait for all earlier commits; the manifest's generation."""
+        """Wait for all earlier commits; return the manifest's generation."""
         return self._writer.sync(timeout_s=timeout_s)
 
     # -- reading
@@ -245,7 +245,7 @@ class Manifest:
         return self.read(lambda view: tables.JOBS.get(view, job_id))
 
     def scan_chunks(self, db_id: int) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-        """A table's chunks by id, read in pages: a slow caller pins no snapshot, and may see later commits."""
+        """Iterate over a table's chunks by id, in pages: a slow caller pins no snapshot, and may see later commits."""
         start = 0
         while True:
             page = self.read(lambda view, start=start: list(islice(tables.chunks(view, db_id, start), CHUNKS_PER_READ)))  # type: ignore[misc]
@@ -257,11 +257,11 @@ class Manifest:
     # -- generations and ids
 
     def generation(self, component: int = ComponentId.MANIFEST) -> int:
-        """The last committed generation of a component."""
+        """Return the last committed generation of a component."""
         return self._writer.generation(component)
 
     def register_waiter(self, component: int, target: int, timeout_s: float) -> WaitHandle:
-        """Begin to wait until a component reaches a generation."""
+        """Register a wait until a component reaches a generation."""
         return self._writer.register(component, target, timeout_s=timeout_s)
 
     def wait_for_generation(self, component: int, target: int, timeout_s: float) -> int:
@@ -269,15 +269,15 @@ class Manifest:
         return self.register_waiter(component, target, timeout_s).result(timeout_s)
 
     def reserve_job_id(self) -> JobId:
-        """A job id that was never given out."""
+        """Return a new job id."""
         return JobId(self._reserve(ComponentId.JOB_IDS))
 
     def reserve_db_id(self) -> DbId:
-        """A table id that was never given out."""
+        """Return a new table id."""
         return DbId(self._reserve(ComponentId.DB_IDS))
 
     def reserve_chunk_id(self) -> ChunkId:
-        """A chunk id that was never given out."""
+        """Return a new chunk id."""
         return ChunkId(self._reserve(ComponentId.CHUNK_IDS))
 
     def _reserve(self, component: int) -> int:
@@ -292,8 +292,8 @@ class Manifest:
     # -- backups
 
     def backup(self) -> str:
-        """Write a copy of this moment as the newest backup, durably; older ones move up and the last goes."""
-        kept = self._settings.backups_kept
+        """Write a snapshot as the newest backup, durably; older backups move up and the oldest is removed."""
+        count = self._settings.backups_kept
         with self._backup_lock:
             fresh = self.path + ".backup-new"
             if self._fs.exists(fresh):
@@ -301,9 +301,9 @@ class Manifest:
             try:
                 self._engine.copy(fresh)
             except BaseException:
-                remove_file(self._fs, fresh)  # a disk that is full needs the space
+                remove_file(self._fs, fresh)  # a full disk needs the space
                 raise
-            for age in range(kept - 1, 0, -1):
+            for age in range(count - 1, 0, -1):
                 if self._fs.exists(backup_path(self.path, age)):
                     self._fs.rename(backup_path(self.path, age), backup_path(self.path, age + 1))
             target = backup_path(self.path, 1)
@@ -314,20 +314,20 @@ class Manifest:
 
     @staticmethod
     def restore(path: str, *, fs: FileSystem | None = None) -> str:
-        """Put the newest sound backup in the place of a damaged manifest, which is kept as `<path>.damaged`.
+        """Replace a damaged manifest with its newest valid backup; the damaged file is kept as `<path>.damaged`.
 
         Commits made after that backup are gone. Returns the name of the backup.
         """
         fs = fs or OsFileSystem()
         owner = fs.lock(path + ".owner")
         try:
-            source = _newest_sound_backup(fs, path)
+            source = _newest_valid_backup(fs, path)
             _copy(fs, source, path + ".restored")
             if fs.exists(path):
                 fs.rename(path, path + ".damaged")
-            if fs.exists(path + "-lock"):  # it names readers of the damaged file
+            if fs.exists(path + "-lock"):  # it lists readers of the damaged file
                 fs.unlink(path + "-lock")
-            forget_closing(fs, path)  # the stamp is that of the damaged file
+            remove_stamp(fs, path)  # the stamp describes the damaged file
             copy = fs.open(path + ".restored", write=True)
             publish(fs, copy, path)
             copy.close()
@@ -336,7 +336,7 @@ class Manifest:
             owner.release()
 
 
-def _newest_sound_backup(fs: FileSystem, path: str) -> str:
+def _newest_valid_backup(fs: FileSystem, path: str) -> str:
     prefix = backup_path(path, 0).rsplit("/", 1)[-1][:-1]
     ages = sorted(
         int(name[len(prefix) :])
@@ -349,7 +349,7 @@ def _newest_sound_backup(fs: FileSystem, path: str) -> str:
         except CorruptionError:
             continue
         return backup_path(path, age)
-    raise NotFound(f"{path} has no sound backup to restore from")
+    raise NotFound(f"{path} has no valid backup to restore from")
 
 
 def _copy(fs: FileSystem, source: str, target: str) -> None:

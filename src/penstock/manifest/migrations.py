@@ -1,10 +1,9 @@
-"""Bring the records of older versions up to date when a manifest is opened.
+"""Upgrade records of older versions when a manifest is opened.
 
-`meta` holds one row per table with the version that all its records have. Opening compares those rows and walks a
-table only if its row is behind; a row is written after its table is done, so that a crash in between only repeats
-work.
+`meta` has one row per table with the version of all its records. Opening reads a table only if its version is old; the
+row is written after the table is upgraded, so that a crash in between only repeats work.
 
-Thread: the one that opens the manifest, before anyone else sees it.
+Thread: the one that opens the manifest, before any other uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from penstock.errors import CorruptionError, UnsupportedVersion
-from penstock.manifest.codec import VERSION, record_version, seal, unseal
+from penstock.manifest.codec import VERSION, pack_value, record_version, unpack_value
 from penstock.manifest.engine import ManifestEngine, ReadView
 from penstock.manifest.tables import ALL, Table
 
@@ -23,12 +22,12 @@ from penstock.manifest.tables import ALL, Table
 Upgrade: TypeAlias = Callable[[bytes], bytes]
 
 
-def _as_it_was(payload: bytes) -> bytes:
+def _unchanged(payload: bytes) -> bytes:
     return payload
 
 
 # (table, version it upgrades from). Version 2 has the fields of version 1, and a checksum.
-UPGRADES: Mapping[tuple[str, int], Upgrade] = {(table.name, 1): _as_it_was for table in ALL}
+UPGRADES: Mapping[tuple[str, int], Upgrade] = {(table.name, 1): _unchanged for table in ALL}
 
 ROWS_PER_TRANSACTION = 10_000
 
@@ -41,7 +40,7 @@ def migrate(
     tables: Sequence[Table[Any, Any]] = ALL,
     upgrades: Mapping[tuple[str, int], Upgrade] = UPGRADES,
 ) -> int:
-    """Upgrade every table that is behind; how many records were rewritten."""
+    """Upgrade every table with an old version; return the number of records rewritten."""
     with engine.read() as view:
         behind = [(table, version) for table in tables if (version := _schema(view, table)) != table.codec.version]
     rewritten = 0
@@ -56,7 +55,7 @@ def migrate(
 
 
 def is_current(view: ReadView) -> bool:
-    """Whether every table has the version that this Penstock writes, or no version because it is new."""
+    """Return whether every table has the current version, or none because it is new."""
     return all(_schema(view, table) in (None, table.codec.version) for table in ALL)
 
 
@@ -68,10 +67,10 @@ def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
             raise CorruptionError(f"manifest table {table.name}", 0, f"it has rows ({key.hex()}) and no schema version")
         return None
     where = f"manifest schema of table {table.name}"
-    # What is said of version 1 has the number alone, later ones are sealed as records are.
-    payload = value if len(value) == _VERSION.size else unseal(_META, key, value, where)[1]
+    # The row of version 1 is the bare number; later ones are encoded as records are.
+    payload = value if len(value) == _VERSION.size else unpack_value(_META, key, value, where)[1]
     if len(payload) != _VERSION.size:
-        raise CorruptionError(where, 0, "this is no version")
+        raise CorruptionError(where, 0, "this is not a version")
     version = record_version(payload, where)
     if version > table.codec.version:
         raise UnsupportedVersion(
@@ -82,7 +81,7 @@ def _schema(view: ReadView, table: Table[Any, Any]) -> int | None:
 
 def _schema_row(table: Table[Any, Any]) -> tuple[bytes, bytes]:
     key = f"schema/{table.name}".encode()
-    return key, seal(_META, key, VERSION, _VERSION.pack(table.codec.version))
+    return key, pack_value(_META, key, VERSION, _VERSION.pack(table.codec.version))
 
 
 def _upgrade_table(engine: ManifestEngine, table: Table[Any, Any], upgrades: Mapping[tuple[str, int], Upgrade]) -> int:
@@ -104,7 +103,7 @@ def _upgrade_table(engine: ManifestEngine, table: Table[Any, Any], upgrades: Map
 def _upgrade_value(
     table: Table[Any, Any], key: bytes, value: bytes, where: str, upgrades: Mapping[tuple[str, int], Upgrade]
 ) -> bytes:
-    version, payload = unseal(table.name, key, value, where)
+    version, payload = unpack_value(table.name, key, value, where)
     if version >= table.codec.version:
         return value
     while version < table.codec.version:
@@ -112,6 +111,6 @@ def _upgrade_value(
         if upgrade is None:
             raise UnsupportedVersion(f"{where} has version {version}, from which this Penstock cannot upgrade")
         payload, version = upgrade(payload), version + 1
-    value = seal(table.name, key, version, payload)
-    table.codec.decode(key, value)  # what is written must be readable
+    value = pack_value(table.name, key, version, payload)
+    table.codec.decode(key, value)  # check that what is written can be read
     return value

@@ -25,37 +25,37 @@ from penstock.manifest.tables import CHUNK_FILES, CHUNKS
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """Base of the twelve."""
+    """Base of the twelve operations."""
 
-    frees: ClassVar[bool] = False  # whether it may run when the manifest is full
+    frees_space: ClassVar[bool] = False  # whether it may run when the manifest is full
 
-    def prepared(self) -> Any:
-        """What `Edit` takes: this, or also what can be packed without looking at a row."""
+    def prepare(self) -> Any:
+        """Return the argument of `Edit`: the operation, and what can be packed without reading a row."""
         return self
 
 
 class PutDb(Operation, frozen=True):
-    """Create or change a table."""
+    """Create or change a table's descriptor."""
 
     db_id: int
     value: DbDescriptorRecord
 
 
 class PutWalState(Operation, frozen=True):
-    """Raise the progress of a partition: no number in the row goes back, and its gates stay as they are."""
+    """Raise the progress of a partition: no number in the row decreases, and its gates do not change."""
 
     key: WalStateKey
     value: WalStateRecord
 
-    def prepared(self) -> tuple[PutWalState, bytes]:
+    def prepare(self) -> tuple[PutWalState, bytes]:
         """With its key."""
         return self, self.key.pack()
 
 
 class DeleteWalState(Operation, frozen=True):
-    """Forget a partition."""
+    """Remove a partition."""
 
-    frees = True
+    frees_space = True
     key: WalStateKey
 
 
@@ -65,29 +65,29 @@ class UpsertChunk(Operation, frozen=True):
     key: ChunkKey
     value: ChunkEntryRecord
 
-    def prepared(self) -> tuple[UpsertChunk, bytes, bytes, bytes, bytes]:
-        """With key and value of the chunk's row, and of its file's."""
+    def prepare(self) -> tuple[UpsertChunk, bytes, bytes, bytes, bytes]:
+        """Return it with key and value of the chunk's row, and of its file's."""
         owner = ChunkFileRecord(self.key.db_id, self.key.chunk_id)
         return self, *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
 
 
 class DeleteChunk(Operation, frozen=True):
-    """Remove a chunk's row; one that is not there is no error."""
+    """Remove a chunk's row, if it exists."""
 
-    frees = True
+    frees_space = True
     key: ChunkKey
 
 
 class PutJob(Operation, frozen=True):
-    """Write a new job. A repair takes the gate of the kind that it repairs at once."""
+    """Add a job. A repair takes the gate of the kind it repairs at once."""
 
     value: JobRecord
 
 
 class UpdateJobState(Operation, frozen=True):
-    """Move a job on. `token` names the lease that allows it; taking a lease needs none."""
+    """Change a job's state. `token` is that of the lease; taking a lease needs none."""
 
-    frees = True  # it adds little, and work must be able to end
+    frees_space = True  # it adds little, and jobs must be able to end
     job_id: int
     new_state: JobDurableState
     token: int | None = None
@@ -95,30 +95,30 @@ class UpdateJobState(Operation, frozen=True):
 
 
 class RemoveJob(Operation, frozen=True):
-    """Forget a job that is not in flight."""
+    """Remove a job that is not in flight."""
 
-    frees = True
+    frees_space = True
     job_id: int
 
 
 class UpsertPendingIndex(Operation, frozen=True):
-    """Claim the one waiting place of a table and kind."""
+    """Add the pending row of a table and kind."""
 
     key: PendingJobKey
     job_id: int
 
 
 class DeletePendingIndex(Operation, frozen=True):
-    """Give the waiting place back."""
+    """Remove the pending row of a table and kind."""
 
-    frees = True
+    frees_space = True
     key: PendingJobKey
 
 
 class DeleteMetrics(Operation, frozen=True):
     """Remove all metrics of a table: they are one range of keys."""
 
-    frees = True
+    frees_space = True
     scope: int
 
 
@@ -128,7 +128,7 @@ class MergeMetric(Operation, frozen=True):
     key: MetricKey
     delta: MetricDelta
 
-    def prepared(self) -> tuple[MergeMetric, bytes]:
+    def prepare(self) -> tuple[MergeMetric, bytes]:
         """With its key."""
         return self, self.key.pack()
 
@@ -158,7 +158,7 @@ ManifestOp: TypeAlias = (
 
 
 class CommitReceipt(msgspec.Struct, frozen=True):
-    """What a batch reached: its highest generation, and each component's."""
+    """The generations of a commit: the highest, and each component's."""
 
     generation: int
     generations: Mapping[int, int]

@@ -1,9 +1,9 @@
-"""Read the pages of an LMDB file without LMDB, and trust none of them.
+"""Reading the pages of an LMDB file without LMDB, checking each of them.
 
-LMDB maps its file and follows page numbers: a damaged one ends the process by a signal, or leads past rows as if they
-had never been there. Here every page of both trees is read as bytes, and all that LMDB relies on is compared: page
-numbers, kinds and bounds, the order of keys on every page and between pages, the number of rows and pages that each
-tree says it has, and that no page is used twice or free as well. What the rows hold is the caller's to check.
+LMDB maps its file and follows page numbers: a damaged one kills the process by a signal, or silently hides rows. Here
+every page of both trees is read as bytes, and everything that LMDB relies on is checked: page numbers, kinds and
+bounds, the order of keys within and between pages, the row and page counts of each tree, and that no page is used twice
+or both used and free. The content of the rows is left to the caller.
 
 The layout is that of LMDB 0.9 on 64 bits, little-endian; docs/format/manifest.md names what of it we rely on.
 
@@ -31,7 +31,7 @@ _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8  # flags of a page
 _ELSEWHERE, _SUBTREE = 1, 2  # flags of a node: its value is on overflow pages; it is the root of a named table
 _INTEGER_KEYS = 8  # flags of a tree
-_ONE_FILE = 0x4000  # kept among the flags of the tree of free pages: the environment is no folder
+_ONE_FILE = 0x4000  # among the flags of the free-page tree: the environment is a file, not a folder
 _NO_ROOT = 2**64 - 1
 _DEPTH_MAX = 32
 _PAGE_SIZES = frozenset(512 << n for n in range(8))
@@ -39,7 +39,7 @@ _PAGE_SIZES = frozenset(512 << n for n in range(8))
 
 @dataclass(frozen=True, slots=True)
 class TreeRoot:
-    """What a tree says of itself."""
+    """The header of a B+ tree."""
 
     pad: int
     flags: int
@@ -53,7 +53,7 @@ class TreeRoot:
 
 @dataclass(frozen=True, slots=True)
 class MetaPage:
-    """The newer of the two pages that a file begins with: the last commit."""
+    """The newer of the two meta pages: the last commit."""
 
     page_bytes: int
     last_page: int
@@ -67,13 +67,13 @@ class MetaPage:
 
 
 def read_meta(file: File) -> MetaPage:
-    """The last commit; `CorruptionError` if the two meta pages cannot be those of one file."""
+    """Return the last commit; `CorruptionError` if the two meta pages do not belong together."""
     first = _read_meta_page(file, 0, 0)
     second = _read_meta_page(file, 1, first.page_bytes)
     # Each transaction writes the page of its own parity, so that the two are neighbours. A new file has 0 twice.
     transactions = (first.transaction, second.transaction)
     if transactions != (0, 0) and (abs(first.transaction - second.transaction) != 1 or first.transaction & 1):
-        raise CorruptionError(file.path, 0, f"its meta pages speak of transactions {transactions}, not of neighbours")
+        raise CorruptionError(file.path, 0, f"its meta pages have the transactions {transactions}: not consecutive")
     newest = max(first, second, key=lambda meta: meta.transaction)
     if newest.used_bytes > file.size():
         raise CorruptionError(file.path, file.size(), f"it ends here, but has pages up to byte {newest.used_bytes}")
@@ -86,9 +86,9 @@ def _read_meta_page(file: File, number: int, offset: int) -> MetaPage:
         raise CorruptionError(file.path, offset, "it ends inside its meta pages")
     page, _, flags, magic, layout, _, _, free, main, last_page, transaction = _META.unpack(data)
     trees = TreeRoot(*_TREE.unpack(free)), TreeRoot(*_TREE.unpack(main))
-    sound = (page, flags, magic, layout) == (number, _META_PAGE, _MAGIC, _FORMAT)
-    if not sound or trees[0].pad not in _PAGE_SIZES or (offset and trees[0].pad != offset):
-        raise CorruptionError(file.path, offset, "this is no meta page of LMDB")
+    valid = (page, flags, magic, layout) == (number, _META_PAGE, _MAGIC, _FORMAT)
+    if not valid or trees[0].pad not in _PAGE_SIZES or (offset and trees[0].pad != offset):
+        raise CorruptionError(file.path, offset, "this is not an LMDB meta page")
     return MetaPage(trees[0].pad, last_page, transaction, *trees)
 
 
@@ -98,13 +98,13 @@ class PageWalk:
     def __init__(self, file: File, meta: MetaPage) -> None:
         self._file = file
         self._meta = meta
-        self._taken = bytearray(meta.last_page + 1)  # 1: it was met
+        self._taken = bytearray(meta.last_page + 1)  # 1: visited
         self._taken[: min(2, len(self._taken))] = b"\1\1"[: len(self._taken)]
         self._counts = [0, 0, 0]  # branch, leaf and overflow pages of the tree that is walked
         self.tables: set[str] = set()  # whose rows were read
 
     def rows(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """(table, key, value) of every row, in order. Only when it has ended is the file known to be sound."""
+        """Iterate over (table, key, value) of every row, in order. The file is valid only if the iteration ends."""
         tables = [(key, value) for key, value, flags in self._tree(self._meta.main, 0) if self._is_subtree(key, flags)]
         for name, value in tables:
             if len(value) != _TREE.size:
@@ -123,7 +123,7 @@ class PageWalk:
         return True
 
     def _check_free(self) -> None:
-        """No page that is free may be in use, or be free twice: LMDB would write over it."""
+        """Check that no free page is in use or free twice: LMDB would overwrite it."""
         for key, value, _ in self._tree(self._meta.free, _INTEGER_KEYS):
             count = _U64.unpack_from(value)[0] if len(value) >= _U64.size else _NO_ROOT
             if (count + 1) * _U64.size > len(value) or _U64.unpack(key)[0] > self._meta.transaction:
@@ -132,7 +132,7 @@ class PageWalk:
                 self._take(number)
 
     def _tree(self, tree: TreeRoot, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
-        """(key, value, flags) of the leaves of a tree, compared with what the tree says of itself."""
+        """Iterate over (key, value, flags) of a tree's leaves, and check them against its header."""
         self._counts, rows = [0, 0, 0], 0
         integer = flags == _INTEGER_KEYS
         if tree.flags & ~_ONE_FILE != flags or (tree.pad and not integer) or tree.depth > _DEPTH_MAX:
@@ -150,7 +150,7 @@ class PageWalk:
     def _subtree(
         self, number: int, depth: int, low: bytes | None, high: bytes | None, integer: bool
     ) -> Iterator[tuple[bytes, bytes, int]]:
-        """The leaves below a page, all of whose keys must be in [low, high)."""
+        """Iterate over the leaves below a page, whose keys must all be in [low, high)."""
         page = self._page(number, _BRANCH if depth > 1 else _LEAF)
         nodes = self._nodes(number, page)
         self._counts[0 if depth > 1 else 1] += 1
@@ -159,13 +159,13 @@ class PageWalk:
             return key[::-1] if integer else key  # integers are little-endian
 
         before = low
-        for place, (size, flags, start, end) in enumerate(nodes):
+        for position, (size, flags, start, end) in enumerate(nodes):
             key = page[start:end]
-            if integer and len(key) != _U64.size and (depth == 1 or place):
+            if integer and len(key) != _U64.size and (depth == 1 or position):
                 raise self._damage(number, "a key has a wrong size")
-            if depth > 1 and place == 0:
-                key = low if low is not None else b""  # the first key of a branch is not looked at
-            elif (before is not None and order(key) < order(before)) or (place and before == key):
+            if depth > 1 and position == 0:
+                key = low if low is not None else b""  # the first key of a branch is not used
+            elif (before is not None and order(key) < order(before)) or (position and before == key):
                 raise self._damage(number, "keys are out of order")
             if high is not None and order(key) >= order(high):
                 raise self._damage(number, "keys are out of order")
@@ -173,10 +173,10 @@ class PageWalk:
             if depth == 1:
                 yield key, self._value(number, page, size, flags, end), flags
                 continue
-            following = nodes[place + 1] if place + 1 < len(nodes) else None
+            following = nodes[position + 1] if position + 1 < len(nodes) else None
             until = high if following is None else page[following[2] : following[3]]
             child = size | flags << 32
-            yield from self._subtree(child, depth - 1, key if place else low, until, integer)
+            yield from self._subtree(child, depth - 1, key if position else low, until, integer)
 
     def _page(self, number: int, kind: int) -> bytes:
         self._take(number)
@@ -194,19 +194,19 @@ class PageWalk:
         return data
 
     def _nodes(self, number: int, page: bytes) -> list[tuple[int, int, int, int]]:
-        """(size or child, flags, start and end of the key) of each node of a page."""
+        """Return (size or child, flags, start and end of the key) of each node of a page."""
         lower, upper = _PAGE.unpack_from(page)[3:]
         count = (lower - _PAGE.size) // 2
         if not _PAGE.size < lower <= upper <= len(page) or lower & 1:
-            raise self._damage(number, "the bounds of a page leave it")
+            raise self._damage(number, "a page's bounds are outside the page")
         nodes: list[tuple[int, int, int, int]] = []
-        for place in struct.unpack_from(f"<{count}H", page, _PAGE.size):
-            if not upper <= place <= len(page) - _NODE.size:
+        for position in struct.unpack_from(f"<{count}H", page, _PAGE.size):
+            if not upper <= position <= len(page) - _NODE.size:
                 raise self._damage(number, "a row begins outside its page")
-            low, high, flags, key_bytes = _NODE.unpack_from(page, place)
-            start = place + _NODE.size
+            low, high, flags, key_bytes = _NODE.unpack_from(page, position)
+            start = position + _NODE.size
             if start + key_bytes > len(page):
-                raise self._damage(number, "a key leaves its page")
+                raise self._damage(number, "a key reaches beyond its page")
             nodes.append((low | high << 16, flags, start, start + key_bytes))
         return nodes
 
@@ -215,7 +215,7 @@ class PageWalk:
             raise self._damage(number, f"a row has the flags {flags}")
         end = start + (_U64.size if flags & _ELSEWHERE else size)
         if end > len(page):
-            raise self._damage(number, "a value leaves its page")
+            raise self._damage(number, "a value reaches beyond its page")
         if not flags & _ELSEWHERE:
             return page[start:end]
         return self._overflow(_U64.unpack(page[start:end])[0], size)
@@ -232,7 +232,7 @@ class PageWalk:
 
     def _take(self, number: int) -> None:
         if number >= len(self._taken) or self._taken[number]:
-            raise self._damage(number, "this page is used twice, free and used, or behind the last one")
+            raise self._damage(number, "this page is used twice, both free and used, or past the last page")
         self._taken[number] = 1
 
     def _damage(self, number: int, reason: str) -> CorruptionError:

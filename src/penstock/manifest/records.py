@@ -1,7 +1,6 @@
 """The values of the manifest's tables.
 
-A value is `record_version` (u16, big-endian) and the MessagePack of an array: the record's fields in their order.
-Equal records give equal bytes. A record checks itself when it is made; bytes that do not decode to one are corrupt.
+`codec` describes their bytes. A record checks itself when it is created; bytes that do not decode to one are corrupt.
 
 Thread: any; all records are frozen.
 Invariants: watermarks are ordered (`stored <= applied <= durable <= highest`); paths are relative to the store.
@@ -22,11 +21,11 @@ from penstock.manifest.keys import U64_MAX, PendingJobKey
 
 FILE_NAME_BYTES_MAX = 120
 BUCKETS_MAX = 64
-REPAIR_OF = 0x8000  # a repair waits in the pending index under this bit and the kind that it repairs
+REPAIR_OF = 0x8000  # a repair is in the pending index under this bit and the kind it repairs
 
 
 class ManifestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of every struct that is stored."""
+    """Base of all stored structs."""
 
 
 # -- db
@@ -62,7 +61,7 @@ class RetentionPolicy(ManifestRecord, frozen=True):
 
 
 class ManifestDbOptions(ManifestRecord, frozen=True):
-    """Where a table keeps its files, and how."""
+    """How and where a table stores its files."""
 
     wal_dir: str
     chunk_dir: str
@@ -81,7 +80,7 @@ class Active(ManifestRecord, frozen=True, tag=1):
 
 
 class Draining(ManifestRecord, frozen=True, tag=2):
-    """No new writes; what is there is being finished."""
+    """No new writes; those in progress are being finished."""
 
 
 class Tombstoned(ManifestRecord, frozen=True, tag=3):
@@ -116,7 +115,7 @@ class DbDescriptorRecord(ManifestRecord, frozen=True):
 
 
 class FlushGateState(ManifestRecord, frozen=True):
-    """A gate: which job holds it, and how its jobs ended lately. Changed by job operations only."""
+    """A gate: the job that holds it, and how its last jobs ended. Changed by job operations only."""
 
     active_job_id: int | None = None
     last_success_at_epoch_ms: int | None = None
@@ -135,7 +134,7 @@ class WalStateRecord(ManifestRecord, frozen=True):
     restart_epoch: int = 0
     flush_gate_state: FlushGateState = FlushGateState()
     other_gates: tuple[tuple[int, FlushGateState], ...] = ()  # by kind, ascending
-    detail: bytes = b""  # state of the partition's own; the manifest does not read it
+    detail: bytes = b""  # private to the partition; the manifest does not read it
 
     def __post_init__(self) -> None:
         if not 0 <= self.stored_lsn <= self.last_applied_lsn <= self.durable_lsn <= self.highest_lsn <= U64_MAX:
@@ -145,7 +144,7 @@ class WalStateRecord(ManifestRecord, frozen=True):
             )
 
     def raised(self, other: WalStateRecord) -> WalStateRecord:
-        """`other`, with no number below the one that is here: two writers of a row cannot undo each other."""
+        """Return `other`, with no number below this record's: two writers of a row cannot undo each other."""
         here, there = _progress(self), _progress(other)
         if all(map(operator.ge, there, here)) and (other.detail or not self.detail):
             return other
@@ -153,24 +152,24 @@ class WalStateRecord(ManifestRecord, frozen=True):
         return msgspec.structs.replace(other, **highest, detail=other.detail or self.detail)
 
     def gate(self, kind: int) -> FlushGateState:
-        """The gate of a kind of job."""
+        """Return the gate of a job kind."""
         if kind == JobKind.FLUSH:
             return self.flush_gate_state
         return dict(self.other_gates).get(kind, FlushGateState())
 
     def gates(self) -> list[tuple[int, FlushGateState]]:
-        """Every gate that was ever used, with its kind."""
+        """Iterate over all gates ever used, with their kinds."""
         return [(int(JobKind.FLUSH), self.flush_gate_state), *self.other_gates]
 
     def with_gate(self, kind: int, gate: FlushGateState) -> WalStateRecord:
-        """This record with one gate changed."""
+        """Return this record with one gate changed."""
         if kind == JobKind.FLUSH:
             return msgspec.structs.replace(self, flush_gate_state=gate)
         others = {**dict(self.other_gates), kind: gate}
         return msgspec.structs.replace(self, other_gates=tuple(sorted(others.items(), key=lambda item: item[0])))
 
 
-_PROGRESS = WalStateRecord.__struct_fields__[:7]  # the numbers that never go back
+_PROGRESS = WalStateRecord.__struct_fields__[:7]  # the numbers that never decrease
 _progress = operator.attrgetter(*_PROGRESS)
 
 
@@ -178,11 +177,11 @@ _progress = operator.attrgetter(*_PROGRESS)
 
 
 class Local(ManifestRecord, frozen=True, tag=1):
-    """The file is in the store's folder and nowhere else."""
+    """The file is only in the store's folder."""
 
 
 class RemoteArchived(ManifestRecord, frozen=True, tag=2):
-    """The file is here and in the object store; `verified` once its bytes were read back."""
+    """The file is in the folder and in the object store; `verified` once its bytes were read back."""
 
     object: str
     verified: bool = False
@@ -195,14 +194,14 @@ class Evicted(ManifestRecord, frozen=True, tag=3):
 
     def __post_init__(self) -> None:
         if not self.object:
-            raise Invalid("an evicted chunk keeps the key of its object: without it the bytes could not come back")
+            raise Invalid("an evicted chunk needs the key of its object: without it the bytes could not be restored")
 
 
 ChunkResidency: TypeAlias = Local | RemoteArchived | Evicted
 
 
 class ChunkEntryRecord(ManifestRecord, frozen=True):
-    """An immutable file. A `staged` one belongs to no version yet and may be purged when it lapses."""
+    """An immutable file. A staged one belongs to no version yet, and is purged when it expires."""
 
     file_name: str  # relative to the store
     generation: int
@@ -214,7 +213,7 @@ class ChunkEntryRecord(ManifestRecord, frozen=True):
     uploaded_at_epoch_ms: int | None = None
     purge_after_epoch_ms: int | None = None
     staged: bool = False
-    detail: bytes = b""  # what the file's owner knows of it (level, key range); the manifest does not read it
+    detail: bytes = b""  # private to the file's owner (level, key range); the manifest does not read it
 
     def __post_init__(self) -> None:
         check_relative(self.file_name)
@@ -230,7 +229,7 @@ class ChunkEntryRecord(ManifestRecord, frozen=True):
 
 
 class JobKind(IntEnum):
-    """Penstock's own kinds of job; kinds from 64 up to 32767 are the user's."""
+    """Penstock's own job kinds; 64 to 32767 are the user's."""
 
     FLUSH = 1
     CHECKPOINT = 2
@@ -249,7 +248,7 @@ _OWN_KINDS = frozenset(int(kind) for kind in JobKind)
 
 
 class Pending(ManifestRecord, frozen=True, tag=1):
-    """Waiting for a worker; it has a row in the pending index."""
+    """Waiting for a worker, with a row in the pending index."""
 
 
 class InFlight(ManifestRecord, frozen=True, tag=2):
@@ -267,7 +266,7 @@ class Completed(ManifestRecord, frozen=True, tag=3):
 
 
 class FailedPermanent(ManifestRecord, frozen=True, tag=4):
-    """Given up; `last_error` says why."""
+    """Failed for good; `last_error` says why."""
 
     finished_at_ms: int
 
@@ -284,7 +283,7 @@ class JobErrorSnapshot(ManifestRecord, frozen=True):
 
 
 class JobRecord(ManifestRecord, frozen=True):
-    """A piece of durable work. `attempts` counts its acquisitions, and so is the token of the latest one."""
+    """A durable job. `attempts` counts its leases, and is the token of the last one."""
 
     job_id: int
     created_at_epoch_ms: int
@@ -303,29 +302,29 @@ class JobRecord(ManifestRecord, frozen=True):
             raise Invalid(f"job kind {self.kind} is unknown: use a JobKind, or 64 to 32767 for your own")
         is_repair = self.kind == JobKind.REPAIR
         if is_repair != (self.repairs_kind is not None) or is_repair != (self.repairs_job_id is not None):
-            raise Invalid(f"job {self.job_id}: a repair, and only a repair, says which job and kind it repairs")
+            raise Invalid(f"job {self.job_id}: a repair, and only a repair, names the job and kind it repairs")
         if self.attempts_max < 1:
             raise Invalid(f"job {self.job_id}: attempts_max must be at least 1")
 
     @property
     def table(self) -> int:
-        """The table the job works on, 0 for the store."""
+        """The table of the job; 0 for the store."""
         return self.db_id or 0
 
     @property
     def gate_kind(self) -> int:
-        """The kind whose gate this job needs: a repair holds the gate of what it repairs."""
+        """The kind whose gate this job needs: a repair needs the gate of the kind it repairs."""
         return self.kind if self.repairs_kind is None else self.repairs_kind
 
     @property
     def pending_key(self) -> PendingJobKey:
-        """Its row in the pending index while it waits."""
+        """The key of its pending row."""
         kind = self.kind if self.repairs_kind is None else REPAIR_OF | self.repairs_kind
         return PendingJobKey(self.table, kind)
 
 
 class PendingJobRecord(ManifestRecord, frozen=True):
-    """The job that waits for a table and kind."""
+    """The pending job of a table and kind."""
 
     job_id: int
 
@@ -360,7 +359,7 @@ class MetricRecord(ManifestRecord, frozen=True):
         _check_moments(self)
 
     def merged(self, delta: MetricDelta, at_epoch_ms: int) -> MetricRecord:
-        """These observations and those."""
+        """Return the sum of these observations and others."""
         if delta.count == 0:
             return self
         return MetricRecord(
@@ -382,7 +381,7 @@ class MetricRecord(ManifestRecord, frozen=True):
 
 
 class GenerationWaiterSnapshot(ManifestRecord, frozen=True):
-    """Someone who waited for a generation when the row was written."""
+    """A waiter for a generation at the time the row was written."""
 
     waiter_id: int
     target_generation: int
@@ -390,7 +389,7 @@ class GenerationWaiterSnapshot(ManifestRecord, frozen=True):
 
 
 class GenerationRecord(ManifestRecord, frozen=True):
-    """A counter that never goes back."""
+    """A counter that never decreases."""
 
     current_generation: int
     last_committed_at_epoch_ms: int
@@ -405,7 +404,7 @@ class ChunkFileRecord(ManifestRecord, frozen=True):
 
 
 def check_relative(path: str) -> None:
-    """Refuse a path that leaves the store's folder."""
+    """Raise `Invalid` for a path outside the store's folder."""
     if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
         raise Invalid(f"path {path!r} must be relative to the store and stay inside it")
 
@@ -414,6 +413,6 @@ def _check_moments(moments: MetricDelta | MetricRecord) -> None:
     buckets = moments.bucket_counts
     if moments.count < 0 or (buckets and (len(buckets) > BUCKETS_MAX or min(buckets) < 0)):
         raise Invalid(f"a metric needs counts from 0 and at most {BUCKETS_MAX} buckets")
-    # A comparison with NaN is false, so this refuses it too.
+    # Comparisons with NaN are false, so this refuses it too.
     if moments.count and not (moments.min <= moments.max and abs(moments.sum) < math.inf):
         raise Invalid(f"a metric's sum must be finite and min <= max, not {moments.sum}, {moments.min}, {moments.max}")

@@ -1,11 +1,10 @@
-"""What a store was doing when it ended: the eight steps from an open manifest to a state to go on from.
+"""Recovery of the control plane: the eight steps from an open manifest to the state of a store.
 
-The cost follows the tables, partitions and unfinished jobs, not the chunks and not the finished jobs: chunks are read
-when someone asks for a table's, waiting jobs are found by the pending index, and jobs in flight by the gates they
-hold.
+The cost follows the tables, partitions and unfinished jobs, not the chunks or the finished jobs: the chunks of a table
+are read on demand, pending jobs are found by the pending index, and jobs in flight by the gates they hold.
 
 Thread: the one that opens the store, before any worker starts.
-Invariants: running it twice, or after a crash in it, changes nothing more: every step that writes is one commit.
+Invariant: recovery is idempotent, also after a crash in it: every step that writes is one commit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from penstock.manifest.tables import DB, GENERATIONS, JOBS, METRICS, PENDING, pa
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveredTable:
-    """A table, its partitions by shard, and the gates that were ever used, by kind of job."""
+    """A table, its partitions by shard, and its gates by job kind."""
 
     descriptor: DbDescriptorRecord
     partitions: Mapping[int, WalStateRecord]
@@ -42,37 +41,37 @@ class RecoveredTable:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveredState:
-    """Everything a store needs to go on."""
+    """The recovered state of a store, without the chunks."""
 
     migrated: int  # records rewritten by migrations
     tables: Mapping[int, RecoveredTable]
     store_gates: Mapping[int, FlushGateState]  # of jobs that belong to no table
     pending_jobs: tuple[JobRecord, ...]  # by id; repairs included
-    repairs: tuple[JobId, ...]  # those of pending_jobs that this recovery made, or made wait again
+    repairs: tuple[JobId, ...]  # those of pending_jobs that this recovery added or retried
     metrics: Mapping[MetricKey, MetricRecord]
     generations: Mapping[int, int]
-    waiters: tuple[tuple[int, GenerationWaiterSnapshot], ...]  # with their component; register them again, or not
+    waiters: tuple[tuple[int, GenerationWaiterSnapshot], ...]  # with their component, to register again
     _manifest: Manifest = field(repr=False)
 
     def chunks(self, db_id: int) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-        """A table's chunks, read from the manifest as they are asked for."""
+        """Iterate over a table's chunks, read on demand."""
         return self._manifest.scan_chunks(db_id)
 
     def chunks_to_verify(self, db_id: int) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-        """Those whose archived copy was not read back yet."""
+        """Iterate over the chunks whose archived copy is not verified."""
         for key, chunk in self.chunks(db_id):
             if isinstance(chunk.residency, RemoteArchived) and not chunk.residency.verified:
                 yield key, chunk
 
     def chunks_to_rehydrate(self, db_id: int) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-        """Those that must be fetched before they can be read."""
+        """Iterate over the chunks that are in the archive only."""
         for key, chunk in self.chunks(db_id):
             if isinstance(chunk.residency, Evicted):
                 yield key, chunk
 
 
 def recover(manifest: Manifest, jobs: JobQueue) -> RecoveredState:
-    """Bring unfinished work into order and read everything but the chunks.
+    """Queue repairs for unfinished jobs, and read everything but the chunks.
 
     Step 1, opening and migrating, is `Manifest.open`; step 4, the chunks, is left to `RecoveredState.chunks`; step 8,
     starting service, is the caller's.
@@ -112,12 +111,12 @@ def _gates(view: ReadView, db_id: int) -> dict[int, FlushGateState]:
 
 
 def _pending(view: ReadView) -> tuple[JobRecord, ...]:
-    found = (JOBS.get(view, row.job_id) for _, row in PENDING.scan(view))
-    return tuple(sorted((job for job in found if job is not None), key=lambda job: job.job_id))
+    jobs = (JOBS.get(view, row.job_id) for _, row in PENDING.scan(view))
+    return tuple(sorted((job for job in jobs if job is not None), key=lambda job: job.job_id))
 
 
 def _waiters(view: ReadView, now_ms: int) -> tuple[tuple[int, GenerationWaiterSnapshot], ...]:
-    """Who waited at the last commit of a component, is not served by it, and still had time."""
+    """Return the waiters of each component's last commit that still wait and have not expired."""
     return tuple(
         (component, waiter)
         for component, row in GENERATIONS.scan(view)

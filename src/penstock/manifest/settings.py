@@ -11,12 +11,12 @@ from penstock.errors import Invalid
 class ManifestSettings:
     """Limits and times of a manifest."""
 
-    map_bytes: int = 64 << 20  # at first; a limit, not an allocation
+    map_bytes: int = 64 << 20  # initial; a limit, not an allocation
     map_bytes_max: int = 16 << 30
     headroom_ratio: float = 0.2  # the map grows when less than this is left
     channel_batches_max: int = 1024  # waiting commits; more raise Backpressure
     window_batches_max: int = 256  # commits that share one transaction
-    commit_latency_budget_s: float = 0.003  # how long a window waits at most for others while they come back
+    commit_latency_budget_s: float = 0.003  # how long a window waits at most for further commits
     waiters_max: int = 4096
     readers_max: int = 1022
     reader_check_interval_s: float = 30.0
@@ -31,4 +31,4 @@ class ManifestSettings:
         if min(*counts, self.backups_kept) < 1:
             raise Invalid("limits of a manifest must be at least 1")
         if not 0 <= self.commit_latency_budget_s <= 60 or not 0 < self.reader_check_interval_s <= 86_400:
-            raise Invalid("a window waits for 0 to 60 s, and readers are looked at once a day or more often")
+            raise Invalid("a window waits for 0 to 60 s, and readers are checked at least once a day")

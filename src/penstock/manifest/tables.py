@@ -1,4 +1,4 @@
-"""The tables: which key and which record each one holds.
+"""The tables: the key and record types of each.
 
 Thread: any; a table keeps no state, the view that is passed in does.
 """
@@ -54,33 +54,33 @@ class Table(Generic[K, R]):
         self._unpack = unpack
 
     def get(self, view: ReadView, key: K) -> R | None:
-        """A record, or None."""
+        """Return a record, or None."""
         return self.get_packed(view, self._pack(key))
 
     def get_packed(self, view: ReadView, key: bytes) -> R | None:
-        """A record, or None, by its key as it is stored."""
+        """Return a record by its packed key, or None."""
         value = view.get(self.name, key)
         return None if value is None else self.codec.decode(key, value)
 
     def put(self, view: WriteView, key: K, record: R) -> None:
-        """Write a record in place of any other."""
+        """Write or replace a record."""
         self.put_packed(view, self._pack(key), record)
 
     def put_packed(self, view: WriteView, key: bytes, record: R) -> None:
-        """Write a record in place of any other, by its key as it is stored."""
+        """Write or replace a record by its packed key."""
         view.put(self.name, key, self.codec.encode(key, record))
 
     def packed(self, key: K, record: R) -> tuple[bytes, bytes]:
-        """A row as it is stored."""
+        """Return a row as it is stored."""
         stored = self._pack(key)
         return stored, self.codec.encode(stored, record)
 
     def delete(self, view: WriteView, key: K) -> bool:
-        """Remove a record; whether it was there."""
+        """Remove a record; return whether it existed."""
         return view.delete(self.name, self._pack(key))
 
     def scan(self, view: ReadView, start: K | None = None, stop: K | None = None) -> Iterator[tuple[K, R]]:
-        """Records with `start <= key < stop` in the order of keys."""
+        """Iterate over records with `start <= key < stop`, by key."""
         first = b"" if start is None else self._pack(start)
         last = None if stop is None else self._pack(stop)
         for key, value in view.scan(self.name, first, last):
@@ -104,10 +104,10 @@ ALL = (DB, WAL_STATE, CHUNKS, CHUNK_FILES, JOBS, PENDING, METRICS, GENERATIONS)
 
 
 def partitions(view: ReadView, db_id: int) -> Iterator[tuple[WalStateKey, WalStateRecord]]:
-    """The `wal_state` rows of a table, by shard."""
+    """Iterate over the `wal_state` rows of a table, by shard."""
     return WAL_STATE.scan(view, WalStateKey(db_id, 0), WalStateKey(db_id + 1, 0))
 
 
 def chunks(view: ReadView, db_id: int, from_chunk_id: int = 0) -> Iterator[tuple[ChunkKey, ChunkEntryRecord]]:
-    """The chunks of a table, by id."""
+    """Iterate over the chunks of a table, by id."""
     return CHUNKS.scan(view, ChunkKey(db_id, from_chunk_id), ChunkKey(db_id + 1, 0))

@@ -1,7 +1,7 @@
-"""Those who wait for a generation: a heap of targets per component and one heap of deadlines.
+"""Waits for generations: a heap of targets per component and one heap of deadlines.
 
-Thread: any; the writer's lock guards a `Waiters`, and a `WaitHandle` is resolved once.
-Invariants: every handle given out is resolved: reached, expired, or closed.
+Thread: any; the writer's lock guards `GenerationWaiters`, and a `WaitHandle` is resolved once.
+Invariant: every handle is resolved: reached, expired, or closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import count
 from penstock.errors import Backpressure, PenstockError, WaitExpired
 from penstock.manifest.records import GenerationWaiterSnapshot
 
-SNAPSHOT_MAX = 16  # how many waiters a generation's row keeps: they tell an operator who waited, no more
+SNAPSHOT_MAX = 16  # waiters in a generation's row, for operators only
 
 
 class WaitHandle:
@@ -31,11 +31,11 @@ class WaitHandle:
         self._generation = 0
 
     def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise at once."""
         return self._resolved.is_set()
 
     def result(self, timeout_s: float) -> int:
-        """The generation reached; `WaitExpired` at the deadline, or after `timeout_s` of not knowing."""
+        """Wait for the generation and return it; `WaitExpired` at the deadline, or after `timeout_s`."""
         if not self._resolved.wait(timeout_s):
             raise WaitExpired(f"component {self.component} did not reach {self.target} in {timeout_s} s: wait again")
         if self._error is not None:
@@ -43,7 +43,7 @@ class WaitHandle:
         return self._generation
 
     def resolve(self, generation: int, error: PenstockError | None = None) -> None:
-        """Wake whoever waits."""
+        """Set the outcome and wake the waiter."""
         self._generation, self._error = generation, error
         self._resolved.set()
 
@@ -58,15 +58,15 @@ class GenerationWaiters:
         self._deadlines: list[tuple[float, int, WaitHandle]] = []
 
     def add(self, handle: WaitHandle) -> None:
-        """Begin to wait; `Backpressure` if too many do."""
+        """Add a wait; `Backpressure` if there are too many."""
         if len(self._deadlines) >= self._limit:
-            raise Backpressure(f"{self._limit} wait for generations already (limit {self._limit}): retry later")
+            raise Backpressure(f"{self._limit} threads already wait for generations (the limit): retry later")
         order = next(self._order)
         heapq.heappush(self._targets.setdefault(handle.component, []), (handle.target, order, handle))
         heapq.heappush(self._deadlines, (handle.deadline_s, order, handle))
 
     def reached(self, generations: Mapping[int, int]) -> None:
-        """Resolve those whose target is there."""
+        """Resolve the waits whose target was reached."""
         resolved = False
         for component, generation in generations.items():
             heap = self._targets.get(component)
@@ -77,7 +77,7 @@ class GenerationWaiters:
             self._forget_resolved()
 
     def expire(self, now_s: float) -> None:
-        """Resolve those whose deadline is past."""
+        """Resolve the waits whose deadline has passed."""
         if not self._deadlines or self._deadlines[0][0] > now_s:
             return
         while self._deadlines and self._deadlines[0][0] <= now_s:
@@ -87,18 +87,18 @@ class GenerationWaiters:
         self._forget_resolved()
 
     def next_deadline_s(self) -> float | None:
-        """When `expire` has something to do next."""
+        """Return the earliest deadline."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def end(self, error: PenstockError) -> None:
-        """Resolve everyone with an error."""
+        """Resolve all waits with an error."""
         for _, _, handle in self._deadlines:
             handle.resolve(0, error)
         self._deadlines.clear()
         self._targets.clear()
 
     def snapshot(self, component: int, generation: int) -> tuple[GenerationWaiterSnapshot, ...]:
-        """Who waits for more than this generation."""
+        """Return the waits for more than this generation."""
         heap = self._targets.get(component)
         if not heap:
             return ()

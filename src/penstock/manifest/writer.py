@@ -1,20 +1,20 @@
 """The one writer of the manifest: a bounded channel, and windows of batches that share a transaction.
 
-Exactly one thread at a time has the *turn* to commit. A caller who finds it free takes it and commits by itself, with
-no hand-off. Whoever ends a window and finds that others came meanwhile gives the turn to the writer thread, which
-goes on until the channel is empty. That thread also expires waiters and tends the engine.
+At most one thread has the *turn* to commit. A caller that finds it free takes it and commits in its own thread, without
+a hand-off. If other requests came meanwhile, it then passes the turn to the writer thread, which runs windows until the
+channel is empty. That thread also expires waiters and maintains the engine.
 
-Those who wait for a window wake each other, one by one: threads that are all awake at once fight for the interpreter,
-and each fight puts one to sleep again. Meanwhile the writer thread waits a little until they are back: a sync that all
-share is worth more than one that begins early.
+The waiters of a window wake each other, one by one: threads that wake together contend for the interpreter lock and go
+back to sleep. Meanwhile the writer thread waits briefly for them to come back: one sync shared by all is worth more
+than one that starts early.
 
-A window that is refused is undone and run again batch by batch: a bad batch fails alone. A window whose commit fails
-is not run again: after a failed sync nothing is retried behind the caller's back.
+A refused window is rolled back and run again batch by batch, so that a bad batch fails alone. A window whose commit
+fails is not run again: after a failed sync nothing is retried behind the caller's back.
 
 Thread: any for the public methods. `_lock` guards the channel, the turn and the waiters; it is never held during a
 transaction.
-Invariants: (1) a channel that is not empty has someone with the turn. (2) generations are published after the commit
-and before anyone is woken. (3) every request and every waiter is answered, also at the end.
+Invariants: (1) while the channel is not empty, a thread has the turn. (2) generations are published after the commit
+and before waiters are woken. (3) every request and every waiter is answered, also at close.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import GENERATIONS
 from penstock.manifest.waiters import GenerationWaiters, WaitHandle
 
-IDLE_TICK_S = 0.25  # how often deadlines are looked at while someone waits
+IDLE_TICK_S = 0.25  # how often deadlines are checked while there are waiters
 CLOSE_S = 30.0
-GATHER_STEPS = 4  # of the latency budget: how much of it is waited at first without anybody coming
+GATHER_STEPS = 4  # the first wait without a new request is this fraction of the latency budget
 
 
 class _Request:
@@ -53,11 +53,11 @@ class _Request:
         self.batch = batch  # None: a sync
         self.receipt: CommitReceipt | None = None
         self.error: Exception | None = None
-        self.answered: threading.Lock | None = None  # held until there is an answer, if someone waits for it
+        self.answered: threading.Lock | None = None  # locked until there is an answer, if a caller waits for it
 
 
 class ManifestWriter:
-    """Commits batches for everyone."""
+    """Commits batches for all threads."""
 
     def __init__(
         self, engine: ManifestEngine, *, generations: Mapping[int, int], clock: Clock, settings: ManifestSettings
@@ -67,38 +67,38 @@ class ManifestWriter:
         self._settings = settings
         self._guard = ForkGuard("the manifest")
         self._lock = threads.lock("manifest.writer")
-        plain = cast(threading.Lock, self._lock)  # a checked lock of a test looks the same
+        plain = cast(threading.Lock, self._lock)  # a test's checked lock has the same methods
         self._wakeup = threading.Condition(plain)  # for the writer thread
         self._idle = threading.Condition(plain)  # for close
         self._channel: deque[_Request] = deque()  # guarded by _lock
-        self._turn: object = None  # guarded by _lock: who has it, a request or the writer thread; None: nobody
-        self._turn_given = False  # guarded by _lock: it is the writer thread's
-        self._gather = 0  # guarded by _lock: the thread waits until the channel holds so many
-        self._gathered: threading.Lock | None = None  # guarded by _lock: released by whoever brings the last of them
-        self._step_s = settings.commit_latency_budget_s / GATHER_STEPS  # with the turn: until a look who is back
-        self._answered: deque[_Request] = deque()  # whose threads are to be woken, by whoever takes one off
+        self._turn: object = None  # guarded by _lock: a request or the writer thread; None: free
+        self._turn_given = False  # guarded by _lock: passed to the writer thread
+        self._gather = 0  # guarded by _lock: the channel length that the writer thread waits for
+        self._gathered: threading.Lock | None = None  # guarded by _lock: released when that length is reached
+        self._step_s = settings.commit_latency_budget_s / GATHER_STEPS  # with the turn: between two checks
+        self._answered: deque[_Request] = deque()  # whose threads are still to be woken
         self._closing = False  # guarded by _lock
         self._ended = False  # guarded by _lock
         self._waiters = GenerationWaiters(settings.waiters_max)  # guarded by _lock
         self._waiter_ids = count(1)
         self._generations = dict(generations)  # written with the turn and under _lock
-        self._doubtful = False  # with the turn: a commit did not end well, so the rows know better than _generations
-        self._next_tend_s = clock.monotonic_s() + settings.reader_check_interval_s
+        self._generations_uncertain = False  # with the turn: a commit failed, so the rows must be read again
+        self._next_maintenance_s = clock.monotonic_s() + settings.reader_check_interval_s
         self._thread = threading.Thread(target=self._run, name="penstock-manifest", daemon=True)
         self._thread.start()
 
     # -- requests
 
     def apply(self, operations: Sequence[ManifestOp], *, hint: int | None, timeout_s: float) -> CommitReceipt:
-        """Commit a batch durably. `Backpressure` if the channel is full, or the batch was not begun in time."""
+        """Commit a batch durably. `Backpressure` if the channel is full, or the commit did not start in time."""
         return self._submit(_Request(ManifestBatch(operations, hint)), timeout_s)
 
     def sync(self, *, timeout_s: float) -> int:
-        """Wait until all that was submitted before is committed; the generation of the manifest by then."""
+        """Wait until all earlier requests are committed; return the manifest's generation."""
         return self._submit(_Request(None), timeout_s).generation
 
     def register(self, component: int, target: int, *, timeout_s: float) -> WaitHandle:
-        """Begin to wait for a generation."""
+        """Register a wait for a generation."""
         self._guard.check()
         deadline_ms = self._clock.time_us() // 1_000 + round(timeout_s * 1_000)
         with self._lock:
@@ -114,11 +114,11 @@ class ManifestWriter:
         return handle
 
     def generation(self, component: int) -> int:
-        """The last committed generation of a component."""
+        """Return the last committed generation of a component."""
         return self._generations.get(component, 0)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Commit what is in the channel, answer every waiter, end the thread."""
+        """Commit the requests in the channel, answer every waiter, and end the thread."""
         if self._guard.is_child():
             return
         with self._lock:
@@ -132,13 +132,13 @@ class ManifestWriter:
 
     def _submit(self, request: _Request, timeout_s: float) -> CommitReceipt:
         self._guard.check()
-        if not timeout_s >= 0:  # NaN is not either
+        if not timeout_s >= 0:  # also refuses NaN
             raise Invalid(f"a commit cannot wait for {timeout_s} s: give 0 or more")
         try:
             self._take_part(request, min(timeout_s, threading.TIMEOUT_MAX))
         finally:
-            if self._turn is request:  # Ctrl-C came between two lines: the turn must not go lost
-                self._pass_the_turn(request)
+            if self._turn is request:  # after an interrupt: the turn must not be lost
+                self._pass_turn(request)
         if request.error is not None:
             raise request.error
         assert request.receipt is not None
@@ -153,10 +153,10 @@ class ManifestWriter:
             else:
                 gathered = self._enqueue_locked(request)
         if gathered is not None:
-            gathered.release()  # not under the lock: the writer thread would wake up and wait for it
+            gathered.release()  # not under the lock: the woken writer thread would wait for it
         if request.answered is None:
             self._run_window([request])
-            self._pass_the_turn(request)
+            self._pass_turn(request)
         else:
             in_time = request.answered.acquire(timeout=timeout_s)
             self._wake_one()
@@ -164,7 +164,7 @@ class ManifestWriter:
                 self._give_up(request, timeout_s)
 
     def _enqueue_locked(self, request: _Request) -> threading.Lock | None:
-        """Put a request into the channel; what to release if the writer thread waits for this one."""
+        """Add a request to the channel; return the lock to release if the writer thread waits for this request."""
         limit = self._settings.channel_batches_max
         if len(self._channel) >= limit:
             raise Backpressure(f"{limit} commits of the manifest are waiting (limit {limit}): retry later")
@@ -182,7 +182,7 @@ class ManifestWriter:
                 self._channel.remove(request)
                 raise Backpressure(f"the manifest did not begin this commit within {timeout_s} s: retry later")
         if request.receipt is None and request.error is None:
-            raise OutcomeUnknown(f"this commit of the manifest did not end within {timeout_s} s: look if it is there")
+            raise OutcomeUnknown(f"this commit of the manifest did not end within {timeout_s} s: check if it happened")
 
     def _check_open_locked(self) -> None:
         if self._closing or self._ended:
@@ -190,7 +190,7 @@ class ManifestWriter:
 
     # -- the turn
 
-    def _pass_the_turn(self, owner: _Request) -> None:
+    def _pass_turn(self, owner: _Request) -> None:
         with self._lock:
             if self._turn is not owner:
                 return
@@ -207,7 +207,7 @@ class ManifestWriter:
         try:
             while self._await_turn():
                 self._drain()
-        except BaseException as error:  # a mistake of ours: no one may wait for ever because of it
+        except BaseException as error:  # a bug of ours: nothing may wait forever because of it
             poisoned = Poisoned("the writer of the manifest failed: reopen the store")
             poisoned.__cause__ = error
             with self._lock:
@@ -227,12 +227,12 @@ class ManifestWriter:
                 self._wakeup.wait(self._pause_locked())
                 now_s = self._clock.monotonic_s()
                 self._waiters.expire(now_s)
-                tend = now_s >= self._next_tend_s and not self._closing
-            if tend:
-                self._next_tend_s = now_s + self._settings.reader_check_interval_s
+                due = now_s >= self._next_maintenance_s and not self._closing
+            if due:
+                self._next_maintenance_s = now_s + self._settings.reader_check_interval_s
                 try:
-                    self._engine.tend()
-                except Closed:  # its owner was lost to an interrupt and collected
+                    self._engine.maintain()
+                except Closed:  # its owner was garbage-collected after an interrupt
                     return False
 
     def _pause_locked(self) -> float:
@@ -242,7 +242,7 @@ class ManifestWriter:
         return min(IDLE_TICK_S, max(0.0, deadline_s - self._clock.monotonic_s()))
 
     def _drain(self) -> None:
-        """Run windows until the channel is empty, then give the turn back."""
+        """Run windows until the channel is empty, then release the turn."""
         size = 0
         while window := self._next_window(size):
             size = len(window)
@@ -263,9 +263,9 @@ class ManifestWriter:
         return window
 
     def _await_others(self, size: int) -> None:
-        """Wait for those who were answered just now and are about to come back, for as long as some do.
+        """Wait for the callers just answered to submit again, while some do.
 
-        A look costs a wake-up, so that the next wait is as long as this one took.
+        A check costs a wake-up, so the next wait lasts as long as this one took.
         """
         size = min(size, self._settings.window_batches_max)
         gathered = threading.Lock()
@@ -288,7 +288,7 @@ class ManifestWriter:
         self._step_s = min(max(budget_s / GATHER_STEPS, 1.5 * took_s), budget_s)
 
     def _wake_one(self) -> bool:
-        """Give one its answer, who wakes the next; False if there is none."""
+        """Wake one answered caller, which wakes the next; False if there is none."""
         try:
             request = self._answered.popleft()
         except IndexError:
@@ -298,7 +298,7 @@ class ManifestWriter:
         return True
 
     def _wake_all(self) -> None:
-        """Wake those whose turn to be woken did not come: who should have woken them may have given up."""
+        """Wake all answered callers: the one that should have woken the next may have timed out."""
         while self._wake_one():
             pass
 
@@ -312,18 +312,18 @@ class ManifestWriter:
                 if request.receipt is None and request.error is None:
                     request.error = error
         self._answered.extend(request for request in window if request.answered is not None)
-        window.clear()  # so that each is freed by the thread that it belongs to
+        window.clear()  # so that each request is freed by its own thread
         self._wake_one()
 
     def _commit(self, window: list[_Request]) -> None:
-        """Commit a window as one transaction, or else each of its batches as its own."""
+        """Commit a window as one transaction, or else each batch on its own."""
         while True:
             refused = True
             try:
                 with self._engine.write() as transaction:
-                    if self._doubtful:
+                    if self._generations_uncertain:
                         self._move_generations(load_generations(transaction))
-                    self._doubtful = True
+                    self._generations_uncertain = True
                     draft = Draft(transaction)
                     edit = ManifestEdit(draft, self._generations, self._clock.time_us() // 1_000)
                     receipts = [None if request.batch is None else edit.apply(request.batch) for request in window]
@@ -357,7 +357,7 @@ class ManifestWriter:
         self, window: list[_Request], receipts: Sequence[CommitReceipt | None], moved: Mapping[int, int]
     ) -> None:
         self._move_generations(moved)
-        self._doubtful = False
+        self._generations_uncertain = False
         manifest = int(ComponentId.MANIFEST)
         for request, receipt in zip(window, receipts, strict=True):
             if receipt is None:
@@ -367,7 +367,7 @@ class ManifestWriter:
 
     def _move_generations(self, moved: Mapping[int, int]) -> None:
         with self._lock:
-            self._generations.update(moved)  # before anyone wakes: a waiter must find what it waited for
+            self._generations.update(moved)  # before waiters wake: they must find their generation
             self._waiters.reached(moved)
 
     def _end_locked(self, error: PenstockError) -> None:
@@ -382,9 +382,9 @@ class ManifestWriter:
 
 
 def load_generations(view: ReadView) -> dict[int, int]:
-    """Every component's generation as committed."""
+    """Return the committed generation of every component."""
     return {component: record.current_generation for component, record in GENERATIONS.scan(view)}
 
 
 def _frees(window: Sequence[_Request]) -> bool:
-    return all(request.batch is None or request.batch.frees() for request in window)
+    return all(request.batch is None or request.batch.frees_space() for request in window)

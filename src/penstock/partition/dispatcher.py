@@ -20,7 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from penstock.errors import (
     Backpressure,
@@ -37,7 +39,7 @@ from penstock.errors import (
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
-from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
+from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id, shard_number, table_of
 from penstock.journal.record import JournalRecord, Section
 from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
 from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
@@ -103,7 +105,7 @@ class Partition:
         return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
 
 
-class _BegunRecord(NamedTuple):
+class _BegunRecord(msgspec.Struct, frozen=True):
     """A record whose dispatch has not ended."""
 
     record: JournalRecord
@@ -241,13 +243,13 @@ class Dispatcher:
             return self._go_on(begun)
 
     def _go_on(self, begun: _BegunRecord) -> Judgement:
-        record, lsn, decoded = begun
+        record, lsn, decoded = begun.record, begun.lsn, begun.decoded
         judgement = self.ledger.judge(record, lsn)
         for info in judgement.dropped:
             self._drop(info)
         if judgement.repeated:
             self._drop_dead()
-        entries = self._entries(record, lsn, judgement, decoded)
+        entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep it.
         self.tracker.record(lsn, (LEDGER, *entries))
         self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
@@ -259,29 +261,51 @@ class Dispatcher:
         return judgement
 
     def _entries(
-        self, record: JournalRecord, lsn: int, judgement: Judgement, decoded: Sequence[Sequence[Any]] | None
+        self, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Sequence[Sequence[Any]] | None
     ) -> dict[PartitionId, Entry]:
         """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
+        tables, groups = self.ledger.tables_by_id, record.groups  # which never hold the ledger itself
+        if len(groups) == 1 and len(groups[0].sections) == 1 and verdicts[0] is Verdict.ACCEPTED:  # nearly always
+            sections, partition = groups[0].sections, groups[0].sections[0].header.partition
+            if partition >> SHARD_BITS not in tables:
+                return {}
+            return {partition: Entry(lsn, record.time_us, sections, None if decoded is None else tuple(decoded[0]))}
         found: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
-        is_alive = self.ledger.is_alive
-        for number, (group, verdict) in enumerate(zip(record.groups, judgement.verdicts, strict=True)):
+        for number, (group, verdict) in enumerate(zip(groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
                 continue
             for place, section in enumerate(group.sections):
                 partition = section.header.partition
-                if partition != LEDGER and is_alive(partition):
-                    sections, sources = found.setdefault(partition, ([], []))
-                    sections.append(section)
+                if partition >> SHARD_BITS in tables:
+                    parts, sources = found.setdefault(partition, ([], []))
+                    parts.append(section)
                     if decoded is not None:
                         sources.append(decoded[number][place])
         return {
-            partition: Entry(lsn, record.time_us, tuple(sections), tuple(sources) if decoded else None)
-            for partition, (sections, sources) in found.items()
+            partition: Entry(lsn, record.time_us, tuple(parts), tuple(sources) if decoded else None)
+            for partition, (parts, sources) in found.items()
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
+        """Give a partition its entry: applied at once if nothing is in the way, which is nearly always so."""
+        partition = self._partitions.get(number)
+        if partition is None or partition.backlog or partition.failures or partition.refusal or self._aside.digests:
+            self._enqueue_and_drain(number, entry)
+            return
+        # Begun before: by an attempt that an interrupt ended. It may have been applied, or not.
+        begun = entry.lsn <= partition.highest
+        partition.highest = max(entry.lsn, partition.highest)
         try:
-            partition = self._partitions.get(number) or self.partition(number)
+            if not begun or entry.lsn > partition.machine.applied:
+                partition.machine.apply(entry)
+        except Exception as error:
+            self._enqueue(partition, entry)
+            self._failed(partition, error)
+            self._drain(partition, early=partition.failures > 0)  # else it was set aside
+
+    def _enqueue_and_drain(self, number: PartitionId, entry: Entry) -> None:
+        try:
+            partition = self.partition(number)
         except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed, or a file is not what was written: whoever opens the store must know
@@ -300,14 +324,9 @@ class Dispatcher:
             partition.backlog.append(entry)
         partition.highest = entry.lsn
 
-    def _drain(self, partition: Partition) -> None:
-        """Apply what waits, until it fails."""
-        if not partition.failures and partition.refusal is None and len(partition.backlog) == 1:
-            self._apply_only(partition)
-            if not partition.backlog:
-                return
-            early = partition.failures > 0  # else it was set aside
-        else:
+    def _drain(self, partition: Partition, *, early: bool | None = None) -> None:
+        """Apply what waits, until it fails; `early`: whether it must wait before the next attempt."""
+        if early is None:
             early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
             try:
@@ -331,16 +350,6 @@ class Dispatcher:
             partition.failures = 0
         self._set_refusal(partition)
 
-    def _apply_only(self, partition: Partition) -> None:
-        """Apply the one entry of a healthy partition: nearly always all there is to do."""
-        try:
-            entry = partition.backlog[0]
-            if entry.lsn > partition.machine.applied:
-                partition.machine.apply(self._applicable(partition, entry))
-            partition.backlog.popleft()
-        except Exception as error:
-            self._failed(partition, error)
-
     def _renew(self, partition: Partition) -> None:
         """After a failure of its files, let a partition begin anew from what is stored: the journal has the rest."""
         if not partition.machine.broken:
@@ -350,8 +359,7 @@ class Dispatcher:
         entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
         for lsn, record in self._journal(start):
             if lsn <= partition.highest:
-                judgement = Judgement(self.ledger.verdicts(record, lsn))
-                entry = self._entries(record, lsn, judgement, None).get(number)
+                entry = self._entries(record, lsn, self.ledger.verdicts(record, lsn), None).get(number)
                 if entry is not None:
                     entries[lsn] = entry
         entries.update({entry.lsn: entry for entry in partition.backlog})  # these know who waits for them

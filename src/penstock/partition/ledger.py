@@ -163,14 +163,14 @@ class Ledger:
     ) -> None:
         self.tree = tree
         self._aside = aside
-        self._conditions = dict(conditions or {})
+        self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; by the dispatcher's thread
         self._load()
 
     def _load(self) -> None:
         tables = [_read_table(key, value) for key, value in self.tree.scan(prefix=b"n")]
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
-        self._ids = {table.table: table for table in tables}
+        self.tables_by_id = {table.table: table for table in tables}
 
     # -- asking
 
@@ -178,14 +178,14 @@ class Ledger:
         return self._tables.get(name)
 
     def table_by_id(self, table: int) -> TableInfo | None:
-        return self._ids.get(table)
+        return self.tables_by_id.get(table)
 
     def tables(self) -> list[TableInfo]:
         return sorted(self._tables.values(), key=lambda table: table.name)
 
     def is_alive(self, partition: PartitionId) -> bool:
         """Whether a section for this partition has someone to go to."""
-        return partition == LEDGER or partition >> SHARD_BITS in self._ids
+        return partition == LEDGER or partition >> SHARD_BITS in self.tables_by_id
 
     def was_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used: then its batch need not be looked at again."""
@@ -204,7 +204,7 @@ class Ledger:
             return Judgement(self.verdicts(record, lsn), repeated=True, refused_by=refused_by)
         if _is_plain(record):
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
-            return _accepted(len(record.groups))
+            return _ACCEPTED if len(record.groups) == 1 else _accepted(len(record.groups))
         # Judged once: were an interrupt to come between two steps of the tree's change, the rows would say "seen".
         if self._judged is None or self._judged.lsn != lsn:
             self._judged = self._judge(record, lsn)
@@ -212,7 +212,7 @@ class Ledger:
         self.tree.apply(edit)
         if tables is not self._tables:
             self._tables = tables
-            self._ids = {table.table: table for table in tables.values()}
+            self.tables_by_id = {table.table: table for table in tables.values()}
         return judgement
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
@@ -309,7 +309,7 @@ class _LedgerChanges:
                 return verdict
         for index, (name, argument) in enumerate(asked.others):
             self.judging = index
-            if condition_table(argument) in self._ledger._ids:
+            if condition_table(argument) in self._ledger.tables_by_id:
                 verdict = self._ledger._conditions[name](argument, self.get, self.put)
             else:
                 verdict = Verdict.REFUSED  # the table was dropped: no row of it may be made

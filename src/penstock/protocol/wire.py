@@ -18,7 +18,7 @@ import msgspec
 
 from penstock import errors
 from penstock.errors import Invalid, PenstockError
-from penstock.kinds import Piece
+from penstock.kinds import QUERY_BYTES_MAX, Piece
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
 
@@ -337,13 +337,24 @@ class Scan(_Message, frozen=True):
     reverse: bool = False
 
 
+class RunQuery(_Message, frozen=True):
+    """Begin a query of a table's kind; its pages are read as those of a scan."""
+
+    scan: str
+    snapshot: str
+    table: int
+    name: str
+    argument: bytes
+    timeout_s: float  # for each batch
+
+
 class More(_Message, frozen=True):
-    """The next page of a scan."""
+    """The next page of a scan or a query."""
 
     scan: str
 
 
-Reading = Scan | More
+Reading = Scan | RunQuery | More
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(_Other | ReceivedWrite)
@@ -372,7 +383,10 @@ def unpack_request(data: bytes) -> Request:
 
 def unpack_reading(data: bytes) -> Reading:
     """Which page a client wants; `Invalid` for anything else."""
-    reading: Reading = _decode(_body(data, SMALL_BYTES_MAX), _readings)
+    body = _body(data, QUERY_BYTES_MAX + SMALL_BYTES_MAX)
+    if _kind_of(body) != "RunQuery":
+        _check_length(len(data), SMALL_BYTES_MAX)
+    reading: Reading = _decode(body, _readings)
     return reading
 
 

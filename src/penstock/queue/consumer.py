@@ -18,9 +18,9 @@ from penstock.errors import Invalid
 from penstock.kinds import Conditional, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
+from penstock.queue.calls import LEASES_MAX, ConsumerPosition, LeasedMessage, QueueCall, ShardBounds, encode_call
 from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, ForgetConsumer, Range, Seek, argument
-from penstock.queue.service import LEASES_MAX, ConsumerPosition, LeasedMessage, QueueCall, ShardBounds, encode_call
 
 CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
 DELAY_S_MAX = 7 * 24 * 3600  # of a message that is out or given back
@@ -160,7 +160,7 @@ class Consumer:
         return found
 
     def _ask(self, name: str, call: QueueCall, kind: Any, *, wait_s: float = 0.0) -> Any:
-        return msgspec.msgpack.decode(self._port.call(self._info, name, encode_call(call), wait_s=wait_s), type=kind)
+        return self._port.ask(self._info, name, call, kind, wait_s=wait_s)
 
     def _command(self, condition: str, data: bytes) -> None:
         from penstock.queue.kind import QueueKind

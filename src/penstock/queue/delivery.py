@@ -51,7 +51,7 @@ from penstock.queue.positions import (
 )
 
 if TYPE_CHECKING:
-    from penstock.queue.service import QueueCall
+    from penstock.queue.calls import QueueCall
 
 WAIT_S_MAX = 30.0  # of one call: who wants to wait longer calls again
 GET_BYTES_MAX = 16 << 20  # of one call: fewer messages are given than were asked for

@@ -6,16 +6,40 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
-from penstock.kinds import Filters, Host, Piece, Port, PreparedRows, Reading, Site, Workplace
-from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.kinds import (
+    FileReadable,
+    Filters,
+    Host,
+    Kind,
+    Loadable,
+    Piece,
+    Port,
+    PreparedRows,
+    Reading,
+    Serviced,
+    Site,
+    Streamable,
+    StreamColumns,
+    Workplace,
+)
+from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
+from penstock.partition.reference import StagedFile
 from penstock.queue import section
+from penstock.queue.chain import QueueSettings
 from penstock.queue.machine import KEY, QueueMachine, sequence_of
+from penstock.queue.options import (
+    QueueOptions,
+    Retention,
+    decode_queue_options,
+    encode_queue_options,
+    queue_options,
+)
 from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, Move, argument, read_argument
 from penstock.queue.received import (
@@ -29,18 +53,30 @@ from penstock.queue.received import (
     weight,
 )
 from penstock.queue.service import QueueService
-from penstock.queue.staged import MessageLoader, load_schema
+from penstock.queue.staged import MessageLoader, bundle, load_schema
 from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema, narrowed_sequences
 
 
-class QueueKind:
+class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     """The kind `queue`."""
 
     name = "queue"
+    options_default = encode_queue_options(QueueOptions())
+    settings = QueueSettings()
+    conditions = CONDITIONS
+    columns = StreamColumns("shard", "sequence", "payload", carried=("key", "timestamp"))
     staged_suffix = ".arrow"
-    conditions: Mapping[str, KindCondition] = CONDITIONS
     asking = ASKING
     repeatable = REPEATABLE
+
+    def options(self, retention: Retention | None) -> bytes:
+        """Return the options of a queue; `Invalid` if `retention` is not one."""
+        return encode_queue_options(queue_options(retention))
+
+    def check_made(self, info: TableInfo, retention: Retention | None) -> None:
+        """`KindMismatch` if a queue was made with another retention than the one that is asked for."""
+        if retention is not None and decode_queue_options(info.options) != queue_options(retention):
+            raise KindMismatch(f"queue {info.name} was made with another retention")
 
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
@@ -89,6 +125,12 @@ class QueueKind:
             )
         return KindMismatch(f"the condition {condition} was refused")
 
+    def source(self, port: Port, info: TableInfo) -> QueueTable:
+        return QueueTable(port, info)
+
+    def sequence_key(self, sequence: int) -> bytes:
+        return KEY.pack(sequence)
+
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
         return MOVE, argument(info.table, Move(consumer, list(ranges)))
 
@@ -118,16 +160,11 @@ class QueueKind:
     def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
         return MessageLoader(info, place).run(batches)
 
-    def bundle(
-        self,
-        loads: Sequence[PreparedRows],
-        info: TableInfo,
-        place: Workplace,
-        replace: tuple[bytes, bytes | None] | None,
-    ) -> list[PreparedRows]:
-        if replace is not None:
-            raise Invalid(f"{info.name} is a queue, and is only appended to: use mode('append')")
-        return list(loads)
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+        return bundle(loads, info, place)
+
+    def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:
+        machine.check_staged(files)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         assert piece.end is not None  # every piece of a queue has an end

@@ -22,7 +22,7 @@ from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Piece, ShardSnapshot, Site, Waiting
+from penstock.kinds import Machine, Piece, Site
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
@@ -46,8 +46,8 @@ class _Progress(NamedTuple):
     next: int  # the sequence of the next message
 
 
-class QueueMachine:
-    """The state machine of a shard."""
+class QueueMachine(Machine):
+    """The state machine of a shard. Messages are seen when they have a number: not before they are applied."""
 
     stores_cheaply = True
 
@@ -77,7 +77,7 @@ class QueueMachine:
             self._folder,
             random=site.random,
             clock=site.clock,
-            settings=site.settings.get("queue"),
+            settings=site.settings,
             identity=site.identity,
             cut_after_lsn=kept.stored_lsn,
         )
@@ -125,7 +125,7 @@ class QueueMachine:
     def apply(self, entry: Entry) -> None:
         with self._lock:
             bodies: list[section.Body] = []
-            puts: list[tuple[Any, int]] = []  # who wants to know its first sequence, and that sequence
+            puts: list[tuple[section.Puts | section.Encoded, int]] = []  # with the sequence of the first message
             before = self._progress[0]
             floor, following, files = before.floor, before.next, list[StagedFile]()
             for number, part in enumerate(entry.sections):
@@ -133,16 +133,17 @@ class QueueMachine:
                     staged = readable(decode_reference, part.payload).files
                     for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
                         check_intact(self._site.fs, self._site.root, file)
-                    found: section.Encoded | section.Trim = section.Encoded(self._bodies_of(staged))
+                    found: section.Section = section.Encoded(self._bodies_of(staged))
                     files += staged
+                elif entry.decoded is not None:
+                    found = entry.decoded[number]
                 else:
                     found = readable(section.decode, part.payload)
-                    if entry.decoded is not None and not isinstance(found, section.Trim):
-                        puts.append((entry.decoded[number], following))
                 if isinstance(found, section.Trim):
                     floor = max(floor, min(found.before, following))
                     continue
-                bodies += found.encoded
+                puts.append((found, following))
+                bodies += found.bodies()
                 following += len(found)
             self._append(bodies, entry, before.next)
             for source, first in puts:
@@ -195,15 +196,6 @@ class QueueMachine:
     def unpin(self, state: QueueState) -> None:
         with self._lock:
             self._pins.pop(state, None)
-
-    def touches(self, part: section.Section, key: bytes) -> bool:
-        return False  # messages are seen when they have a number
-
-    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
-        return self.get(key)
-
-    def overlay(self, state: ShardSnapshot, sections: Sequence[section.Section], time_us: int) -> ShardSnapshot:
-        return state
 
     # -- files
 

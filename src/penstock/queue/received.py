@@ -20,6 +20,7 @@ from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
+from penstock.queue.calls import QueueCall, decode_call
 from penstock.queue.messages import BATCH_MESSAGES_MAX, PREFIX, TIME_US_END, TIME_US_FIRST, decode_batch
 from penstock.queue.options import decode_queue_options
 from penstock.queue.positions import (
@@ -36,7 +37,6 @@ from penstock.queue.positions import (
     Seek,
     read_argument,
 )
-from penstock.queue.service import QueueCall
 
 ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
 REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
@@ -44,7 +44,6 @@ CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # of the objects around a batch
 _FLAGS_KNOWN = 7
-_calls = msgspec.msgpack.Decoder(QueueCall)
 LEASE_MAX = 1 << 63
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: ForgetConsumer}
 _OWN_ARGUMENTS = _ARGUMENTS | {DELIVER: Deliver}
@@ -124,9 +123,15 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
 def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
     """The other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
     try:
-        call = _calls.decode(argument) if argument else QueueCall()
+        call = decode_call(argument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"a call is malformed: {error}") from None
+    check_request(info, call)
+    return [] if call.dead_letter is None else [call.dead_letter]
+
+
+def check_request(info: TableInfo, call: QueueCall) -> None:
+    """`Invalid` if a call of the right types does not fit the queue."""
     shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
     if any(not 0 <= shard < info.shards for shard in shards):
         raise Invalid(f"queue {info.name} has the shards 0 to {info.shards - 1}")
@@ -145,12 +150,11 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
     times = call.timeout_s, call.visibility_timeout_s, call.delay_s
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
         raise Invalid("a call has a time out of its range: at most a week")
-    return [] if call.dead_letter is None else [call.dead_letter]
 
 
 def waits(name: str, argument: bytes) -> bool:
     """Whether a call that was checked waits for messages."""
-    return name == "get" and bool(argument) and _calls.decode(argument).timeout_s > 0
+    return name == "get" and decode_call(argument).timeout_s > 0
 
 
 def check_options(options: bytes) -> None:

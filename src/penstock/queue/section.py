@@ -33,9 +33,10 @@ Body: TypeAlias = bytes | memoryview  # a batch, encoded
 class Puts:
     """Messages on their way to a shard."""
 
-    __slots__ = ("_count", "_open", "_parts", "first", "lsn")
+    __slots__ = ("_bodies", "_count", "_open", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
+        self._bodies: list[bytes] | None = None  # once it is encoded: it does not change any more by then
         self._parts: list[bytes | list[Message]] = []
         self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
         self._count = 0
@@ -66,11 +67,13 @@ class Puts:
         """Messages have no number before they are applied, so nobody finds one here."""
 
     def bodies(self) -> list[bytes]:
-        """The batches, encoded without an LSN and a time."""
-        found: list[bytes] = []
-        for part in self._parts:
-            found += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
-        return found
+        """The batches, encoded without an LSN and a time: once, for the journal and for apply. Requires: sealed."""
+        if self._bodies is None:
+            found: list[bytes] = []
+            for part in self._parts:
+                found += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
+            self._bodies = found
+        return self._bodies
 
 
 class Trim:

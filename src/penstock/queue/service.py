@@ -6,7 +6,8 @@ Thread: any; it has no state but that of its `Deliveries`.
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,87 +16,15 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
+from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, ShardBounds, decode_call
 from penstock.queue.delivery import Deliveries
 from penstock.queue.machine import QueueMachine
 from penstock.queue.options import Retention, decode_queue_options
 from penstock.queue.positions import decode_place, parse_key, rows_of
+from penstock.queue.received import check_request
 from penstock.queue.retention import trim_before
 
-LEASES_MAX = 65_536  # of one call
-PLACES_MAX = 1_024  # as a queue has shards
-
-
 logger = logging.getLogger(__name__)
-
-
-class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The argument of a call; each uses what it needs."""
-
-    shard: int = 0
-    payload: bytes = b""
-    key: bytes | None = None
-    time_us: int | None = None
-    consumer: str = ""
-    count: int = 0
-    timeout_s: float = 0.0
-    visibility_timeout_s: float = 30.0
-    deliveries_max: int | None = None
-    dead_letter: str | None = None
-    leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
-    places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
-    bytes_max: int = 0  # 0: no limit, as for `count` where it says so
-    delay_s: float = 0.0
-
-
-class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
-    """The messages [first, next) of a shard."""
-
-    first: int
-    next: int
-
-
-class LeasedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A message under a lease."""
-
-    shard: int
-    sequence: int
-    time_us: int
-    key: bytes | None
-    payload: bytes
-    deliveries: int  # this one included
-    lease: int
-
-
-class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a consumer is in a shard."""
-
-    consumer: str
-    shard: int
-    mode: str
-    floor: int  # all below is acknowledged
-    lag: int  # messages that are not
-
-
-class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
-    """A queue at one moment."""
-
-    shards: list[ShardBounds]
-    files: int
-    bytes: int
-    consumers: list[ConsumerPosition]
-
-    @property
-    def messages(self) -> int:
-        return sum(bounds.next - bounds.first for bounds in self.shards)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_call = msgspec.msgpack.Decoder(QueueCall)
-
-
-def encode_call(call: QueueCall) -> bytes:
-    """The argument of a call as bytes."""
-    return _encode(call)
 
 
 def _retention_of(info: TableInfo) -> Retention:
@@ -116,6 +45,16 @@ class QueueService:
         self._partitions = partitions_of(info)
         self._retention = _retention_of(info)
         self._deliveries = Deliveries(info, host, [self._machine(partition) for partition in self._partitions])
+        self._answers: dict[str, Callable[[QueueCall], Any]] = {
+            "append": self._append,
+            "seek": self._seek,
+            "bounds": self._bounds,
+            "statistics": self._statistics,
+            "get": self._deliveries.get,
+            "nack": self._deliveries.nack,
+            "places": self._places,
+            "advance": self._advance,
+        }
 
     def _machine(self, partition: PartitionId) -> QueueMachine:
         machine = self._host.machine(partition)
@@ -123,23 +62,14 @@ class QueueService:
         return machine
 
     def call(self, name: str, argument: bytes) -> bytes:
-        try:
-            answer = {
-                "append": self._append,
-                "seek": self._seek,
-                "bounds": self._bounds,
-                "statistics": self._statistics,
-                "get": self._deliveries.get,
-                "nack": self._deliveries.nack,
-                "places": self._places,
-                "advance": self._advance,
-            }[name]
-        except KeyError:
-            raise Invalid(f"a queue does not know {name!r}") from None
-        asked = _call.decode(argument) if argument else QueueCall()
-        if not 0 <= asked.shard < len(self._partitions):
-            raise Invalid(f"queue {self._info.name} has the shards 0 to {len(self._partitions) - 1}, not {asked.shard}")
-        return _encode(answer(asked))
+        return msgspec.msgpack.encode(self.perform(name, decode_call(argument)))
+
+    def perform(self, name: str, request: QueueCall) -> Any:
+        answer = self._answers.get(name)
+        if answer is None:
+            raise Invalid(f"a queue does not know {name!r}")
+        check_request(self._info, request)
+        return answer(request)
 
     # -- messages
 

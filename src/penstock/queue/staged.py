@@ -5,7 +5,7 @@ Thread: pure functions over a file; `load` is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from penstock.host.files import File, FileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import PreparedRows, Workplace, partitions_of
+from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
-from penstock.queue.messages import Messages
+from penstock.queue.messages import Messages, decode_batch
 from penstock.queue.sound import sound_batches
 
 STAGED_SCHEMA = pa.schema(
@@ -98,6 +99,26 @@ class MessageLoader:
                 self._write(partition)
         return self._done
 
+    def as_files(self, loads: Sequence[PreparedRows]) -> list[PreparedRows]:
+        """Return loads that came as sections as files."""
+        for load in loads:
+            self._held.setdefault(load.partition, []).extend(self._messages(load.payload))
+        for partition in list(self._held):
+            self._write(partition)
+        return self._done
+
+    def _messages(self, payload: bytes) -> Iterator[Any]:
+        """The messages of a section in the schema of staged files."""
+        part = section.decode(payload)
+        assert isinstance(part, section.Encoded)  # a load does not trim
+        for body in part.encoded:
+            record = Record(Index(1), 1, Index(0), KIND_DATA, 0, bytes(body))
+            messages = decode_batch(record, path="a load", offset=0).messages
+            times = np.full(len(messages), self._now_us) if messages.times is None else messages.times
+            keys = pa.nulls(len(messages), pa.binary()) if messages.keys is None else messages.keys
+            time = pa.array(times, pa.int64()).cast(STAGED_SCHEMA.field("time").type)
+            yield pa.record_batch([messages.payloads, keys, time], schema=STAGED_SCHEMA)
+
     def _staged(self, batch: Any) -> Any:
         """A batch in the schema of staged files."""
         names, count = batch.schema.names, batch.num_rows
@@ -146,3 +167,11 @@ class MessageLoader:
 
     def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> PreparedRows:
         return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+
+
+def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    """In each shard either sections or files: a group that names files has them applied by themselves."""
+    shards = {load.partition for load in loads if load.file is not None}
+    beside = [load for load in loads if load.file is None and load.partition in shards]
+    others = [load for load in loads if load.file is not None or load.partition not in shards]
+    return others + MessageLoader(info, place).as_files(beside)

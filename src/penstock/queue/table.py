@@ -23,10 +23,10 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
+from penstock.queue.calls import LeasedMessage, QueueCall, QueueTotals, ShardBounds
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.positions import SEQUENCE_MAX
-from penstock.queue.service import LeasedMessage, QueueCall, QueueTotals, ShardBounds, encode_call
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
@@ -225,7 +225,7 @@ class QueueTable(QueueView):
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._place(key))
         asked = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
-        lsn, sequence = msgspec.msgpack.decode(self._port.call(self._info, "append", encode_call(asked)))
+        lsn, sequence = self._port.ask(self._info, "append", asked, tuple[int, int])
         return Position(shard, sequence, lsn)
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
@@ -268,12 +268,12 @@ class QueueTable(QueueView):
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
         """The sequence of the first message whose record has this time or a later one."""
         self._partition(shard)
-        answer = self._port.call(self._info, "seek", encode_call(QueueCall(shard=shard, time_us=microseconds(time))))
-        return msgspec.msgpack.decode(answer, type=int)
+        asked = QueueCall(shard=shard, time_us=microseconds(time))
+        return self._port.ask(self._info, "seek", asked, int)
 
     def bounds(self) -> list[ShardBounds]:
         """For each shard: the oldest sequence, and the next one."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "bounds", b""), type=list[ShardBounds])
+        return self._port.ask(self._info, "bounds", QueueCall(), list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
         """For each shard the sequence to begin with, as an option names it.
@@ -307,12 +307,15 @@ class QueueTable(QueueView):
     def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
         asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
-        answer = self._port.call(self._info, "advance", encode_call(asked))
-        return msgspec.msgpack.decode(answer, type=dict[int, int])
+        return self._port.ask(self._info, "advance", asked, dict[int, int])
+
+    def lag(self, consumer: str) -> int:
+        """Return how many messages a consumer has not acknowledged."""
+        return self.consumer(consumer).lag
 
     def statistics(self) -> QueueTotals:
         """Messages, files and bytes, and how far each consumer is."""
-        return msgspec.msgpack.decode(self._port.call(self._info, "statistics", b""), type=QueueTotals)
+        return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
     # -- consuming
 

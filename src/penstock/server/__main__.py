@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +22,7 @@ from penstock.host.file_errors import translate_open_errors
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.host.randomness import system_random
+from penstock.host.waiting import stop_on_signals
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 from penstock.server.healing import Healer
@@ -41,10 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="ends after so many seconds without a client")
     given = parser.parse_args(arguments)
-    path = absolute(given.path)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    with stop_on_signals() as stop:
+        return _run(absolute(given.path), given.idle_s, stop)
+
+
+def _run(path: str, idle_s: float, stop: threading.Event) -> int:
+    """Open and serve the store, and return the exit code of the process."""
     try:
         with translate_open_errors(path):
             store = open_store(path)
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(handlers=[log], format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _report(OwnerReport())
     try:
-        _own(store, service, given.idle_s, stop)
+        _own(store, service, idle_s, stop)
     except (
         OSError,
         PenstockError,

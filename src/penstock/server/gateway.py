@@ -22,7 +22,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
-from penstock.kinds import Reading
+from penstock.kinds import Reading, as_serviced, partitions_of
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
@@ -30,11 +30,12 @@ from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import LeaseCounts, LeasedObjects
 from penstock.server.offered import OfferDesk
 from penstock.server.queries import QueryNames
-from penstock.server.rights import ADMIN, READ, WRITE, Rights
+from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.querying import check_query
 from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
@@ -84,7 +85,8 @@ class Gateway:
         )
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
-        self._beginning = threading.BoundedSemaphore(SCANS_BEGIN_MAX)  # the memory of a scan is known once it began
+        # The memory of a scan is known once it began: few begin at a time.
+        self._beginning = {kind: threading.BoundedSemaphore(SCANS_BEGIN_MAX) for kind in (wire.Scan, wire.RunQuery)}
         self._staged = LeaseCounts(clock, STAGED_EACH_MAX)
         self._work = Workload(clock)
         self._answers: dict[type, Callable[[Any, Work], Any]] = {
@@ -139,7 +141,8 @@ class Gateway:
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        kind = kind_named(info.kind, info.name)
+        rights.check(READ, info.name)  # first: a stranger does not hear of what kind a table is
+        kind = as_serviced(kind_named(info.kind, info.name), info)
         rights.check(READ if request.name in kind.asking else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
@@ -236,13 +239,17 @@ class Gateway:
             if rights.allows(READ, one.table)
         ]
 
-    def _shard(self, reading: Reading, partition: int, right: Any, rights: Rights) -> PartitionId:
-        """A partition that is there, and that the client may use so."""
-        info = next((info for info in reading.tables() if info.table == table_of(partition)), None)
-        if info is None or shard_number(partition) >= info.shards:
-            raise NotFound(f"there is no shard {shard_number(partition)} of table {table_of(partition)}")
-        rights.check(right, info.name)
+    def _shard(self, reading: Reading, partition: int, right: Right, rights: Rights) -> PartitionId:
+        """Return a partition that exists and that the client has a right to."""
+        self._table(reading, table_of(partition), shard_number(partition), right, rights)
         return PartitionId(partition)
+
+    def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
+        info = next((info for info in reading.tables() if info.table == table), None)
+        if info is None or shard >= info.shards:
+            raise NotFound(f"there is no shard {shard} of table {table}")
+        rights.check(right, info.name)
+        return info
 
     # -- reading
 
@@ -290,8 +297,8 @@ class Gateway:
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             reading = wire.unpack_reading(data)
-            work.begin(READING, binds=isinstance(reading, wire.Scan))
-            if isinstance(reading, wire.Scan):
+            work.begin(READING, binds=not isinstance(reading, wire.More))
+            if not isinstance(reading, wire.More):
                 self._begin(reading, rights)
             scan = stack.enter_context(self._scans.use(reading.scan, rights.client))
             schema = scan.schema
@@ -303,25 +310,35 @@ class Gateway:
             self._scans.close(name, rights.client)  # as soon as this page was sent
 
     @contextmanager
-    def _turn_to_begin(self) -> Iterator[None]:
-        if not self._beginning.acquire(timeout=SCANS_BEGIN_S):
-            raise Backpressure(f"{SCANS_BEGIN_MAX} scans are beginning: retry later")
+    def _turn_to_begin(self, asked: wire.Scan | wire.RunQuery) -> Iterator[None]:
+        """Wait for one of a few turns: queries, which may take long, do not stop scans."""
+        turns = self._beginning[type(asked)]
+        if not turns.acquire(timeout=SCANS_BEGIN_S):
+            raise Backpressure(f"{SCANS_BEGIN_MAX} scans or queries are beginning: retry later")
         try:
             yield
         finally:
-            self._beginning.release()
+            turns.release()
 
-    def _begin(self, asked: wire.Scan, rights: Rights) -> None:
-        with self._turn_to_begin(), ExitStack() as stack:
-            reading = stack.enter_context(self._reading(asked.snapshot))
-            partition = self._shard(reading, asked.partition, READ, rights)
+    def _batches(self, asked: wire.Scan | wire.RunQuery, rights: Rights, stack: ExitStack) -> Iterator[Any]:
+        """Return what a client wants to read; `stack` holds what it is read from."""
+        reading = stack.enter_context(self._reading(asked.snapshot))
+        if isinstance(asked, wire.RunQuery):
+            info = self._table(reading, asked.table, 0, READ, rights)
+            check_query(info, asked.name, asked.argument, asked.timeout_s)  # before anything is held for it
+            moment = stack.enter_context(reading.moment(partitions_of(info)))
+            return moment.query(info, asked.name, asked.argument, timeout_s=asked.timeout_s)
+        partition = self._shard(reading, asked.partition, READ, rights)
+        if asked.arrow:
+            return reading.scan_arrow(partition, asked.start, asked.end)
+        return in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse))
+
+    def _begin(self, asked: wire.Scan | wire.RunQuery, rights: Rights) -> None:
+        with self._turn_to_begin(asked), ExitStack() as stack:
+            batches = self._batches(asked, rights, stack)
             self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost
             self._scans.check_room(rights.client)
-            if asked.arrow:
-                batches = reading.scan_arrow(partition, asked.start, asked.end)
-            else:
-                batches = in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse))
-            scan = PagedScan(batches, stack.pop_all())
+            scan = PagedScan(batches, stack.pop_all(), self._clock)
         try:
             others = self._scans.total(lambda scan: scan.held_bytes)
             if others and others + scan.held_bytes > self._store.settings.memory_bytes_max // 4:

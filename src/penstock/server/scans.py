@@ -1,9 +1,9 @@
-"""A range that a client reads page by page: the owner keeps its place between pages.
+"""A range or a query that a client reads page by page: the owner keeps its place between pages.
 
 So nobody holds a thread of the owner while a reader elsewhere thinks, and one that went away costs a lease.
 
 Thread: one at a time.
-Invariant: a page has about PAGE_BYTES, more only if one row has.
+Invariant: a page has about PAGE_BYTES, more only if one row has, and ends at the first batch after PAGE_S seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.host.clock import Clock
 from penstock.lsm.rows import binary_column
 from penstock.protocol.wire import PAGE_BYTES
 
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = 16_384
+PAGE_S = 1.0  # a client does not wait for the rest of a page whose batches come slowly
 PAIRS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
 NOTHING = pa.schema([])
 
@@ -26,7 +28,8 @@ NOTHING = pa.schema([])
 class PagedScan:
     """A scan, and what must stay open until its end."""
 
-    def __init__(self, batches: Iterator[Any], resources: ExitStack) -> None:
+    def __init__(self, batches: Iterator[Any], resources: ExitStack, clock: Clock) -> None:
+        self._clock = clock
         self._batches = self._in_small_batches(batches)
         self._resources = resources
         self.held_bytes = 0  # of the batch that is being cut up
@@ -50,11 +53,12 @@ class PagedScan:
 
     def page(self) -> Iterator[tuple[Any, bytes]]:
         """Record batches, the last of them marked if another page follows."""
-        size = 0
-        while self._next is not None and size < PAGE_BYTES:
+        size, until_s, full = 0, self._clock.monotonic_s() + PAGE_S, False
+        while self._next is not None and not full:
             batch, self._next = self._next, next(self._batches, None)
             size += batch.nbytes
-            yield batch, b"+" if self._next is not None and size >= PAGE_BYTES else b""
+            full = size >= PAGE_BYTES or self._clock.monotonic_s() >= until_s
+            yield batch, b"+" if self._next is not None and full else b""
 
     def close(self) -> None:
         """Let go of what it reads."""

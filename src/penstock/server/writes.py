@@ -35,7 +35,7 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.pending import PendingGroup
 from penstock.protocol import wire
-from penstock.registry import conditions, kind_named, kind_of_condition
+from penstock.registry import find_condition, kind_named
 from penstock.server.rights import WRITE, Rights
 from penstock.server.work import Work
 from penstock.store.port import LocalPort
@@ -180,9 +180,9 @@ class GroupTaker:
             self._check_section(group, section, rights)
 
     def _check_condition(self, name: str, argument: bytes, rights: Rights) -> None:
-        if name not in conditions():
+        kind = find_condition(name)
+        if kind is None:
             raise Invalid(f"there is no condition {name!r}")
-        kind = kind_of_condition(name)
         info = self._table(int.from_bytes(argument[:8], "big"))
         if info is None:
             raise NotFound("the table of a condition was dropped")

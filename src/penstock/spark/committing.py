@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import Invalid
-from penstock.kinds import Kind
+from penstock.kinds import Kind, StreamColumns, as_streamable
 from penstock.partition.ledger import TableInfo
 from penstock.spark.loading import add_loads, check_schema, make_loads
 from penstock.spark.place import StoreLocation
-from penstock.spark.streaming import table_with_offsets
+from penstock.spark.streaming import stream_source
 from penstock.store.batch import StoreBatch
 
 _TOLD = "table string, loads binary"
@@ -77,7 +77,7 @@ def _condition(
         if not all(type(one) is int for pair in pairs for one in pair):
             raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {places!r}")
     place = StoreLocation.of({"path": path, "table": source})
-    last = table_with_offsets(place).offsets("latest")
+    last = stream_source(place).offsets("latest")
     if set(start) != set(end) or not set(start) <= set(last):
         raise Invalid(f"queue {source} has the shards {sorted(last)}: name the same of them in start= and end=")
     for shard in start:
@@ -95,7 +95,7 @@ def move_condition(
 ) -> tuple[str, bytes]:
     """The condition by which a batch moves a consumer."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return kind.move(info, consumer, ranges)
+    return as_streamable(kind, info).move(info, consumer, ranges)
 
 
 def prepare(places: Mapping[str, StoreLocation], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
@@ -123,10 +123,9 @@ def use(batch: StoreBatch, places: Mapping[str, StoreLocation], told: Mapping[st
     return {name: add_loads(batch, places[name], told[name]) for name in places}
 
 
-def within(frame: DataFrame, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-    """The messages of a frame in [start, end) of each shard."""
-    kept = F.lit(False)
+def within(frame: DataFrame, columns: StreamColumns, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+    """Return the rows of a frame in [start, end) of each shard."""
+    kept, sequence = F.lit(False), F.col(columns.sequence)
     for shard, low in start.items():
-        here = (F.col("shard") == shard) & (F.col("sequence") >= low) & (F.col("sequence") < end[shard])
-        kept = kept | here
+        kept = kept | ((F.col(columns.shard) == shard) & (sequence >= low) & (sequence < end[shard]))
     return frame.where(kept)

@@ -17,7 +17,6 @@ import base64
 import json
 import logging
 import re
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -31,8 +30,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock import errors
-from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError, PositionConflict
+from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
+from penstock.host.waiting import stop_on_signals
+from penstock.kinds import Kind, StreamColumns, StreamSource, as_streamable
 from penstock.partition.ledger import TableInfo
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
@@ -41,7 +42,7 @@ from penstock.spark.offset_log import OffsetLog, Places
 from penstock.spark.place import StoreLocation
 from penstock.spark.reading import whole_number
 from penstock.spark.sessions import muted
-from penstock.spark.streaming import start_option, table_with_offsets
+from penstock.spark.streaming import start_option, stream_source
 
 logger = logging.getLogger(__name__)
 clock = SystemClock()
@@ -126,20 +127,15 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
 
     Signals are heard in the main thread only: Python gives them to no other.
     """
-    stopping = threading.Event()
-    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in heard}
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     try:
-        while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
-            query.awaitTermination(1)
-        if stopping.is_set():
-            _runner_of(query).stop(query)
+        with stop_on_signals() as stopping:
+            while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
+                query.awaitTermination(1)
+            if stopping.is_set():
+                _runner_of(query).stop(query)
     except StreamingQueryException as error:
         raise _runner_of(query).error or error from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     failure = query.exception()  # it may have ended between two looks
     if failure is not None and not stopping.is_set():
         raise _runner_of(query).error or failure
@@ -150,6 +146,8 @@ class _Runner:
     """Runs the batches of one stream."""
 
     log: OffsetLog
+    _columns: StreamColumns  # of the source; set when the stream begins, as the next
+    _letter: StreamColumns  # of the dead letters
 
     def __init__(self, source: StoreLocation, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
@@ -162,9 +160,12 @@ class _Runner:
         self._stopping = False
         self._at: Places | None = None  # where this driver left the consumer
 
-    def _table(self) -> tuple[Any, TableInfo, Any]:
+    def _table(self) -> tuple[Kind, TableInfo, StreamSource]:
         kind, info = self._source.kind()
-        return kind, info, table_with_offsets(self._source)
+        return kind, info, stream_source(self._source)
+
+    def _within(self, frame: DataFrame, start: Places, end: Places) -> DataFrame:
+        return within(frame, self._columns, start, end)
 
     def begin(self) -> Places:
         """Where the consumer is; a new one begins at the beginning."""
@@ -175,9 +176,10 @@ class _Runner:
         if self._dead is not None:
             if self._dead.table == self._source.table:
                 raise Invalid(f"dead_letter is {self._dead.table}, the source: each would be read again; give another")
-            _check_takes_letters(self._dead)
+            self._letter = _letter_columns(self._dead)
         position = self._position()
-        _, _, table = self._table()
+        kind, info, table = self._table()
+        self._columns = as_streamable(kind, info).columns
         first = table.offsets("earliest")
         lost = {shard: place for shard, place in position.items() if place < first[shard]}
         if lost:
@@ -228,7 +230,7 @@ class _Runner:
             )
         start = {shard: min(position[shard], end[shard]) for shard in end}
         if start != planned:  # an old checkpoint: go on from the truth
-            frame = within(frame, start, end)
+            frame = self._within(frame, start, end)
         frame = frame.persist()
         try:
             self._at = position
@@ -265,7 +267,7 @@ class _Runner:
     def _works_on_nothing(self, frame: DataFrame, start: Places) -> bool:
         """Whether the batch function takes a frame without records; if not, no record is to blame."""
         try:
-            self._prepared(self._routed(within(frame, start, start)))
+            self._prepared(self._routed(self._within(frame, start, start)))
         except Exception as error:
             logger.warning("the batch function fails without a single record too: %s", _first_line(error))
             return False
@@ -275,12 +277,12 @@ class _Runner:
         count = sum(end[shard] - start[shard] for shard in end)
         if count <= 1:
             logger.warning("a record is set aside: %s", _first_line(error))
-            bad = within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
+            bad = self._within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
             self._commit({self._dead_name: bad}, start, end)
             return
         middle = _middle(start, end)
-        self._write(within(frame, start, middle), start, middle, judged=True)
-        self._write(within(frame, middle, end), middle, end, judged=True)
+        self._write(self._within(frame, start, middle), start, middle, judged=True)
+        self._write(self._within(frame, middle, end), middle, end, judged=True)
 
     @property
     def _dead_name(self) -> str:
@@ -290,7 +292,8 @@ class _Runner:
     def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, StoreLocation], dict[str, list[bytes]]]:
         """Let tasks prepare the rows of every table; the tables, and what the tasks told."""
         if self._dead is not None and self._dead.table in tables:
-            tables[self._dead.table] = _dead_letters(tables[self._dead.table], self._source.table)
+            frame = tables[self._dead.table]
+            tables[self._dead.table] = _dead_letters(frame, self._source.table, self._columns, self._letter)
         places = {name: replace(self._source, table=name) for name in tables}
         for name, frame in tables.items():
             if not isinstance(frame, DataFrame):
@@ -319,9 +322,7 @@ class _Runner:
         now = self.progress
         _, _, table = self._table()
         changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
-        self.progress = replace(
-            now, lag=table.consumer(self._consumer).lag, committed_s=clock.time_us() / 1e6, **changed
-        )
+        self.progress = replace(now, lag=table.lag(self._consumer), committed_s=clock.time_us() / 1e6, **changed)
 
 
 def _only(places: Places, shards: list[int]) -> Places:
@@ -351,25 +352,32 @@ def _first_line(error: Exception) -> str:
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
 
 
-def _check_takes_letters(place: StoreLocation) -> None:
-    """`Invalid` before any work if dead letters cannot be written to a table."""
+def _letter_columns(place: StoreLocation) -> StreamColumns:
+    """Return the columns of a table for dead letters; `Invalid` before any work if it cannot take them."""
+    kind, info = place.kind()
     try:
-        check_schema(place, StructType([StructField("payload", StringType())]))
-    except Invalid as error:
+        columns = as_streamable(kind, info).columns
+        check_schema(place, StructType([StructField(columns.payload, StringType())]))
+        return columns
+    except (Invalid, KindMismatch) as error:
         raise Invalid(f"dead_letter is {place.table}, which takes no messages ({error}): give a queue") from None
 
 
-def _dead_letters(frame: DataFrame, source: str) -> DataFrame:
-    """Messages that were set aside, each as JSON with the reason and where it came from."""
+def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: StreamColumns) -> DataFrame:
+    """Return rows that were set aside, each as JSON with the reason and where it came from."""
     names = frame.columns
-    if "payload" not in names or REASON not in names:
-        raise Invalid(f"dead letters need the columns payload and {REASON}, not {', '.join(names)}")
+    if columns.payload not in names or REASON not in names:
+        raise Invalid(f"dead letters need the columns {columns.payload} and {REASON}, not {', '.join(names)}")
     parts = [F.lit(source).alias("source"), F.col(REASON)]
-    parts += [F.col(name) for name in ("shard", "sequence") if name in names]
-    payload = F.col("payload").cast("binary")
+    parts += [
+        F.col(name).alias(alias)
+        for name, alias in ((columns.shard, "shard"), (columns.sequence, "sequence"))
+        if name in names
+    ]
+    payload = F.col(columns.payload).cast("binary")
     parts += [F.base64(payload).alias("payload_base64"), F.try_validate_utf8(payload.cast("string")).alias("payload")]
-    kept = [F.col(name) for name in ("key", "timestamp") if name in names]
-    return frame.select(F.to_json(F.struct(*parts)).alias("payload"), *kept)
+    kept = [F.col(name) for name in letter.carried if name in names]
+    return frame.select(F.to_json(F.struct(*parts)).alias(letter.payload), *kept)
 
 
 def dead_letter_payload(message: bytes) -> bytes:

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Invalid
 from penstock.journal.partitions import shard_number
-from penstock.kinds import PreparedRows
+from penstock.kinds import PreparedRows, as_loadable, as_replaceable
 from penstock.spark.arrow import arrow_schema, from_spark
 from penstock.spark.place import StoreLocation, check_range, working
 from penstock.store.batch import StoreBatch
@@ -30,7 +28,7 @@ _decoder = msgspec.msgpack.Decoder(list[PreparedRows])
 def check_schema(place: StoreLocation, schema: Any) -> None:
     """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
     kind, info = place.kind()
-    kind.load_schema(arrow_schema(schema), info.options)
+    as_loadable(kind, info).load_schema(arrow_schema(schema), info.options)
 
 
 def make_loads(
@@ -38,24 +36,12 @@ def make_loads(
 ) -> bytes:
     """In a task: prepare its rows, all of which are in the range that is replaced; what to tell the one who commits."""
     kind, info = place.kind()
-    wanted = kind.load_schema(arrow_schema(schema), info.options)
-    rows = from_spark(batches, wanted)
+    loader = as_loadable(kind, info)
+    rows = from_spark(batches, loader.load_schema(arrow_schema(schema), info.options))
     if replace is not None:
-        rows = _inside(rows, *replace)
+        rows = as_replaceable(kind, info).inside(rows, *replace)
     with working(place) as (workplace, hand_over):
-        return _encode([hand_over(load) for load in kind.load(rows, info, workplace)])
-
-
-def _inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
-    for batch in batches:
-        keys = batch.column("key")
-        outside = pc.less(keys, pa.scalar(start, keys.type))
-        if end is not None:
-            outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))
-        stray = keys.filter(outside)
-        if len(stray):
-            raise Invalid(f"key {stray[0].as_py()!r} is outside the range of start and end that is replaced")
-        yield batch
+        return _encode([hand_over(load) for load in loader.load(rows, info, workplace)])
 
 
 def add_loads(
@@ -66,7 +52,10 @@ def add_loads(
     loads = [load for some in told for load in _decoder.decode(some)]
     theirs = {load.file for load in loads}  # which the tasks handed over
     with working(place) as (workplace, hand_over):
-        bundled = kind.bundle(loads, info, workplace, replace)
+        if replace is None:
+            bundled = as_loadable(kind, info).bundle(loads, info, workplace)
+        else:
+            bundled = as_replaceable(kind, info).bundle_in_place(loads, info, workplace, replace)
         bundled = [load if load.file in theirs else hand_over(load) for load in bundled]
     for load in bundled:
         if load.file is not None:
@@ -83,9 +72,8 @@ def replaced_range(place: StoreLocation, options: dict[str, str], overwrite: boo
             raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")
         return None
     kind, info = place.kind()
+    as_replaceable(kind, info)  # before any work
     start = kind.key_of(options["start"]) if "start" in options else b""
     found = start, kind.key_of(options["end"]) if "end" in options else None
     check_range(*found)
-    with working(place) as (workplace, _):
-        kind.bundle([], info, workplace, found)  # a kind that cannot replace says so before any work
     return found

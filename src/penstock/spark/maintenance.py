@@ -12,11 +12,10 @@ the owner then does itself.
 from __future__ import annotations
 
 import logging
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,8 +31,8 @@ from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
-from penstock.host.waiting import repeating
-from penstock.kinds import Piece
+from penstock.host.waiting import repeating, stop_on_signals
+from penstock.kinds import FileReadable, Piece
 from penstock.protocol.wire import PIECE_BYTES
 from penstock.registry import kind_named
 from penstock.scheduler.offers import JobPart, Offer
@@ -73,7 +72,7 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
     """
     place, done = StoreLocation.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
-    with _stopping(stop) as ending:
+    with nullcontext(stop) if stop is not None else stop_on_signals() as ending:
         while not ending.is_set():
             try:
                 offer = place.store().port.take_offer(slots)
@@ -87,20 +86,6 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
             elif once:
                 break
     return done
-
-
-@contextmanager
-def _stopping(stop: threading.Event | None) -> Iterator[threading.Event]:
-    if stop is not None or threading.current_thread() is not threading.main_thread():
-        yield stop or threading.Event()
-        return
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _work(spark: Any, place: StoreLocation, offer: Offer, stop: threading.Event) -> bool:
@@ -238,9 +223,9 @@ def _check(place: StoreLocation, snapshot_id: str, pieces: Sequence[tuple[str, b
     piece, store, root = _piece.decode(encoded), place.store(), place.root
     snapshot = store.snapshot(snapshot_id)
     info = snapshot.info(name)
-    found = None
-    if root is not None and piece.detail:
-        found = kind_named(info.kind, info.name).check_piece(piece, root, store.identity)
+    found, kind = None, kind_named(info.kind, info.name)
+    if root is not None and piece.detail and isinstance(kind, FileReadable):
+        found = kind.check_piece(piece, root, store.identity)
     if found is None:
         found = []
         try:

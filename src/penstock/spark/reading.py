@@ -34,11 +34,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.client.store import RemoteSnapshot
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Kind, partitions_of
+from penstock.kinds import FileReadable, Kind, partitions_of
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.place import StoreLocation, check_range
@@ -92,7 +92,7 @@ class TableReader(DataSourceReader):
         self._schema = schema
         self._snapshot = options.get("snapshot", "")
         self._splits = whole_number(options, "splits", 0) if "splits" in options else None
-        kind, _ = self._place.kind()
+        kind, self._info = self._place.kind()
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
         check_range(self._start, self._end)
@@ -103,9 +103,8 @@ class TableReader(DataSourceReader):
             warn_if_off()
 
     def partitions(self) -> list[InputPartition]:
-        kind, info = self._place.kind()
-        store = self._place.store()
-        shards = partitions_of(info)
+        info, store = self._info, self._place.store()
+        kind, shards = kind_named(info.kind, info.name), partitions_of(info)
         ranges: list[tuple[int, bytes, bytes | None]] = []
         for shard in range(len(shards)):
             low, high = kind.narrowed(self._wanted, info, shard, store.port)
@@ -137,6 +136,10 @@ class TableReader(DataSourceReader):
             return iter(())  # Spark makes one for a table without ranges
         snapshot = self._moment()
         info = snapshot.info(self._place.table)
+        if info.table != self._info.table:  # its ranges are of other shards: some rows would be left out
+            raise NotFound(
+                f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew"
+            )
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
         shown = (kind.shown(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot))
@@ -162,7 +165,7 @@ class TableReader(DataSourceReader):
     ) -> Iterator[Any]:
         """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
         root, identity = self._place.root, self._place.store().identity
-        if root is not None:
+        if root is not None and isinstance(kind, FileReadable):
             for piece in snapshot._port.pieces(number, 1, wanted.start, wanted.end):
                 batches = kind.read_piece(piece, root, identity) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches

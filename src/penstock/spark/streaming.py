@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import KindMismatch, NotFound
-from penstock.kinds import partitions_of
+from penstock.errors import NotFound
+from penstock.kinds import StreamSource, as_streamable, partitions_of
 from penstock.spark.arrow import for_spark
 from penstock.spark.place import StoreLocation
 from penstock.spark.reading import choice, whole_number
@@ -55,8 +55,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: Offset | None = None  # where an availableNow run ends
         self._source()  # one clear line now, if the table cannot be streamed
 
-    def _source(self) -> Any:
-        return table_with_offsets(self._place)
+    def _source(self) -> StreamSource:
+        return stream_source(self._place)
 
     def initialOffset(self) -> Offset:
         return _by_text(self._source().offsets(self._start))
@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self.reportLatestOffset()
 
-    def _checked(self, source: Any, start: dict[int, int]) -> dict[int, int]:
+    def _checked(self, source: StreamSource, start: dict[int, int]) -> dict[int, int]:
         """Where reading can begin; an error if what comes next was trimmed, unless that is to be skipped."""
         first = source.offsets("earliest")
         lost = {shard: place for shard, place in start.items() if place < first[shard]}
@@ -104,8 +104,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetPartition)
         kind, info = self._place.kind()
-        number = partitions_of(info)[partition.shard]
-        low, high = kind.key_of(str(partition.start)), kind.key_of(str(partition.end))
+        number, key = partitions_of(info)[partition.shard], as_streamable(kind, info).sequence_key
+        low, high = key(partition.start), key(partition.end)
         batches = self._place.store()._port.scan_arrow(number, low, high)
         shown = (kind.shown(batch, info.options, partition.shard) for batch in batches)
         return for_spark(self._whole(shown, partition), self._schema)
@@ -129,13 +129,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is held."""
 
 
-def table_with_offsets(place: StoreLocation) -> Any:
-    """The table of a place; `KindMismatch` if it cannot be streamed."""
+def stream_source(place: StoreLocation) -> StreamSource:
+    """Return the table of a location as streams read it; `KindMismatch` if it cannot be streamed."""
     kind, info = place.kind()
-    table = kind.table(place.store()._port, info, durable=False)
-    if not hasattr(table, "offsets"):
-        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, which cannot be streamed: read it instead")
-    return table
+    return as_streamable(kind, info).source(place.store()._port, info)
 
 
 def _by_text(places: dict[int, int]) -> Offset:

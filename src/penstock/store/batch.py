@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import Any, Literal, NoReturn, cast, overload
 
 from penstock.arguments import ArrowSource, whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
+from penstock.errors import Invalid, NotFound, PenstockError, TokenTooOld
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
 from penstock.kv.table import KvTable, of_value_type
@@ -19,18 +19,19 @@ from penstock.kv.values import Json, ValueType
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
-from penstock.registry import check_name, kind_named, kind_of_condition
+from penstock.queue.table import QueueTable
+from penstock.registry import KV, QUEUE, kind_named, kind_of_condition
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, is_arrow, prepare
-
-if TYPE_CHECKING:
-    from penstock.queue.table import QueueTable
+from penstock.store.naming import NamedTables
 
 
-class StoreBatch:
+class StoreBatch(NamedTables):
     """It happens at the end of the `with` block, if that ends well."""
 
     def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
         self._port = port
+        self._writes = cast(Port, _BatchPort(self))  # it refuses what a batch does not offer
+        self._tables: dict[str, TableInfo] = {}  # each is looked up once
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
@@ -45,7 +46,7 @@ class StoreBatch:
     def table(self, name: str) -> Any:
         """A table of any kind that gathers writes for this batch. It must exist."""
         info = self._info(name)
-        return kind_named(info.kind, name).table(_BatchPort(self), info, durable=False)  # type: ignore[arg-type]
+        return kind_named(info.kind, name).table(self._writes, info, durable=False)
 
     @overload
     def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
@@ -64,26 +65,21 @@ class StoreBatch:
 
     def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
         """A kv table that gathers writes for this batch. It must exist. `value` is the type of its values."""
-        found: KvTable[Any] = self._of_kind(name, "kv")
-        return of_value_type(found, value)
+        return of_value_type(KV.table(self._writes, self._info(name, KV), durable=False), value)
 
     def queue(self, name: str) -> QueueTable:
         """A queue that gathers writes for this batch. It must exist."""
-        found: QueueTable = self._of_kind(name, "queue")
-        return found
+        return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
 
-    def _of_kind(self, name: str, kind: str) -> Any:
-        info = self._info(name)
-        if info.kind != kind:
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
-        return self.table(name)
-
-    def _info(self, name: str) -> TableInfo:
+    def _find(self, name: str) -> TableInfo | None:
         self._check_open()
-        info = self._port.table(check_name(name))
-        if info is None:
-            raise NotFound(f"there is no table {name}: make it before the batch")
+        info = self._tables.get(name)
+        if info is None and (info := self._port.table(name)) is not None:
+            self._tables[name] = info
         return info
+
+    def _unknown(self, name: str) -> NotFound:
+        return NotFound(f"there is no table {name}: make it before the batch")
 
     def load(self, name: str, rows: ArrowSource | PreparedLoad | Sequence[PreparedLoad]) -> int:
         """Add many rows, and return how many: an Arrow table or stream, or what `store.prepare` returned (or a list).

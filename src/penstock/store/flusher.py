@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from penstock.coordinator import Batch, Durability
 from penstock.errors import DiskFull, ProcessLimit
@@ -29,8 +31,8 @@ T = TypeVar("T")
 SHORTAGE_ATTEMPTS = 10  # to get a descriptor, each with a wait of its own
 
 
-class FlushedRecord(NamedTuple):
-    """A durable record, and what it was made from."""
+class FlushedRecord(msgspec.Struct, frozen=True):
+    """A record with its place in the journal, and what it was made from."""
 
     lsn: int
     record: JournalRecord
@@ -38,22 +40,19 @@ class FlushedRecord(NamedTuple):
     decoded: list[list[Any]]
 
 
-class Flushed(NamedTuple):
+class Flushed(msgspec.Struct, frozen=True):
     """A durable batch."""
 
     records: list[FlushedRecord]
     size: int  # bytes, as its writers said
 
 
-Made: TypeAlias = tuple[JournalRecord, list[PendingGroup], list[list[Any]]]
-
-
-class _Attempt(NamedTuple):
+class _Attempt(msgspec.Struct, frozen=True):
     """A batch on its way into the journal: as records, behind the last one that was committed."""
 
     last_epoch: int
     after: int
-    made: list[Made]
+    records: list[FlushedRecord]
 
 
 class StoreFlusher:
@@ -89,37 +88,36 @@ class StoreFlusher:
         attempt, committed = self._attempt, self._consensus.committed
         if not again or attempt is None or attempt.last_epoch != batch.last:
             attempt = self._prepare(batch, committed)
-        made = attempt.made
-        if made and committed < attempt.after + len(made):  # else an interrupt came right behind the sync
+        records = attempt.records
+        if records and committed < records[-1].lsn:  # else an interrupt came right behind the sync
             assert committed == attempt.after
-            self._propose([encode(record) for record, _, _ in made])
+            self._propose([encode(records[0].record)] if len(records) == 1 else list(map(_body, records)))
         self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
-        flushed: list[FlushedRecord] = []
-        for lsn, (record, groups, decoded) in enumerate(made, attempt.after + 1):
-            for group in groups:
-                group.lsn = lsn  # before it is applied: see `pending`
-            flushed.append(FlushedRecord(lsn, record, groups, decoded))
-        return Flushed(flushed, batch.size)
+        for record in records:
+            for group in record.groups:
+                group.lsn = record.lsn  # before it is applied: see `pending`
+        return Flushed(records, batch.size)
 
     def _prepare(self, batch: Batch[PendingDelta], committed: int) -> _Attempt:
-        self._time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
-        records: list[tuple[list[Group], list[PendingGroup], list[list[Any]]]] = []
+        self._time_us = time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
+        contents: list[tuple[list[Group], list[PendingGroup], list[list[Any]]]] = []
         alone = True  # the next group begins a record
         for delta in batch.deltas:
             for group in delta.groups:
                 encoded, decoded, refers = self._encode(group)
                 if alone or refers:
-                    records.append(([], [], []))
-                record = records[-1]
-                record[0].append(encoded)
-                record[1].append(group)
-                record[2].append(decoded)
+                    contents.append(([], [], []))
+                content = contents[-1]
+                content[0].append(encoded)
+                content[1].append(group)
+                content[2].append(decoded)
                 alone = refers
-        made = [
-            (JournalRecord(self._time_us, batch.last, tuple(encoded)), groups, decoded)
-            for encoded, groups, decoded in records
-        ]
-        self._attempt = attempt = _Attempt(batch.last, committed, made)
+        records: list[FlushedRecord] = []
+        lsn = committed
+        for encodeds, groups, decodeds in contents:
+            lsn += 1
+            records.append(FlushedRecord(lsn, JournalRecord(time_us, batch.last, tuple(encodeds)), groups, decodeds))
+        self._attempt = attempt = _Attempt(batch.last, committed, records)
         return attempt
 
     def _encode(self, group: PendingGroup) -> tuple[Group, list[Any], bool]:
@@ -128,7 +126,7 @@ class StoreFlusher:
         decoded: list[Any] = []
         refers = False
         for number, waiting in group.sections.items():
-            info = self._dispatcher.ledger.table_by_id(number >> SHARD_BITS)
+            info = self._dispatcher.ledger.tables_by_id.get(number >> SHARD_BITS)
             for part in waiting if type(waiting) is tuple else (waiting,):
                 form, payload = INLINE, b""  # dropped since: the section is void, and stays in its place
                 if number == LEDGER:
@@ -153,20 +151,25 @@ class StoreFlusher:
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch records; the LSN up to which everything is applied."""
-        for lsn, record, groups, decoded in flushed.records:
+        for flushed_record in flushed.records:
+            record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded
             try:
                 judgement = self._dispatcher.dispatch(record, lsn, decoded)
             except ProcessLimit:
                 judgement = _in_spite_of_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
-            for group, verdict in zip(groups, judgement.verdicts, strict=True):
+            for group, verdict in zip(flushed_record.groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
             for number, index in judgement.refused_by.items():
-                groups[number].refused_by = index
+                flushed_record.groups[number].refused_by = index
         self._applied(flushed.size)
         return self._dispatcher.published
 
     def recover(self) -> None:
         self._consensus.recover()
+
+
+def _body(flushed: FlushedRecord) -> bytes:
+    return encode(flushed.record)
 
 
 def _in_spite_of_shortage(act: Callable[[], T]) -> T:

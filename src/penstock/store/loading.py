@@ -22,7 +22,7 @@ from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import table_of
-from penstock.kinds import Port, PreparedRows, Workplace
+from penstock.kinds import Port, PreparedRows, Workplace, as_loadable, as_replaceable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import LEASE_S_MAX
 from penstock.registry import kind_named
@@ -64,7 +64,7 @@ def prepare_batches(
     place: Workplace, info: TableInfo, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> PreparedLoad:
     """Turn record batches of one schema into sections and staged files."""
-    kind = kind_named(info.kind, info.name)
+    kind = as_loadable(kind_named(info.kind, info.name), info)
     wanted = kind.load_schema(schema, info.options)
     count = 0
 
@@ -101,7 +101,11 @@ def bundle(
 ) -> list[PreparedRows]:
     """Fit what several calls prepared into one group; `replace`: in place of all rows in a range of keys."""
     with translate_os_errors():
-        bundled = kind_named(info.kind, info.name).bundle(parts, info, place, replace)
+        kind = kind_named(info.kind, info.name)
+        if replace is None:
+            bundled = as_loadable(kind, info).bundle(parts, info, place)
+        else:
+            bundled = as_replaceable(kind, info).bundle_in_place(parts, info, place, replace)
         handed_over = {part.file for part in parts}
         for part in bundled:
             if part.file is not None and part.file not in handed_over:

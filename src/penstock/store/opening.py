@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
@@ -59,7 +60,7 @@ from penstock.partition.machine import PartitionDescriptor, PartitionStateMachin
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
 from penstock.partition.spill import SpillLog
-from penstock.registry import KINDS, conditions, kind_named
+from penstock.registry import CONDITIONS, KINDS, kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
@@ -166,14 +167,14 @@ class OpenedParts(Tables):
             random=self._random,
             manifest=self._manifest,
             maintenance=self._maintenance,
-            settings={"queue": settings.queue},
+            settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
         self._parts.callback(self._aside.close)
-        self._ledger = Ledger(ledger, conditions(), self._aside)
+        self._ledger = Ledger(ledger, CONDITIONS, self._aside)
         self._aside.is_alive = self._ledger.is_alive
         self._tracker = SegmentedAckTracker()
         self._dispatcher = Dispatcher(
@@ -266,7 +267,8 @@ class OpenedParts(Tables):
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """For the dispatcher: the state machine of a shard."""
         try:
-            return kind_named(descriptor.kind, descriptor.name).open_machine(descriptor, options, self._site)
+            kind = kind_named(descriptor.kind, descriptor.name)
+            return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error

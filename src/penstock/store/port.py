@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
@@ -22,7 +22,21 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import Insert, Machine, Piece, ShardSnapshot, TableService, Workplace
+from penstock.kinds import (
+    QUERY_S,
+    Insert,
+    Loadable,
+    Machine,
+    Piece,
+    PieceSnapshot,
+    Serviced,
+    ShardSnapshot,
+    TableService,
+    Workplace,
+    as_loadable,
+    as_serviced,
+    partitions_of,
+)
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
@@ -33,13 +47,16 @@ from penstock.partition.ledger import (
     decode_condition,
     encode_ops,
 )
+from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import check_create, kind_named
 from penstock.store.flusher import Flushed
+from penstock.store.querying import check_query, run_query
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 # What a group that stands alone counts for, beside its bytes: every reader of pending writes goes through all groups,
 # so a few hundred of them are flushed at once, as if they were large.
@@ -133,7 +150,9 @@ class LocalPort:
             self._check_condition(name, argument)
         if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
             for name, argument in condition.others:
-                self._service(self._dispatcher.ledger.table_by_id(condition_table(argument))).admit(name, argument)
+                service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
+                if service is not None:
+                    service.admit(name, argument)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
 
     def _check_condition(self, name: str, argument: bytes) -> None:
@@ -202,7 +221,7 @@ class LocalPort:
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
         descriptor = self._partition(partition).descriptor
-        suffix = kind_named(descriptor.kind, descriptor.name).staged_suffix
+        suffix = self._loadable(descriptor).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
 
     @contextmanager
@@ -214,14 +233,20 @@ class LocalPort:
         yield Workplace(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        self._partition(partition)  # `NotFound` if the table has no such shard
+        kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
         reference = self._staging.accept(table_of(partition), files)
         try:
-            self.machine(partition).check_staged(reference.files)
+            kind.check_staged(self.machine(partition), reference.files)
         except BaseException:
             self._staging.release(file.chunk_id for file in reference.files)
             raise
         return reference
+
+    def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
+        info = self._dispatcher.ledger.table_by_id(descriptor.table)
+        if info is None:
+            raise NotFound("the table was dropped")
+        return as_loadable(kind_named(info.kind, info.name), info)
 
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
         """Bytes of a staged file, or of the index beside it, from one who cannot write it; from 0 on, in order."""
@@ -236,20 +261,37 @@ class LocalPort:
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        kind_named(info.kind, info.name).check_call(info, name, argument)
+        as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
         try:
-            return self._service(self._dispatcher.ledger.table_by_id(info.table)).call(name, argument)
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            assert service is not None  # its kind has services
+            return service.call(name, argument)
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
 
-    def _service(self, info: TableInfo | None) -> TableService:
+    def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
+        self._check_usable()
+        as_serviced(kind_named(info.kind, info.name), info)
+        try:
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            assert service is not None  # its kind has services
+            answer: T = service.perform(name, request)
+        except Exception:
+            self._check_usable()  # the same
+            raise
+        return answer
+
+    def _service(self, info: TableInfo | None) -> TableService | None:
+        """Return the service of a table, made on first use; None if its kind has none."""
         if info is None:
             raise NotFound("the table was dropped")
         with self._lock:
             service = self._services.get(info.table)
             if service is None:
-                service = self._services[info.table] = kind_named(info.kind, info.name).service(info, self)
+                kind = kind_named(info.kind, info.name)
+                if isinstance(kind, Serviced):
+                    service = self._services[info.table] = kind.service(info, self)
             return service
 
     def engaged(self) -> bool:
@@ -259,10 +301,12 @@ class LocalPort:
         return any(service.engaged() for service in services)
 
     def tend(self) -> None:
-        """Let every table's service look after it; one that cannot does not keep others from it."""
+        """Let every table's service do its maintenance; a failing service does not stop the others."""
         for info in self.tables():
             try:
-                self._service(info).tend()
+                service = self._service(info)
+                if service is not None:
+                    service.tend()
             except Exception as error:  # whatever it is, it must not keep the other tables waiting
                 logger.warning("table %s could not be looked after (%s): it is tried again", info.name, error)
 
@@ -379,7 +423,7 @@ class LocalPort:
             partition: machine.overlay(state, some, time_us) if some else state
             for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
         }
-        return SnapshotPort(lsn, shown, {}, time_us, states)
+        return SnapshotPort(lsn, shown, {}, time_us, states, clock=self.clock)
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._moment([partition]).scan(partition, start, end, reverse)
@@ -387,13 +431,17 @@ class LocalPort:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._moment([partition]).scan_arrow(partition, start, end)
 
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        check_query(info, name, argument, timeout_s)
+        return _query_moment(self._moment(partitions_of(info)), info, name, argument, timeout_s)
+
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")
 
     def snapshot(self) -> SnapshotPort:
         self._check_usable()
         lsn, tables, states = self._dispatcher.snapshot()
-        return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us())
+        return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us(), clock=self.clock)
 
     def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys as everybody sees them, of one moment."""
@@ -430,6 +478,19 @@ class AppliedReading:
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
         return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
 
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        check_query(info, name, argument, timeout_s)
+        moment = self._port._moment(partitions_of(info), own=False)
+        return _query_moment(moment, info, name, argument, timeout_s)
+
+
+def _query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float) -> Iterator[Any]:
+    """Yield the batches of a query; then its moment is let go of."""
+    try:
+        yield from moment.query(info, name, argument, timeout_s=timeout_s)
+    finally:
+        moment.close()
+
 
 class _Refusal:
     """Stands for the parts of a store that cannot be used any more."""
@@ -459,8 +520,11 @@ class SnapshotPort:
         tables: Mapping[str, TableInfo],
         time_us: int,
         pinned: Sequence[ShardSnapshot] | None = None,
+        *,
+        clock: Clock,
     ) -> None:
         self.lsn = lsn
+        self._clock = clock
         self._states = dict(states)
         self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
         self._tables = dict(tables)
@@ -501,7 +565,15 @@ class SnapshotPort:
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         if count < 1:
             raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
-        return self._state(partition).pieces(count, start, end)
+        state = self._state(partition)
+        return state.pieces(count, start, end) if isinstance(state, PieceSnapshot) else [Piece(partition, start, end)]
+
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        kind = check_query(info, name, argument, timeout_s)
+        shards = [self._state(partition) for partition in partitions_of(info)]
+        return run_query(
+            kind, info, name, argument, shards, time_us=self._time_us, clock=self._clock, timeout_s=timeout_s
+        )
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import CoordinatorSettings
 from penstock.errors import Invalid
+from penstock.kinds import Kind
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.tree_settings import TreeSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.dispatcher import DispatcherSettings
-from penstock.queue.chain import QueueSettings
+from penstock.registry import check_settings
 
 RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
 FLUSH_INTERVAL_S_MAX = 24 * 3600.0
@@ -32,7 +33,7 @@ class StoreSettings:
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     collection: CollectionSettings = field(default_factory=CollectionSettings)
-    queue: QueueSettings = field(default_factory=QueueSettings)
+    kinds: tuple[object, ...] = ()  # settings of kinds of tables, as `QueueSettings()`: at most one of each type
     flush_interval_s: float = 0.1
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
@@ -47,6 +48,11 @@ class StoreSettings:
         for name, kind in _SETTING_TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
+        check_settings(self.kinds)
+
+    def of_kind(self, kind: Kind) -> object:
+        """Return the settings of a kind: those given here, or its default."""
+        return next((given for given in self.kinds if type(given) is type(kind.settings)), kind.settings)
 
     # What memory goes to: rows in memtables; writes on their way, which are there up to three times (as they came,
     # encoded, and as a record of the journal); a flush, with a copy of its memtable and one batch of a file.
@@ -75,5 +81,5 @@ _SETTING_TYPES: dict[str, type] = {
     "dispatcher": DispatcherSettings,
     "checkpoint": CheckpointSettings,
     "collection": CollectionSettings,
-    "queue": QueueSettings,
+    "kinds": tuple,
 }

@@ -67,7 +67,7 @@ class Store(OpenedParts):
 
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
         """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
-        wanted, timeout_s = self._existing(name), seconds(timeout_s, "timeout_s", math.inf)
+        wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         with translate_os_errors():
             return self._compact(wanted, timeout_s)
 
@@ -88,7 +88,7 @@ class Store(OpenedParts):
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; what is wrong with it all the same, see `check`."""
-        info = self._existing(name)
+        info = self._info(name)
         self._dispatcher.resume(info.table)
         self._port.applied()
         return [trouble for trouble in self.check() if trouble.table == info.name]

@@ -6,23 +6,24 @@ Thread: any.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from penstock.arguments import ArrowSource, seconds, whole
+from penstock.arguments import ArrowSource, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
-from penstock.errors import KindMismatch, NotFound
-from penstock.kinds import Port, SnapshotReading, partitions_of
+from penstock.errors import Invalid, KindMismatch, NotFound
+from penstock.kinds import Kind, Port, SnapshotReading, partitions_of
 from penstock.kv.table import KvReader, KvTable, of_value_type
-from penstock.kv.values import Json, Options, ValueType, check_value_type, encode_options
+from penstock.kv.values import Json, ValueType
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
-from penstock.queue.options import Retention, decode_queue_options, encode_queue_options, queue_options
+from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import check_name, check_shards, kind_named
+from penstock.registry import KINDS, KV, QUEUE, check_name, check_shards, find_kind, kind_named
 from penstock.store.batch import StoreBatch
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
+from penstock.store.naming import NamedTables, check_kind
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
 
@@ -32,7 +33,7 @@ def check_epoch(epoch: Any) -> int | None:
     return None if epoch is None else whole(epoch, "an epoch", 0, EPOCH_MAX) or None
 
 
-class Tables(ABC):
+class Tables(NamedTables):
     """What one does with a store, over a port into it."""
 
     _port: Port
@@ -67,45 +68,45 @@ class Tables(ABC):
         `value` is the type of its values. A table that exists is opened without it, too: type checkers then take its
         values for bytes. `KindMismatch` if the table holds another type.
         """
-        wanted = Options("bytes" if value is None else check_value_type(value))
-        info = self._table(name, "kv", shards, encode_options(wanted), create=create)
-        return of_value_type(KvTable(self._port, info, durable=self._durable), value)
+        info = self._table(name, KV, shards, KV.options(value), create=create)
+        return of_value_type(KV.table(self._port, info, durable=self._durable), value)
 
     def queue(
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
     ) -> QueueTable:
         """A queue; made if it is absent, unless `create=False` (`NotFound`). `retention` counts when it is made."""
-        wanted = queue_options(retention)
-        info = self._table(name, "queue", shards, encode_queue_options(wanted), create=create)
-        if retention is not None and decode_queue_options(info.options) != wanted:
-            raise KindMismatch(f"queue {name} was made with another retention")
-        return QueueTable(self._port, info, durable=self._durable)
+        info = self._table(name, QUEUE, shards, QUEUE.options(retention), create=create)
+        QUEUE.check_made(info, retention)
+        return QUEUE.table(self._port, info, durable=self._durable)
+
+    def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
+        """For kinds of other packages: return a table, made if it is absent; `options`: as the kind encodes them."""
+        found = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
+        if found is None:
+            raise Invalid(f"there is no kind {in_short(kind)}: it has {', '.join(KINDS)}")
+        info = self._table(name, found, shards, found.options_default if options is None else options, create=True)
+        return found.table(self._port, info, durable=self._durable)
 
     def table(self, name: str) -> Any:
         """A table of whatever kind it is; `NotFound` if there is none."""
-        info = self._existing(name)
+        info = self._info(name)
         return kind_named(info.kind, name).table(self._port, info, durable=self._durable)
 
-    def _table(self, name: str, kind: str, shards: int, options: bytes, *, create: bool) -> TableInfo:
-        self._check_usable()
+    def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
         name, shards = check_name(name), check_shards(shards)
-        info = self._port.table(name)
+        info = self._find(name)
         if info is None:
             if not create:
                 raise self._unknown(name)
-            info = self._port.create(name, kind, shards, options)
-        if info.kind != kind:
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
+            info = self._port.create(name, kind.name, shards, options)
+        check_kind(info, kind)
         if shards not in (1, info.shards):
             raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}")
         return info
 
-    def _existing(self, name: str) -> TableInfo:
+    def _find(self, name: str) -> TableInfo | None:
         self._check_usable()
-        info = self._port.table(check_name(name))
-        if info is None:
-            raise self._unknown(name)
-        return info
+        return self._port.table(name)
 
     def _unknown(self, name: str) -> NotFound:
         return NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
@@ -154,17 +155,17 @@ class Tables(ABC):
 
         Without a commit they are removed after `lease_s` seconds.
         """
-        return prepare(self._port, self._existing(name), rows, lease_s)
+        return prepare(self._port, self._info(name), rows, lease_s)
 
     def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
         """Places for files to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
-        info = self._existing(name)
+        info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
         count, lease_s = check_staging(count, lease_s)
         return self._port.stage(partitions_of(info)[shard], count, lease_s)
 
 
-class StoreSnapshot:
+class StoreSnapshot(NamedTables):
     """All tables at one LSN."""
 
     def __init__(self, port: SnapshotReading) -> None:
@@ -200,24 +201,17 @@ class StoreSnapshot:
 
     def kv(self, name: str, *, value: ValueType | None = None) -> KvReader[Any]:
         """A kv table; `value` is the type of its values, for type checkers."""
-        found: KvReader[Any] = self._of_kind(name, "kv")
-        return of_value_type(found, value)
+        return of_value_type(KV.reader(self._port, self._info(name, KV)), value)
 
     def queue(self, name: str) -> QueueView:
-        found: QueueView = self._of_kind(name, "queue")
-        return found
+        """A queue."""
+        return QUEUE.reader(self._port, self._info(name, QUEUE))
 
-    def _of_kind(self, name: str, kind: str) -> Any:
-        info = self._info(name)
-        if info.kind != kind:
-            raise KindMismatch(f"table {name} is of the kind {info.kind}, not {kind}")
-        return self.table(name)
+    def _find(self, name: str) -> TableInfo | None:
+        return self._port.table(name)
 
-    def _info(self, name: str) -> TableInfo:
-        info = self._port.table(check_name(name))
-        if info is None:
-            raise NotFound(f"there is no table {name} in this snapshot")
-        return info
+    def _unknown(self, name: str) -> NotFound:
+        return NotFound(f"there is no table {name} in this snapshot")
 
     def close(self) -> None:
         """Let go of the files it needs."""

@@ -106,7 +106,7 @@ class MemoryEngine:
     def grow(self, *, for_deletes: bool) -> bool:
         return False
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         self._check_open()
 
     def copy(self, target: str) -> None:

@@ -40,7 +40,7 @@ from penstock.store.store import Store
 SETTINGS = StoreSettings(  # small files: all of them end and are followed by others within a round
     memory_bytes_max=256 << 20,
     journal=LogSettings(segment_bytes=48_000, allocate_bytes=16_000, index_bytes=4_000),
-    queue=QueueSettings(file_bytes=16_000, allocate_bytes=4_000, index_bytes=2_000),
+    kinds=(QueueSettings(file_bytes=16_000, allocate_bytes=4_000, index_bytes=2_000),),
     checkpoint=CheckpointSettings(segments_max=1),
     flush_interval_s=0.02,
     reserve_bytes=64 << 10,
@@ -346,7 +346,7 @@ def _dump(store: Store) -> Dump:
     dump = Dump(time.time(), tables={}, queues={}, delivered={})
     with store.snapshot() as snapshot:
         for name in snapshot.tables():
-            if store._existing(name).kind == "kv":
+            if store._info(name).kind == "kv":
                 dump.tables[name] = read_rows(snapshot.kv(name).scan())
                 if (live := read_rows(store.kv(name).scan())).keys() - dump.tables[name].keys():
                     raise AssertionError(f"a scan of {name} shows keys that a snapshot does not: {len(live)} rows")

@@ -25,9 +25,9 @@ from penstock.coordinator import (
     WriteCoordinator,
 )
 from penstock.coordinator.epochs import COUNT_MAX
-from penstock.coordinator.executor import UNAPPLIED_MAX, FlushExecutor
+from penstock.coordinator.executor import GATHER_S, UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
-from penstock.coordinator.waiting import Waiter
+from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
 from penstock.errors import Backpressure, Closed, Invalid, Lost, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.metrics import Metrics
 from penstock.testing import FakeClock
@@ -1140,3 +1140,117 @@ def test_what_is_written_while_the_thread_is_awake_is_flushed_without_a_call() -
         for _ in range(50):  # into a room that is open: nobody tells the thread
             epoch = box.write()
             spin_until(lambda: box.coordinator.durable >= epoch)  # noqa: B023
+
+
+# -- groups: threads that come back together share a flush
+
+
+class Threads:
+    """Threads that write and wait for it, played by one: what each is told by `join` is seen."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.executor = box.coordinator._executor
+        self.waiters: dict[int, Waiter] = {}
+
+    def write(self, *threads: int) -> None:
+        for thread in threads:
+            self.waiters[thread] = Waiter(Epoch(self.box.write()), applied=True)
+            self.waiters[thread].thread = thread
+
+    def join(self, thread: int) -> float:
+        with self.executor._lock:
+            return self.executor.join(self.waiters[thread])
+
+    def work(self, thread: int) -> set[int]:
+        """Let one do what it has a turn for; who is woken."""
+        self.executor.work(self.waiters[thread], Trigger.EXPLICIT)
+        return {thread for thread, waiter in self.waiters.items() if waiter.reached}
+
+    def share(self, *threads: int) -> None:
+        """A flush for all, led by the first."""
+        self.write(*threads)
+        assert [self.join(thread) > 0 for thread in threads] == [False] + [True] * (len(threads) - 1)
+        assert self.work(threads[0]) == set(threads[1:])
+
+
+@pytest.fixture
+def group(box: Box) -> Threads:
+    """Three that came back together once."""
+    threads = Threads(box)
+    threads.share(1, 2, 3)
+    threads.share(1, 2, 3)
+    return threads
+
+
+def test_the_last_of_a_group_flushes_for_all_of_it(group: Threads) -> None:
+    for first, second, third in [(1, 2, 3), (3, 1, 2), (2, 3, 1)]:
+        group.write(1, 2, 3)
+        assert group.join(first) == GATHER_S
+        assert group.join(second) == LOOK_AGAIN_S
+        assert group.join(third) == 0.0
+        assert group.work(third) == {first, second}
+
+
+def test_one_that_does_not_come_back_is_waited_for_once(group: Threads) -> None:
+    group.write(1, 2)
+    del group.waiters[3]
+    assert (group.join(1), group.join(2)) == (GATHER_S, LOOK_AGAIN_S)
+    assert group.join(1) == 0.0  # its time is over
+    assert group.work(1) == {2}
+    group.write(1, 2)
+    assert (group.join(1), group.join(2)) == (GATHER_S, 0.0)
+    assert group.work(2) == {1}
+
+
+def test_others_than_those_who_were_woken_are_no_reason_to_wait(box: Box) -> None:
+    threads = Threads(box)
+    for first in range(0, 20, 2):
+        threads.waiters.clear()
+        threads.share(first, first + 1)
+
+
+def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
+    group.write(1, 2)
+    assert (group.join(1), group.join(2)) == (GATHER_S, LOOK_AGAIN_S)
+    group.executor.leave(group.waiters[1])
+    assert group.executor.leading is group.waiters[2]
+    assert group.waiters[2].wait(0.0)
+    assert group.join(2) == GATHER_S  # it may still be the first of three
+    assert group.join(2) == 0.0
+    group.work(2)
+    assert group.box.state() is State.IDLE
+
+
+def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: Threads) -> None:
+    group.write(1, 2, 3)
+    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, LOOK_AGAIN_S, 0.0)
+    late: list[float] = []
+
+    def come_late(where: str) -> None:
+        if where == "make_durable" and not late:
+            group.write(4)
+            late.append(group.join(4))
+
+    group.box.flusher.watch = come_late
+    assert group.work(3) == {1, 2}
+    assert late == [LOOK_AGAIN_S]
+    assert group.executor.leading is group.waiters[4]
+    assert group.join(4) == GATHER_S
+    group.write(1, 2, 3)
+    assert (group.join(2), group.join(1), group.join(3)) == (LOOK_AGAIN_S, LOOK_AGAIN_S, 0.0)
+    assert group.work(3) == {1, 2, 4}
+
+
+def test_threads_that_write_one_after_the_other_share_flushes() -> None:
+    with started() as box:
+        box.flusher.pause_s = 0.001
+
+        def run() -> None:
+            for _ in range(50):
+                box.coordinator.write_durable(Adds(a=1))
+
+        outcomes = [box.begin(run) for _ in range(8)]
+        box.join()
+        assert outcomes == [[None]] * 8
+        assert box.coordinator.seal_pending().view == {"a": 400}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 
-from penstock.host.waiting import Retries, pause, repeating
+from penstock.host.waiting import Retries, pause, repeating, stop_on_signals
 from penstock.testing import FakeClock
 
 LONG_S = 60.0
@@ -82,3 +83,33 @@ def test_an_error_of_the_block_ends_the_repetition() -> None:
     with pytest.raises(KeyboardInterrupt), repeating(lambda: True, every_s=LONG_S / 2, name="penstock-long"):
         raise KeyboardInterrupt
     assert not any(thread.name == "penstock-long" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_set_the_event_of_a_block_and_only_there(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda *_: heard.append(1))
+    try:
+        with stop_on_signals() as stop:
+            assert not stop.is_set()
+            signal.raise_signal(number)
+            assert stop.is_set()
+        assert heard == []
+        signal.raise_signal(number)
+        assert heard == [1]
+    finally:
+        signal.signal(number, before)
+
+
+def test_outside_the_main_thread_no_handler_is_changed() -> None:
+    handlers: list[object] = []
+
+    def run() -> None:
+        with stop_on_signals():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(LONG_S)
+    assert handlers == [before]

@@ -231,7 +231,7 @@ def test_an_unsealed_end_keeps_what_is_sound() -> None:
     log = open_log(disk)  # the process died; nobody was told of b, but it may be kept
     assert bodies(log) == [b"a", b"b"]
     assert log.repair is not None
-    assert (log.repair.kept, log.repair.torn) == (1, None)  # b vouches for a; nothing vouches for b
+    assert (log.repair.resynced, log.repair.torn) == (1, None)  # b vouches for a; nothing vouches for b
 
 
 def test_a_missing_seal_is_corruption(filled: Log) -> None:

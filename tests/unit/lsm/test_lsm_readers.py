@@ -18,7 +18,7 @@ from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
-SMALL = replace(SETTINGS, queue=QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64))
+SMALL = replace(SETTINGS, kinds=(QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64),))
 LEASE_S = 7_200.0
 
 

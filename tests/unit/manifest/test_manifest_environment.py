@@ -168,14 +168,14 @@ def test_lmdb_is_seldom_asked_how_full_it_is(path: str, monkeypatch: pytest.Monk
     with Manifest.open(path) as manifest:
         for number in range(1, 200):
             manifest.apply([chunk_op(number)])
-    assert 1 <= len(asked) <= 1 + 200 // environment.AHEAD_LOOK_COMMITS
+    assert 1 <= len(asked) <= 1 + 200 // environment.AHEAD_CHECK_COMMITS
 
 
 def test_the_file_is_written_ahead_of_lmdb_and_stays_sound(path: str) -> None:
     with Manifest.open(path) as manifest:
         for number in range(1, 400):
             manifest.apply([chunk_op(number, 2_000)])
-            if number >= environment.AHEAD_LOOK_COMMITS:
+            if number >= environment.AHEAD_CHECK_COMMITS:
                 assert os.path.getsize(path) > engine_of(manifest)._used_bytes()
     examine.examine(OsFileSystem(), path)
     with Manifest.open(path) as manifest:
@@ -202,13 +202,13 @@ def test_a_long_read_holds_up_a_window_once(path: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(environment, "READERS_DRAIN_S", 1.0)
     with Manifest.open(path, ManifestSettings(map_bytes=MIB, map_bytes_max=64 * MIB)) as manifest:
         waits: list[bool] = []
-        move = LmdbEngine._move_map
+        move = LmdbEngine._resize_map
 
         def noted(engine: LmdbEngine, size: int, drain_s: float) -> bool:
             waits.append(drain_s == 1.0)
             return move(engine, size, drain_s)
 
-        monkeypatch.setattr(LmdbEngine, "_move_map", noted)
+        monkeypatch.setattr(LmdbEngine, "_resize_map", noted)
         errors: list[BaseException] = []
 
         def commit(number: int) -> None:
@@ -329,14 +329,14 @@ def test_readers_that_died_do_not_pin_pages(path: str) -> None:
         assert child.returncode == -signal.SIGKILL
         env = engine_of(manifest)._env
         assert len(env.readers().splitlines()) >= 2
-        engine_of(manifest).tend()
+        engine_of(manifest).maintain()
         assert env.reader_check() == 0
 
 
 def test_the_timer_tends_the_engine(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tended = threading.Event()
     with Manifest.open(path, ManifestSettings(reader_check_interval_s=0.05)) as manifest:
-        monkeypatch.setattr(engine_of(manifest), "tend", tended.set)
+        monkeypatch.setattr(engine_of(manifest), "maintain", tended.set)
         assert tended.wait(10)
 
 
@@ -535,7 +535,7 @@ def test_a_lost_file_is_not_taken_for_a_new_store(filled: str) -> None:
     with Manifest.open(filled) as manifest:
         manifest.backup()
     os.unlink(filled)
-    with pytest.raises(CorruptionError, match="gone"):
+    with pytest.raises(CorruptionError, match="the file is missing"):
         Manifest.open(filled)
     Manifest.restore(filled)
     with Manifest.open(filled) as manifest:
@@ -544,12 +544,12 @@ def test_a_lost_file_is_not_taken_for_a_new_store(filled: str) -> None:
 
 def test_a_lost_file_without_a_backup_is_not_taken_for_a_new_store(filled: str) -> None:
     os.unlink(filled)
-    with pytest.raises(CorruptionError, match="gone"):
+    with pytest.raises(CorruptionError, match="the file is missing"):
         Manifest.open(filled)
 
 
 def test_nothing_to_restore_from(filled: str) -> None:
-    with pytest.raises(NotFound, match="no sound backup"):
+    with pytest.raises(NotFound, match="no valid backup"):
         Manifest.restore(filled)
 
 

@@ -154,7 +154,7 @@ def test_a_free_page_that_is_in_use_is_found(filled: tuple[Path, Rows], tmp_path
     at = content.index(value, 2 * 4096) + 8
     content[at : at + 8] = meta.main.root.to_bytes(8, "little")
     (tmp_path / "damaged").write_bytes(content)
-    with pytest.raises(CorruptionError, match="used twice, free and used"):
+    with pytest.raises(CorruptionError, match="used twice, both free and used"):
         walked(tmp_path / "damaged")
     with pytest.MonkeyPatch.context() as patch:
         free_list_ignored(patch)

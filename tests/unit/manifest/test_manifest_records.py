@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.clock import SystemClock
 from penstock.manifest import tables
-from penstock.manifest.codec import seal
+from penstock.manifest.codec import pack_value
 from penstock.manifest.keys import ChunkKey, MetricKey, PendingJobKey, WalStateKey, pack_id
 from penstock.manifest.migrations import is_current, migrate
 from penstock.manifest.records import (
@@ -176,7 +176,7 @@ def test_bytes_that_were_not_written_are_refused(
     for damaged in (value + b"\0", value[:-1], value[:1], b"", value[:2], value[:2] + b"\xc0", b"\0\0" + value[2:]):
         with pytest.raises(CorruptionError, match=table.name):
             table.codec.decode(packed, damaged)
-    newer = seal(table.name, packed, 3, value[6:])
+    newer = pack_value(table.name, packed, 3, value[6:])
     with pytest.raises(UnsupportedVersion, match="version 3"):
         table.codec.decode(packed, newer)
 
@@ -203,7 +203,7 @@ def test_a_row_under_another_name_is_noticed() -> None:
 def test_a_record_that_breaks_its_own_rule_is_corrupt_on_disk() -> None:
     unordered = msgspec.msgpack.encode((9, 8, 8, 8, 0, 0, 0, (None, None, None), (), b""))
     with pytest.raises(CorruptionError, match="watermarks"):
-        tables.WAL_STATE.codec.decode(b"key", seal("wal_state", b"key", 2, unordered))
+        tables.WAL_STATE.codec.decode(b"key", pack_value("wal_state", b"key", 2, unordered))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 1)), min_size=2))

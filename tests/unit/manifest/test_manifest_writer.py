@@ -331,7 +331,7 @@ def test_waiters_are_bounded(disk: SimulatedDisk, clock: FakeClock) -> None:
     with Manifest.open("manifest", settings, fs=disk, clock=clock, engine=MemoryEngine) as manifest:
         manifest.register_waiter(9, 1, timeout_s=60.0)
         manifest.register_waiter(9, 1, timeout_s=60.0)
-        with pytest.raises(Backpressure, match="limit 2"):
+        with pytest.raises(Backpressure, match="2 threads"):
             manifest.register_waiter(9, 1, timeout_s=60.0)
         manifest.apply([BumpGeneration(9, 1)])
         manifest.register_waiter(9, 2, timeout_s=60.0)
@@ -394,7 +394,7 @@ class Interrupting:
         self._look("leaves")
 
 
-@pytest.mark.parametrize("at", [("leaves", "_take_part"), ("enters", "_pass_the_turn"), ("leaves", "_pass_the_turn")])
+@pytest.mark.parametrize("at", [("leaves", "_take_part"), ("enters", "_pass_turn"), ("leaves", "_pass_turn")])
 def test_an_interrupt_never_leaves_the_turn_taken(tmp_path: Path, at: tuple[str, str]) -> None:
     made: list[Interrupting] = []
 

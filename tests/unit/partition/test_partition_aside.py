@@ -245,7 +245,11 @@ def test_a_condition_that_cannot_be_judged_is_not_fulfilled(
         store.kv("t")
         monkeypatch.setattr(local.LocalPort, "_check_condition", lambda *_: None)
         monkeypatch.setattr("penstock.queue.delivery.Deliveries.admit", lambda *_: None)
-        for name, argument in (("queue.ack", table + b"\xc1"), ("no.such", table), ("queue.move", table + b"\x92\x01")):
+        for name, argument in (
+            ("queue.ack", table + b"\xc1"),
+            ("queue.such", table),
+            ("queue.move", table + b"\x92\x01"),
+        ):
             with pytest.raises((PenstockError, StopIteration)), store.batch() as batch:
                 batch.require(name, argument)
                 batch.kv("t").put(b"k", b"1")

@@ -21,16 +21,17 @@ import pytest
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
+from penstock.errors import Backpressure, Closed, Invalid, KindMismatch, NotFound, PenstockError
 from penstock.host.waiting import pause
+from penstock.kinds import Serviced
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
 from penstock.protocol import place, wire
 from penstock.queue import section as queue_section
+from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.messages import Messages
 from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, argument
-from penstock.queue.service import QueueCall, encode_call
 from penstock.registry import KINDS
 from penstock.server import work as work_module
 from penstock.server.gateway import Gateway
@@ -141,13 +142,17 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.CallService(3, "nack", encode_call(QueueCall(consumer="c", leases=[(9, 1, 1)]))),
         wire.CallService(3, "advance", encode_call(QueueCall(places=[(2, 1)]))),
         wire.CallService(3, "fly", b""),
-        wire.CallService(2, "append", b""),
     ],
     ids=lambda request: type(request).__name__,
 )
 def test_requests_out_of_range_are_refused(gateway: Gateway, request_: Any) -> None:
     with pytest.raises(Invalid):
         ask(gateway, request_)
+
+
+def test_a_table_without_a_service_takes_no_calls(gateway: Gateway) -> None:
+    with pytest.raises(KindMismatch, match="table users is of the kind kv, which takes no calls"):
+        ask(gateway, wire.CallService(2, "append", b""))
 
 
 @pytest.mark.parametrize(
@@ -622,5 +627,7 @@ def test_a_store_costs_no_flight_until_somebody_knocks(tmp_path: Path) -> None:
 
 
 def test_every_kind_says_which_calls_are_safe() -> None:
-    for kind in KINDS.values():
+    serviced = [kind for kind in KINDS.values() if isinstance(kind, Serviced)]
+    assert serviced
+    for kind in serviced:
         assert kind.asking <= kind.repeatable

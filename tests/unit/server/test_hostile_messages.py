@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Invalid, PenstockError
+from penstock.kinds import QUERY_BYTES_MAX
 from penstock.kv import section as kv_section
 from penstock.partition.ledger import Condition
 from penstock.protocol import wire
@@ -210,6 +211,10 @@ def test_large_requests_are_for_what_carries_data() -> None:
             wire.unpack_request(wire.pack(request))
     with pytest.raises(Invalid, match="send it in parts"):
         wire.unpack_reading(wire.pack(wire.Scan("x", "", 1, bytes(wire.SMALL_BYTES_MAX), None, True)))
+    query = wire.RunQuery("x", "", 1, "q", bytes(QUERY_BYTES_MAX), 1.0)
+    assert wire.unpack_reading(wire.pack(query)) == query
+    with pytest.raises(Invalid, match="bytes: at most"):
+        wire.unpack_reading(wire.pack(wire.RunQuery("x", "", 1, "q", bytes(2 * QUERY_BYTES_MAX), 1.0)))
     large = bytes(2 * wire.RESULTS_BYTES_MAX)
     with pytest.raises(Invalid, match="send it in parts"):
         wire.unpack_request(wire.pack(wire.FinishOffer("x", [large])))

@@ -15,8 +15,8 @@ from penstock.kv import section as kv_section
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import Condition, Verdict, encode_condition
 from penstock.protocol import wire
+from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argument
-from penstock.queue.service import QueueCall, encode_call
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
@@ -81,6 +81,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read", wire.CutPieces("", shard, 1)),
         ("read", wire.Scan("s", "", shard, b"", None, True)),
         ("read", wire.Scan("s", "", shard, b"", None, False)),
+        ("read", wire.RunQuery("s", "", shard >> 16, "select", b"", 5.0)),
         ("read something", wire.TakeSnapshot(5.0)),
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
@@ -133,7 +134,7 @@ NEEDS_NO_OTHER_TEST = {wire.JoinSnapshot, wire.More}  # of things that somebody 
 def refused(gateway: Gateway, request: Any, rights: Rights) -> bool:
     """Whether a request is refused because of rights; other errors are none of this."""
     try:
-        if isinstance(request, wire.Scan | wire.More):
+        if isinstance(request, wire.Scan | wire.RunQuery | wire.More):
             list(gateway.page(wire.pack(request), rights)[1])
             return False
         answer = gateway.answer(wire.pack(request), rights)

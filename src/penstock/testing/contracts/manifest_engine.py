@@ -150,6 +150,6 @@ class ManifestEngineContract(ABC):
         for key in (b"", b"x" * 512):
             with pytest.raises(PenstockError), engine.write() as view:
                 view.put("db", key, b"")
-        engine.tend()
+        engine.maintain()
         assert engine.grow(for_deletes=False) in (True, False)
         _fill(engine, b"still works")

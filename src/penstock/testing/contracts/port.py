@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from penstock.archive.chunk import ChunkIdentity
-from penstock.errors import Closed, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, Invalid, KindMismatch, NotFound, PenstockError
 from penstock.host.os_files import OsFileSystem
 from penstock.journal.partitions import PartitionId, partition_id
 from penstock.kinds import Port, Reading, partitions_of
@@ -29,7 +29,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_cond
 from penstock.partition.pending import PendingGroup
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue.options import encode_queue_options, queue_options
-from penstock.registry import kind_named
+from penstock.registry import QUEUE, kind_named
 
 ABSENT = partition_id(60_000, 0)  # of a table that nobody made
 ROWS: dict[bytes, bytes] = {
@@ -334,14 +334,16 @@ class PortContract(ABC):
         (partition,) = partitions_of(info)
         table = table_of(port, info)
         table.put(b"a", b"1")
-        port.drop(name)
-        assert port.table(name) is None
+        events = make_queue(port, _name())
+        for dropped in (name, events.name):
+            port.drop(dropped)
+            assert port.table(dropped) is None
         acts: list[Callable[[], object]] = [
             lambda: port.lookup(partition, b"a"),
             lambda: list(port.scan(partition, b"", None, False)),
             lambda: list(port.scan_arrow(partition, b"", None)),
             lambda: port.stage(partition, 1, 60.0),
-            lambda: port.call(info, "anything", b""),
+            lambda: port.call(events, "bounds", b""),
             lambda: port.flush(table.put(b"b", b"2"), table=info.table),
             lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
             lambda: port.drop(name),
@@ -427,7 +429,7 @@ class PortContract(ABC):
         port.flush(None)
 
         def move(start: int, end: int, key: bytes) -> Verdict | None:
-            moved = kind_named("queue", "").move(events, "stream", [(0, start, end)])
+            moved = QUEUE.move(events, "stream", [(0, start, end)])
             group = _group({partition: {key: b"written"}}, Condition(None, (moved,)))
             port.settle(group, 100)
             return group.verdict
@@ -639,9 +641,9 @@ class PortContract(ABC):
     # -- services, time
 
     def test_a_call_that_a_kind_does_not_know_is_refused(self, port: Port) -> None:
-        for info in (make_kv(port, _name()), make_queue(port, _name())):
+        for info, error in ((make_kv(port, _name()), KindMismatch), (make_queue(port, _name()), Invalid)):
             for name, argument in (("nothing", b""), ("nothing", b"\xc1"), ("", b"x")):
-                with pytest.raises(Invalid):
+                with pytest.raises(error):
                     port.call(info, name, argument)
 
     def test_time_does_not_go_back(self, port: Port) -> None:
@@ -656,6 +658,7 @@ class PortContract(ABC):
         info = make_kv(port, "t")
         (partition,), table = partitions_of(info), table_of(port, info)
         table.put(b"a", b"1")
+        events = make_queue(port, "q")
         ending.close()
 
         def moment() -> None:
@@ -674,7 +677,7 @@ class PortContract(ABC):
             lambda: table.put(b"b", b"2"),
             lambda: port.submit(_group({partition: {b"b": b"2"}}), 100),
             lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
-            lambda: port.call(info, "x", b""),
+            lambda: port.call(events, "bounds", b""),
             lambda: make_kv(port, "u"),
             lambda: port.drop("t"),
             lambda: port.stage(partition, 1, 60.0),

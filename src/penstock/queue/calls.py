@@ -1,0 +1,88 @@
+"""What a queue can be asked, and what it answers: values that reach the owner's service as they are or as bytes.
+
+Thread: values, shared freely.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+LEASES_MAX = 65_536  # of one call
+PLACES_MAX = 1_024  # as a queue has shards
+
+
+class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The argument of a call; each uses what it needs."""
+
+    shard: int = 0
+    payload: bytes = b""
+    key: bytes | None = None
+    time_us: int | None = None
+    consumer: str = ""
+    count: int = 0
+    timeout_s: float = 0.0
+    visibility_timeout_s: float = 30.0
+    deliveries_max: int | None = None
+    dead_letter: str | None = None
+    leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
+    places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
+    bytes_max: int = 0  # 0: no limit, as for `count` where it says so
+    delay_s: float = 0.0
+
+
+class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
+    """The messages [first, next) of a shard."""
+
+    first: int
+    next: int
+
+
+class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand would wake the collector
+    """A message under a lease."""
+
+    shard: int
+    sequence: int
+    time_us: int
+    key: bytes | None
+    payload: bytes
+    deliveries: int  # this one included
+    lease: int
+
+
+class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
+    """Where a consumer is in a shard."""
+
+    consumer: str
+    shard: int
+    mode: str
+    floor: int  # all below is acknowledged
+    lag: int  # messages that are not
+
+
+class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
+    """A queue at one moment."""
+
+    shards: list[ShardBounds]
+    files: int
+    bytes: int
+    consumers: list[ConsumerPosition]
+
+    @property
+    def messages(self) -> int:
+        return sum(bounds.next - bounds.first for bounds in self.shards)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_call = msgspec.msgpack.Decoder(QueueCall)
+
+
+def encode_call(call: QueueCall) -> bytes:
+    """The argument of a call as bytes."""
+    return _encode(call)
+
+
+def decode_call(argument: bytes) -> QueueCall:
+    """Return the call that `encode_call` was given; an empty call for no bytes."""
+    return _call.decode(argument) if argument else QueueCall()

@@ -1,0 +1,107 @@
+"""What the author of a kind tells the contract suite, and the stores that the suite tries it in.
+
+Thread: values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import penstock
+from penstock.client.connect import connect
+from penstock.client.store import RemoteStore
+from penstock.kinds import Kind, Reading, partitions_of
+from penstock.log import LogSettings
+from penstock.partition.ledger import TableInfo
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
+from penstock.store.tables import Tables
+from penstock.testing.clock import FakeClock
+from penstock.testing.disk import SimulatedDisk
+from penstock.testing.manifest import MemoryEngine
+
+NAME = "tried"  # of the table in most tests
+SHARDS = 3
+SETTINGS = StoreSettings(
+    background=False,
+    journal=LogSettings(segment_bytes=4_096, allocate_bytes=1_024, index_bytes=512),
+    reserve_bytes=512,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuerySample:
+    """A query, and its answer as rows when the writes with these numbers were made."""
+
+    name: str
+    argument: bytes
+    answer: Callable[[Sequence[int]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindSample:
+    """A kind, and how to use it. Writes have numbers, and the content of a table follows from their numbers."""
+
+    kind: Kind
+    write: Callable[[Any, int], object]  # makes the write of that number through the API of a table
+    rows: Callable[[Any], list[Any]]  # the content of a table or a reader, in an order that content alone decides
+    expected: Callable[[Sequence[int]], list[Any]]  # the same, after the writes of these numbers
+    sections: Sequence[Any]  # as the API makes them, of every form there is
+    refused: Sequence[bytes]  # payloads that break rules of the API
+    arrow: Callable[[Sequence[int]], pa.Table] | None = None  # of a `Loadable`: rows that are worth these writes
+    many: int = 1_000  # of a `Loadable`: so many rows are loaded as files, if it loads files
+    queries: Sequence[QuerySample] = ()  # of a `Queryable`
+
+    def make(self, store: Tables, name: str = NAME) -> Any:
+        """Return a table of the kind, made if it is absent."""
+        return store.create(name, self.kind.name, shards=SHARDS)
+
+    def write_all(self, table: Any, numbers: Sequence[int]) -> None:
+        """Make writes, not durable yet."""
+        for number in numbers:
+            self.write(table, number)
+
+
+def open_simulated(disk: SimulatedDisk, clock: FakeClock | None = None) -> Store:
+    """Open the store of a simulated disk, without threads of its own."""
+    return open_store(
+        "/store",
+        fs=disk,
+        clock=clock or FakeClock(),
+        random=random.Random(1),
+        engine=MemoryEngine,
+        settings=SETTINGS,
+    )
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Store, RemoteStore]]:
+    """A real store and a connection to it."""
+    with penstock.open(folder / "store") as store, connect(store.path) as client:
+        yield store, client
+
+
+def info_of(reading: Reading, name: str = NAME) -> TableInfo:
+    """Return what is known of a table."""
+    info = reading.table(name)
+    assert info is not None
+    return info
+
+
+def scanned(kind: Kind, reading: Reading, name: str = NAME) -> pa.Table:
+    """Return all rows of a table as Arrow, shard after shard, at one LSN."""
+    info = info_of(reading, name)
+    with reading.moment(partitions_of(info)) as moment:
+        batches = [
+            kind.shown(batch, info.options, shard)
+            for shard, partition in enumerate(partitions_of(info))
+            for batch in moment.scan_arrow(partition, b"", None)
+        ]
+    return pa.Table.from_batches(batches, kind.schema(info.options))

@@ -1,0 +1,64 @@
+"""The page that `make run` writes: it says what was proved, or that something is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from examples import report
+from examples.run import Latency, MicroBatch, Run, Sample, percentile
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(rate=100, seconds=3, folder=tmp_path / "store", wild=True)
+    run.samples = [Sample(float(second), 100 * second, 50 - second) for second in range(4)]
+    run.batches = [MicroBatch(1.0, 100, 12.0), MicroBatch(2.0, 200, 15.0)]
+    run.latencies = [Latency(0.1, 5_000.0, while_starting=True)]
+    run.latencies += [Latency(number / 10, 10.0 * number, while_starting=False) for number in range(1, 11)]
+    run.kills = [1.5]
+    return run
+
+
+def page(run: Run, *, produced: int, difference: int = 0, before: int = 0) -> str:
+    earlier = {"produced": before, "dead-lettered": 0, "difference": 0}
+    after = {"produced": produced, "dead-lettered": 3, "difference": difference}
+    rows = [{"device": "<b>", "high": 24.99}]
+    path = report.write(
+        run, before=earlier, after=after, reasons={"no device": 3}, sql="SELECT 1 < 2", joined=rows, size_bytes=9_000
+    )
+    return path.read_text()
+
+
+def test_a_run_that_accounts_for_everything(run: Run) -> None:
+    text = page(run, produced=300)
+    assert "Each of 300 events went through Spark and counts exactly once although the query was killed" in text
+    assert "deleted once" in text
+    assert text.count("<svg") == 3
+    assert "<td>no device</td><td>3</td>" in text
+    assert "&lt;b&gt;" in text, "data is not markup"
+    assert "SELECT 1 &lt; 2" in text
+    assert "10 readings while Spark was up. 1 more waited" in text
+    assert "this run" not in text
+
+
+def test_a_run_on_a_folder_that_was_used_before(run: Run) -> None:
+    text = page(run, produced=300, before=100)
+    assert "Each of 200 events" in text
+    assert "<td>produced</td><td>100</td><td>200</td><td>300</td>" in text
+
+
+def test_a_difference_is_said_first(run: Run) -> None:
+    text = page(run, produced=300, difference=2)
+    assert "2 events are NOT accounted for" in text
+    assert "exactly once" not in text
+
+
+def test_a_run_that_was_too_short_for_charts(tmp_path: Path) -> None:
+    assert "too few points" in page(Run(1, 1, tmp_path / "store", wild=False), produced=1)
+
+
+def test_latencies_leave_out_what_waited_for_spark(run: Run) -> None:
+    assert run.steady_ms() == [10.0 * number for number in range(1, 11)]
+    assert (percentile(run.steady_ms(), 0.5), percentile(run.steady_ms(), 1.0)) == (60.0, 100.0)
+    assert percentile([], 0.5) == 0.0
