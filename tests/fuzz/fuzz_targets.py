@@ -224,6 +224,8 @@ def _kv(data: bytes) -> bool:
         _same((type(again), list(again)), (type(section), list(section)))
         if isinstance(section, kv_section.Rows) and isinstance(again, kv_section.Rows) and section:
             _same((again.plain, dict(again)), (section.plain, dict(section)))
+        if section and len(section) == kv_section.row_count(data):  # no key twice
+            _same(kv_section.encode(section)[4:], data[4:])  # the first four: form and padding
     assert kv_received.weight(data) >= 0
     accepted = False
     for value_type in VALUE_TYPES:

@@ -9,6 +9,8 @@ import tracemalloc
 import pytest
 from fuzz_targets import TARGETS
 
+from penstock.queue.messages import PREFIX
+
 MUTATIONS = 2_000  # of each target
 MEMORY_TIMES_MAX, MEMORY_CONSTANT = 64, 2 << 20  # a few copies, and objects for each byte
 NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 62, (1 << 64) - 1]
@@ -53,8 +55,8 @@ def test_good_bytes_are_accepted(name: str) -> None:
     assert TARGETS[name].one(b"") in (False, True)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_broken_bytes_are_refused_in_words(name: str) -> None:
+def search(name: str) -> None:
+    """Put broken bytes into a target; `Found` if it makes something of them that it must not."""
     target, chance = TARGETS[name], random.Random(f"{name}/1")
     seeds, accepted = target.seeds(), 0
     for _ in range(MUTATIONS):
@@ -62,8 +64,42 @@ def test_broken_bytes_are_refused_in_words(name: str) -> None:
         try:
             accepted += target.one(data)
         except Exception as error:
-            raise AssertionError(f"{error!r} for {data!r}") from error
+            raise Found(f"{error!r} for {data!r}") from error
     assert 0 < accepted < MUTATIONS  # otherwise the mutations are too wild, or too tame, to find anything
+
+
+class Found(AssertionError):
+    """Bytes that break a target."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_broken_bytes_are_refused_in_words(name: str) -> None:
+    search(name)
+
+
+NEVER = ZeroDivisionError  # in the place of an error that is caught: that one gets through
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "bug"),
+    [
+        ("wire", "penstock.protocol.wire._decode", lambda body, decoder: decoder.decode(body)),
+        ("wire", "penstock.protocol.wire.UnicodeDecodeError", NEVER),
+        ("kv_section", "penstock.kv.section._cut", lambda payload, sizes, at: ([b""] * len(sizes), at + sum(sizes))),
+        ("queue_section", "penstock.queue.received._check_body", lambda body: PREFIX.unpack_from(body[8:])),
+        ("condition", "penstock.queue.received.check_condition", lambda *_, **__: None),
+        ("condition", "penstock.partition.ledger.UnicodeDecodeError", NEVER),
+        ("reference", "penstock.partition.reference.UnicodeDecodeError", NEVER),
+        ("sstable_index", "penstock.lsm.index.Index._check_head", lambda self, *_: None),
+        ("qmft", "penstock.queue.qmft._check_path", lambda path: path.encode("ascii")),
+        ("manifest_record", "penstock.manifest.codec.UnicodeDecodeError", NEVER),
+    ],
+)
+def test_a_seeded_bug_is_found(name: str, where: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    search(name)
+    monkeypatch.setattr(where, bug, raising=False)
+    with pytest.raises(Found):
+        search(name)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.archive.chunk import ChunkIdentity
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
@@ -272,9 +272,15 @@ def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[
 def bundle(
     loads: Sequence[PreparedRows], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:
-    """In each shard either sections or files: a group that names files has them applied by themselves."""
+    """In each shard either sections or files: a group that names files has them applied by themselves.
+
+    `NotFound` if rows were prepared for another table: the one of this name was dropped since, and made again.
+    """
     bundled: list[PreparedRows] = []
-    for partition in partitions_of(info):
+    partitions = partitions_of(info)
+    if not {load.partition for load in loads} <= set(partitions):
+        raise NotFound(f"table {info.name} was dropped and made again while its rows were prepared: write them again")
+    for partition in partitions:
         mine = [load for load in loads if load.partition == partition]
         files = [load for load in mine if load.file is not None]
         gone = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)

@@ -9,16 +9,18 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import pyarrow as pa
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import flag, in_short, seconds, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, KindMismatch
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
+from penstock.kv.mapping import ReadableMapping, WritableMapping
+from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import (
     DECODERS,
     ENCODERS,
@@ -57,8 +59,8 @@ def kv_schema(options: Options) -> pa.Schema:
     )
 
 
-class KvReader(Generic[V]):
-    """Reading a kv table, live or in a snapshot."""
+class KvReader(ReadableMapping[V]):
+    """Reading a kv table, live or in a snapshot: a mapping of bytes to values."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -132,7 +134,9 @@ class KvReader(Generic[V]):
         return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: object) -> bool:
-        return type(key) is bytes and self._lookup(self._partition(key), key) is not None
+        if type(key) is not bytes:  # False would be true, and hide a mistake
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+        return self._lookup(self._partition(key), key) is not None
 
     def scan(
         self,
@@ -147,6 +151,7 @@ class KvReader(Generic[V]):
         start, end = narrowed(start, end, prefix)
         if limit is not None:
             limit = whole(limit, "limit")
+        flag(reverse, "reverse")
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
         shards = [reading.scan(partition, start, end, reverse) for partition in self._partitions]
@@ -155,11 +160,13 @@ class KvReader(Generic[V]):
             pairs = (pair for pair, _ in zip(pairs, range(limit), strict=False))
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
-    def __iter__(self) -> Iterator[bytes]:
-        return (key for key, _ in self.scan())
+    def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
+        """Count the keys in [start, end) within `prefix`, by reading them."""
+        return sum(batch.num_rows for batch in self.scan_arrow(start, end, prefix=prefix))
 
-    def items(self) -> Iterator[tuple[bytes, V]]:
-        return self.scan()
+    def __repr__(self) -> str:
+        shards = "" if self.shards == 1 else f", {self.shards} shards"
+        return f"<{type(self).__name__} {self.name!r} of {self.value_type}{shards}>"
 
     @property
     def schema(self) -> pa.Schema:
@@ -202,8 +209,8 @@ def of_value_type(table: R, value: ValueType | None) -> R:
     return table
 
 
-class KvTable(KvReader[V]):
-    """A kv table of an open store."""
+class KvTable(KvReader[V], WritableMapping[V]):
+    """A kv table of an open store: a mutable mapping of bytes to values."""
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)
@@ -217,6 +224,8 @@ class KvTable(KvReader[V]):
     def put(self, key: bytes, value: V, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
         """Set a key; `ttl_s`: it is gone after so many seconds."""
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
+        if durable is not None and durable is not True and durable is not False:
+            flag(durable, "durable")
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
             self._refuse(key)
         partition = self._one or self._partition(key)
@@ -231,6 +240,8 @@ class KvTable(KvReader[V]):
 
     def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
         """Set many keys, all of them or none."""
+        if durable is not None:
+            flag(durable, "durable")
         try:
             given = dict(pairs)
         except (TypeError, ValueError) as error:
@@ -265,16 +276,23 @@ class KvTable(KvReader[V]):
 
     def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove a key; one that is not there is no error."""
+        if durable is not None:
+            flag(durable, "durable")
         partition = self._check(key, b"")
         epoch = self._port.write(partition, section.operate, len(key) + ROW_BYTES, key, (DELETE, b"", NEVER))
         return self._end(epoch, durable)
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove all keys in [start, end), in every shard at once."""
+        if durable is not None:
+            flag(durable, "durable")
         for border in (start, end):
             self._check(border, b"")
         if end <= start:
             raise Invalid(f"a range runs upwards: {in_short(end)} is not above {in_short(start)}")
+        return self._delete_range(start, end, durable)
+
+    def _delete_range(self, start: bytes, end: bytes, durable: bool | None) -> Epoch:
         group = PendingGroup()
         group.sections = {partition: section.Ranges([(start, end)]) for partition in self._partitions}
         size = (len(start) + len(end) + ROW_BYTES) * len(self._partitions)
@@ -287,6 +305,8 @@ class KvTable(KvReader[V]):
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
             raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
+        if durable is not None:
+            flag(durable, "durable")
         data = encode_operand(operand, self._options.value)
         kind = check_operand(operator, data)
         partition = self._check(key, data)
@@ -297,8 +317,9 @@ class KvTable(KvReader[V]):
     def __setitem__(self, key: bytes, value: V) -> None:
         self.put(key, value)
 
-    def __delitem__(self, key: bytes) -> None:
-        self.delete(key)
+    def clear(self) -> None:
+        """Remove all keys, in every shard at once."""
+        self._delete_range(b"", PAST_ALL_KEYS, None)
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:

@@ -27,6 +27,7 @@ from typing import Literal
 import msgspec
 
 from penstock.errors import Invalid
+from penstock.registry import check_name
 
 Right = Literal["read", "write", "admin"]
 READ: Right = "read"
@@ -117,6 +118,8 @@ class Tokens:
         names = [*found.tokens, *(listed.producers or "x" for listed in found.tokens.values())]
         if not all(map(_NAME.fullmatch, names)):
             raise Invalid("a name in the file of tokens has 1 to 100 letters, digits, and _.@- only")
+        for table in {table for listed in found.tokens.values() for table in listed.rights} - {EVERY_TABLE}:
+            check_name(table)  # no table has another one: a right that was meant to be less would be passed over
         return cls(
             {
                 name: (hashes[name], Rights(client=name, tables=listed.rights, producers=listed.producers))
