@@ -51,7 +51,7 @@ AMBIENT = {
 # Who may touch the operating system beside host/, and why.
 EXEMPT: dict[str, set[str]] = {
     # Sockets and the private folder they are in are no files of the store, and no simulated disk has them.
-    "protocol/place.py": {
+    "protocol/locator.py": {
         "open",
         "os.chmod",
         "os.fsencode",
@@ -70,7 +70,7 @@ EXEMPT: dict[str, set[str]] = {
     "spark/exactly_once.py": {"tempfile.mkdtemp"},
     # A task looks whether it sees the store's folder, and builds files elsewhere if it does not.
     "spark/maintenance.py": {"tempfile.TemporaryDirectory"},
-    "spark/place.py": {"open", "os.environ", "tempfile.TemporaryDirectory"},
+    "spark/table_ref.py": {"open", "os.environ", "tempfile.TemporaryDirectory"},
     "spark/format.py": {"shutil.which"},
     "client/building.py": {"tempfile.TemporaryDirectory"},  # a folder for files that are sent to the owner
     "client/starting.py": {"os.close", "os.environ", "os.pipe", "os.read"},  # of the owner that it starts

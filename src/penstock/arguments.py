@@ -1,9 +1,9 @@
-"""What users may give for numbers, times and names: one judgement for every call, with plain values as its result.
+"""Validation of arguments: numbers, times and texts, with plain values as the result.
 
-A subclass of `int`, `float` or `str` becomes the plain value, because what is written must be read by others. It does
-so before it is judged, by the methods of the plain type: a subclass may compare and convert as it likes, and a number
-that only seemed to be small would fail in the thread that writes for everybody. A bool is not a number here, and
-neither are the scalars of numpy that are no Python numbers.
+A subclass of `int`, `float` or `str` becomes the plain value, because other processes must read what is written. It is
+converted before it is checked, by the methods of the plain type: a subclass may override comparison and conversion, and
+a number that only seems small would fail in the thread that writes for all. A bool is not a number here, and neither
+are numpy scalars that are not Python numbers.
 
 Thread: pure functions.
 """
@@ -33,7 +33,7 @@ ArrowSource: TypeAlias = ArrowStream | ArrowBatch
 
 
 def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
-    """A whole number from `low` to `high`."""
+    """Return a whole number from `low` to `high`; `Invalid` for anything else."""
     number = plain_int(value)
     if number is None or number < low or (high is not None and number > high):
         raise Invalid(
@@ -42,8 +42,15 @@ def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
     return number
 
 
+def flag(value: Any, what: str) -> bool:
+    """Return True or False; anything else is `Invalid`: "no" and "0" are true for Python."""
+    if value is not True and value is not False:
+        raise Invalid(f"{what} is True or False, not {in_short(value)}")
+    return value is True
+
+
 def plain_int(value: Any) -> int | None:
-    """A whole number as it is, whatever its class says; None for anything else."""
+    """Return a plain int from an int or a subclass; None for anything else."""
     return None if isinstance(value, bool) or not isinstance(value, int) else int.__int__(value)
 
 

@@ -1,34 +1,34 @@
-"""Every error Penstock raises, in a tree that follows the caller's next act.
+"""Every error Penstock raises, in a tree by what the caller should do next.
 
     PenstockError
-    ├── RetryLater            wait, then do the same again
+    ├── RetryLater            wait, then repeat the call
     │   ├── Backpressure      a bounded queue or buffer is full
     │   ├── DiskFull          no space; nothing was written; free some
     │   ├── ProcessLimit      no descriptor or mapping is left; nothing was changed; close some, or raise the limit
-    │   ├── DiskFailed        the system refused an operation on a file; see its __cause__, and look at the disk
+    │   ├── DiskFailed        an operation on a file failed; see its __cause__, and check the disk
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
-    │   ├── CommitFailed      the manifest's commit failed; nothing of it is there
-    │   ├── OutcomeUnknown    it happened or it did not: look, or do it again under the same token
-    │   ├── WaitExpired       the deadline came before what was waited for
-    │   ├── UniqueJobAlreadyPending  a job of this table and kind is waiting already
+    │   ├── CommitFailed      a commit of the manifest failed as a whole
+    │   ├── OutcomeUnknown    it may have happened or not: check, or repeat it with the same token
+    │   ├── WaitExpired       the deadline passed first
+    │   ├── UniqueJobAlreadyPending  a job of this table and kind is already pending
     │   └── GateShut          another job of this table and kind is running, or must be repaired first
-    ├── FixTheCall            the call can never succeed as it is
+    ├── FixTheCall            the call can never succeed unchanged
     │   ├── Invalid           an argument is out of its range or of the wrong type
-    │   ├── NotFound          what was named is not there (any more)
+    │   ├── NotFound          the named object does not exist, or no longer
     │   ├── KindMismatch      the table is of another kind or shape
-    │   ├── TokenTooOld       the token is below the window that is remembered: nobody knows if it was used
-    │   ├── LeaseLost         the lease ended and someone else has the work
-    │   └── PositionConflict  somebody else moved the consumer: nothing was written
-    ├── Reopen                this object is finished; open a new one
+    │   ├── TokenTooOld       the token is below the window of its producer: it may have been used or not
+    │   ├── LeaseLost         the lease has ended, and the work may be another worker's
+    │   └── PositionConflict  another writer moved the consumer; nothing was written
+    ├── Reopen                this object cannot be used any more; open it again
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
-    │   ├── Lost              the epoch is of an earlier opening: nobody knows what became of it
+    │   ├── Lost              the epoch is of an earlier opening: its outcome is unknown
     │   └── StoreLocked       another process owns the folder
-    ├── PartitionPaused       applying to one table failed: remove the cause, then resume it
+    ├── PartitionPaused       writes could not be applied to one table: remove the cause, then resume it
     └── Restore               bytes on disk are not what was written
         ├── CorruptionError   says path and offset
-        │   └── ManifestCorrupted  a queue's manifest does not read; there is no fall-back
-        ├── ManifestNotFound  a queue has data files, but no manifest that says which count
+        │   └── ManifestCorrupted  a queue's manifest is damaged
+        ├── ManifestNotFound  a queue has data files, but no manifest
         └── UnsupportedVersion  written by a newer Penstock
             └── UnsupportedManifestVersion  the same, of a queue's manifest
 
@@ -51,7 +51,7 @@ class Backpressure(RetryLater):
 
 
 class DiskFull(RetryLater):
-    """Space could not be claimed; nothing was written."""
+    """The disk has no space left; nothing was written."""
 
 
 class ProcessLimit(RetryLater, OSError):
@@ -59,7 +59,7 @@ class ProcessLimit(RetryLater, OSError):
 
 
 class DiskFailed(RetryLater, OSError):
-    """The system refused an operation on a file of the store; what was acknowledged is untouched."""
+    """An operation on a file of the store failed; acknowledged writes are not affected."""
 
 
 class ManifestFull(RetryLater):
@@ -71,21 +71,21 @@ class CommitFailed(RetryLater):
 
 
 class OutcomeUnknown(RetryLater):
-    """The one retry after which something may have changed: it happened, or it did not."""
+    """The call may have taken effect or not: the only retryable error that can leave a change behind."""
 
     def __init__(self, message: str, *, first: int = 0, last: int = 0, token: tuple[str, int] | None = None) -> None:
         super().__init__(message)
         self.first = first  # the epochs in doubt, both included; 0 where there are none
         self.last = last
-        self.token = token  # under which it may be done again, if its writer gave one
+        self.token = token  # with which it may be repeated, if the caller passed one
 
 
 class WaitExpired(RetryLater):
-    """A deadline passed before what was waited for."""
+    """A deadline passed first."""
 
 
 class UniqueJobAlreadyPending(RetryLater):
-    """At most one job of a table and kind waits at a time."""
+    """Another job of this table and kind is already pending."""
 
 
 class GateShut(RetryLater):
@@ -101,7 +101,7 @@ class Invalid(FixTheCall, ValueError):
 
 
 class NotFound(FixTheCall, LookupError):
-    """What was named is not there, or not there any more."""
+    """The named object does not exist, or no longer."""
 
 
 class KindMismatch(FixTheCall):
@@ -109,19 +109,19 @@ class KindMismatch(FixTheCall):
 
 
 class TokenTooOld(FixTheCall):
-    """The token is older than what is remembered of its producer; it may or may not have been used."""
+    """The token is below the window of its producer; it may have been used or not."""
 
 
 class LeaseLost(FixTheCall):
-    """The lease is not held any more, so its work may not be completed."""
+    """The lease has ended, so its work may not be completed."""
 
 
 class PositionConflict(FixTheCall):
-    """A stream's batch does not begin where its consumer is."""
+    """A stream's batch does not begin at its consumer's position."""
 
 
 class Reopen(PenstockError):
-    """This object cannot go on; open (or recover) it anew."""
+    """This object cannot be used any more; open (or recover) it again."""
 
 
 class Closed(Reopen):
@@ -133,7 +133,7 @@ class Poisoned(Reopen):
 
 
 class Lost(Reopen):
-    """The epoch is of an earlier opening; epochs live in memory only, so there is no answer."""
+    """The epoch is of an earlier opening; epochs are in memory only, so its outcome is unknown."""
 
 
 class StoreLocked(Reopen):
@@ -141,7 +141,7 @@ class StoreLocked(Reopen):
 
 
 class PartitionPaused(PenstockError):
-    """One table's writes and snapshots are refused until it is resumed; the others go on."""
+    """Writes and snapshots of one table are refused until it is resumed; other tables are not affected."""
 
 
 class Restore(PenstockError):
@@ -149,7 +149,7 @@ class Restore(PenstockError):
 
 
 class CorruptionError(Restore):
-    """A checksum, a length or an order that was written is not there any more."""
+    """A checksum, a length or an order is not what was written."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path} at byte {offset}: {reason}; restore this file from a copy")

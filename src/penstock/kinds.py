@@ -536,6 +536,7 @@ class Port(Reading, Protocol):
         """Everything that is applied, at one LSN."""
 
 
+@runtime_checkable
 class Conditional(Protocol):
     """A batch whose writes can depend on a condition of a kind."""
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 import penstock.spark
-from penstock.spark.place import StoreLocation
+from penstock.spark.table_ref import TableRef
 
 LOADED = 100_000  # rows: more than goes through the journal, in each of two tasks
 PATIENCE_S = 200.0
@@ -57,7 +57,7 @@ def main(master: str, folder: str, *stores: str) -> None:
 
 def look(spark: Any, path: str) -> list[Any]:
     """Whether a task on each executor sees the store's folder."""
-    place = StoreLocation.of({"path": path}, table=False)
+    ref = TableRef.of({"path": path}, table=False)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import os
@@ -65,10 +65,10 @@ def look(spark: Any, path: str) -> list[Any]:
 
         for _ in batches:
             time.sleep(0.5)  # so that no executor does the work of both
-            folder = place.store().path
+            folder = ref.store().path
             seen = os.listdir(folder) if os.path.isdir(folder) else []
             yield pa.RecordBatch.from_pylist(
-                [{"executor": os.getcwd(), "files": len(seen), "maps": place.root is not None}]
+                [{"executor": os.getcwd(), "files": len(seen), "maps": ref.root is not None}]
             )
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(task, "executor string, files long, maps boolean").collect()

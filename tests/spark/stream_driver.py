@@ -79,8 +79,8 @@ def main(point: str, marks: str, *streams: str) -> None:
     if point == "committed":
         count = _Runner._count
 
-        def counted(self: _Runner, **more: int) -> None:
-            count(self, **more)
+        def counted(self: _Runner, *, lag: int | None = None, **more: int) -> None:
+            count(self, lag=lag, **more)
             hold_still(marks)
 
         _Runner._count = counted  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 import penstock.spark
+from penstock.partition.ledger import TableInfo
 from penstock.spark.sessions import PUSHDOWN, find_java
 from penstock.store.store import Store
 
@@ -216,7 +217,7 @@ def test_messages_that_were_trimmed(spark: Any, store: Store, folder: str, tmp_p
         return {}
 
     with store.batch() as batch:  # a consumer that stands where messages are gone
-        batch.require(*penstock.spark.committing.move_condition(*_of(store), "late", {0: 1}, {0: 3}))
+        batch.require(*penstock.spark.committing.move_condition(_info(store), "late", {0: 1}, {0: 3}))
     with pytest.raises(penstock.errors.NotFound, match="were trimmed before late read them"):
         penstock.spark.stream(spark, folder, source="q", consumer="late", batch=route)
     queue.consumer("late").forget()
@@ -224,10 +225,10 @@ def test_messages_that_were_trimmed(spark: Any, store: Store, folder: str, tmp_p
     assert penstock.spark.wait(query).rows_in == 6
 
 
-def _of(store: Store) -> tuple[Any, Any]:
+def _info(store: Store) -> TableInfo:
     info = store.port.table("q")
     assert info is not None
-    return penstock.registry.kind_named("queue", "q"), info
+    return info
 
 
 def test_windows_close_when_a_stream_runs_once(spark: Any, store: Store, folder: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from penstock.lsm.merge import MergeInput, MergePlan, merge
 from penstock.manifest.records import JobKind
 from penstock.scheduler.offers import OfferSettings
 from penstock.spark import maintenance as spark_maintenance
-from penstock.spark.place import StoreLocation
+from penstock.spark.table_ref import TableRef
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 
@@ -116,7 +116,7 @@ def test_without_the_folder_files_go_over_the_socket(spark: Any, folder: str, mo
         return [work(number) for number in range(count)]
 
     monkeypatch.setattr(spark_maintenance, "_run_tasks", run_here)
-    monkeypatch.setattr(StoreLocation, "root", None)
+    monkeypatch.setattr(TableRef, "root", None)
     with penstock.open(folder, settings=SETTINGS) as store:
         table = fill(store, "t")
         before = table.to_arrow()

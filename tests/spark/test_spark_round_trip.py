@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan
 
-from penstock.spark import reading
 from penstock.spark.arrow import for_spark
 from penstock.spark.format import PenstockSource
 from penstock.spark.sessions import PUSHDOWN
@@ -266,15 +265,8 @@ def test_fewer_columns_and_ranges(spark: Any, store: Store, folder: str, numbere
         assert max(row["count"] for row in parts) < 2 * len(expected) / splits
 
 
-def test_a_table_is_cut_by_its_bytes_and_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.host.threads.cores", lambda: 4)
-    least, most = reading.TASK_BYTES_MIN, reading.TASK_BYTES_MAX
-    found = [reading.tasks_for(size) for size in (0, 1, least, least + 1, 3 * least, 8 * least, 4 * most, 4 * most + 1)]
-    assert found == [1, 1, 1, 2, 3, 4, 4, 8]
-
-
 def test_several_reads_at_one_snapshot(spark: Any, store: Store, folder: str) -> None:
-    import penstock
+    import penstock.spark
 
     table, queue = store.kv("t", value="int64"), store.queue("q")
     table.put(b"a", 1)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.client.connection import PATIENCE_S
+from penstock.arguments import flag
+from penstock.client.connection import PATIENCE_S, OwnerLocator
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
@@ -25,7 +26,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import path_text
 from penstock.host.randomness import system_random
 from penstock.host.waiting import Retries
-from penstock.protocol import place, wire
+from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
 TIMEOUT_S_MAX = 24 * 3600.0
@@ -37,7 +38,7 @@ OPTIONS = [  # of gRPC, which would otherwise remember for minutes that nobody w
 ]
 
 
-class LocalDoor:
+class LocalOwnerLocator:
     """To the store in a folder of this machine."""
 
     def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
@@ -60,7 +61,7 @@ class LocalDoor:
         # Starting an owner only to hear that the store is locked is dear: pauses grow.
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
-            if not self._create and not place.has_store(self.folder):
+            if not self._create and not locator.has_store(self.folder):
                 raise NotFound(f"there is no store in {self.folder}: give another path, or make one with penstock.open")
             if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
@@ -73,15 +74,15 @@ class LocalDoor:
     def _is_late(self, deadline_s: float) -> bool:
         return self._clock.monotonic_s() >= deadline_s
 
-    def _knock(self, deadline_s: float) -> place.Answer | None:
-        return place.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
+    def _knock(self, deadline_s: float) -> locator.Answer | None:
+        return locator.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
 
-    def _start(self, deadline_s: float) -> place.Answer | None:
+    def _start(self, deadline_s: float) -> locator.Answer | None:
         """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
         if self._create:
             check_new_folder(self.folder)
             make_dirs(self._fs, self.folder)
-        opening = place.hold_opening(self._fs, self.folder, self._clock, deadline_s)
+        opening = locator.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
             answer = self._knock(deadline_s)
             if answer is None:
@@ -108,7 +109,7 @@ class LocalDoor:
             raise wire.error_of(report.fault)
 
 
-class RemoteDoor:
+class RemoteOwnerLocator:
     """To a store that is served over TCP."""
 
     def __init__(self, address: str, token: str, roots: bytes | None) -> None:
@@ -148,15 +149,16 @@ def connect(
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
-    clock, door = SystemClock(), _door_of(path_text(path), create, token, authority)
-    return RemoteStore(door, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
+    create, durable = flag(create, "create"), flag(durable, "durable")
+    clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, token, authority)
+    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
 
 
-def _door_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> LocalDoor | RemoteDoor:
+def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
-        return LocalDoor(store_folder(path), create=create, clock=SystemClock())
+        return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
     try:
@@ -167,4 +169,4 @@ def _door_of(path: str, create: bool, token: str | None, authority: str | Path |
             )  # gRPC would only say that nobody answers
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise Invalid(f"the authority is not a readable PEM file of certificates: {error}") from None
-    return RemoteDoor(path.removeprefix(SCHEME).rstrip("/"), token, roots)
+    return RemoteOwnerLocator(path.removeprefix(SCHEME).rstrip("/"), token, roots)

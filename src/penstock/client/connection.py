@@ -23,12 +23,13 @@ from penstock.host.waiting import Retries
 from penstock.protocol import wire
 
 T = TypeVar("T")
+Page = list[tuple[int, Any]]  # record batches, each with the number of its range among those that were asked for
 PATIENCE_S = 30.0  # for an owner to be there (again) and to answer
 FORGET_S = 5.0  # for what nobody waits for
 CALL_S_MIN = 0.05  # an owner was found in the last moment: it is asked all the same
 
 
-class Door(Protocol):
+class OwnerLocator(Protocol):
     """How an owner is found."""
 
     @property
@@ -57,8 +58,8 @@ class GoneError(Exception):
 class Connection:
     """Requests and answers."""
 
-    def __init__(self, door: Door, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
-        self._door = door
+    def __init__(self, locator: OwnerLocator, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._locator = locator
         self._clock = clock
         self._patience_s = patience_s
         self._lock = threads.lock("client.connection")
@@ -83,7 +84,7 @@ class Connection:
     @property
     def folder(self) -> str:
         """Where the store is on this machine; empty if it is not."""
-        return self._door.folder
+        return self._locator.folder
 
     @property
     def patience_s(self) -> float:
@@ -115,7 +116,7 @@ class Connection:
                 self._drop(line)
                 if not repeat and not gone.untouched:
                     raise OutcomeUnknown(
-                        f"the owner of {self._door.name} did not answer ({gone}): "
+                        f"the owner of {self._locator.name} did not answer ({gone}): "
                         f"it did {type(request).__name__}, or it did not"
                     ) from None
                 if not retries.again():
@@ -138,8 +139,8 @@ class Connection:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
-    def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[list[Any], bool]:
-        """The record batches of a page, and whether there are more pages. `wait_s`: how long the owner may work."""
+    def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[Page, bool]:
+        """A page, and whether there are more. `wait_s`: how long the owner may work."""
         deadline_s = self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
@@ -149,23 +150,26 @@ class Connection:
             except GoneError as gone:
                 self._drop(line)
                 if isinstance(reading, wire.More):
-                    raise Closed(f"the owner of {self._door.name} ended while this was read: read it again") from None
+                    raise Closed(
+                        f"the owner of {self._locator.name} ended while this was read: read it again"
+                    ) from None
                 if not retries.again():
                     raise self._nobody(gone) from None
 
-    def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[list[Any], bool]:
-        more, batches = False, list[Any]()
+    def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
+        more, batches = False, list[tuple[int, Any]]()
         try:
             for chunk in line.do_get(flight.Ticket(ticket), self._options(timeout_s)):
-                more = chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == b"+"
-                batches.append(chunk.data)
+                mark = chunk.app_metadata
+                source, more = (0, False) if mark is None else wire.read_mark(mark.to_pybytes())
+                batches.append((source, chunk.data))
         except flight.FlightError as error:
             raise _error_of(error) from None
         except pa.ArrowException as error:  # the stream broke off within a batch
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
 
-    def pages(self, reading: wire.Scan | wire.RunQuery, *, wait_s: float = 0.0) -> Iterator[list[Any]]:
+    def pages(self, reading: wire.Begin, *, wait_s: float = 0.0) -> Iterator[Page]:
         """All pages of a scan or a query, the first of them at once."""
         retries = Retries(self._clock, self.deadline_s(wait_s), pause_s=0.1)
         while True:
@@ -176,9 +180,7 @@ class Connection:
                 if not retries.again():
                     raise
 
-    def _pages(
-        self, reading: wire.Scan | wire.RunQuery, page: list[Any], more: bool, wait_s: float
-    ) -> Iterator[list[Any]]:
+    def _pages(self, reading: wire.Begin, page: Page, more: bool, wait_s: float) -> Iterator[Page]:
         try:
             yield page
             while more:
@@ -202,7 +204,7 @@ class Connection:
     # -- the line
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout_s, headers=self._door.headers())
+        return flight.FlightCallOptions(timeout=timeout_s, headers=self._locator.headers())
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         if self._in_child:
@@ -211,13 +213,13 @@ class Connection:
             with self._lock:
                 closed = self._closed
             if closed:
-                raise Closed(f"the connection to {self._door.name} was closed: connect again")
+                raise Closed(f"the connection to {self._locator.name} was closed: connect again")
             self._find_owner(deadline_s)
         return line
 
     def _find_owner(self, deadline_s: float) -> None:
         """Try once to open a line to an owner."""
-        line = self._door.open(deadline_s)
+        line = self._locator.open(deadline_s)
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
         except GoneError as gone:
@@ -226,7 +228,7 @@ class Connection:
             return
         with self._lock:
             if self._owner is not None and owner.identity != self._owner.identity:
-                raise Closed(f"there is another store in {self._door.name} than before: connect again")
+                raise Closed(f"there is another store in {self._locator.name} than before: connect again")
             if self._line is None and not self._closed:
                 self._owner, self._line = owner, line
 
@@ -236,7 +238,7 @@ class Connection:
                 self._line = None
 
     def _nobody(self, gone: Exception) -> WaitExpired:
-        return WaitExpired(f"no owner of {self._door.name} answered within {self._patience_s} s ({gone}): try again")
+        return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
 
     def close(self) -> None:
         """Hang up."""

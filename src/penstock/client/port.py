@@ -11,14 +11,15 @@ error of a write says that it did not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from penstock.client.building import building
-from penstock.client.connection import Connection
+from penstock.client.connection import Connection, Page
 from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
@@ -78,12 +79,18 @@ class _FlightReading:
         return (
             pair
             for page in pages
-            for batch in page
+            for _, batch in page
             for pair in zip(bytes_list(batch.column("key")), bytes_list(batch.column("value")), strict=True)
         )
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for batch in page)
+        return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for _, batch in page)
+
+    def scan_ranges(self, ranges: Sequence[wire.KeyRange]) -> Iterator[tuple[int, Any]]:
+        """Record batches of several ranges of one table at one moment, each with the number of its range."""
+        self._settle_writes()
+        name = self._random.randbytes(16).hex()
+        return chain.from_iterable(self._connection.pages(wire.ScanRanges(name, self.snapshot_id, list(ranges))))
 
     def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
         check_query(info, name, argument, timeout_s)
@@ -91,11 +98,11 @@ class _FlightReading:
         scan = self._random.randbytes(16).hex()
         request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
         # The first page waits for two batches: one to send, and whether there is another.
-        return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for batch in page)
+        return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)
 
     def _scan(
         self, partition: PartitionId, start: bytes, end: bytes | None, *, arrow: bool, reverse: bool
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[Page]:
         self._settle_writes()
         name = self._random.randbytes(16).hex()
         return self._connection.pages(wire.Scan(name, self.snapshot_id, partition, start, end, arrow, reverse))
@@ -103,6 +110,14 @@ class _FlightReading:
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         request = wire.CutPieces(self.snapshot_id, partition, count, start, end)
         return wire.received_pieces(self._connection.ask_raw(request))
+
+    def cut_ranges(
+        self, ranges: Sequence[wire.KeyRange], count: int, bytes_min: int = 0, bytes_max: int = 0
+    ) -> list[list[bytes]]:
+        """The keys at which each of several ranges is cut for tasks that read it, in one request."""
+        self._settle_writes()
+        request = wire.CutRanges(self.snapshot_id, list(ranges), count, bytes_min, bytes_max)
+        return self._connection.ask(request, list[list[bytes]])
 
 
 class FlightSnapshot(_FlightReading):
@@ -163,7 +178,8 @@ class FlightPort(_FlightReading):
         with self._lock:
             return self._kinds.get(table_of(partition))
 
-    def _learn(self, tables: Sequence[TableInfo]) -> None:
+    def learn(self, tables: Sequence[TableInfo]) -> None:
+        """Note the kinds of tables that were found, here or elsewhere: what is written to them is encoded by these."""
         kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
         with self._lock:
             self._kinds.update(kinds)
@@ -294,17 +310,17 @@ class FlightPort(_FlightReading):
 
     def table(self, name: str) -> TableInfo | None:
         found = self._connection.ask(wire.FindTable(name), list[TableInfo])
-        self._learn(found)
+        self.learn(found)
         return found[0] if found else None
 
     def tables(self) -> list[TableInfo]:
         found = self._connection.ask(wire.ListTables(), list[TableInfo])
-        self._learn(found)
+        self.learn(found)
         return found
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         info = self._connection.ask(wire.CreateTable(name, kind, shards, options), TableInfo)
-        self._learn([info])
+        self.learn([info])
         return info
 
     def drop(self, name: str) -> None:
@@ -321,6 +337,24 @@ class FlightPort(_FlightReading):
 
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)
+
+    def plan_batch(
+        self,
+        tables: Sequence[str],
+        *,
+        source: str = "",
+        consumer: str = "",
+        start: Mapping[int, int] | None = None,
+        rows_max: int = 0,
+        bytes_max: int = 0,
+    ) -> wire.BatchPlan:
+        """All that a batch needs to know, in one request: see `wire.PlanBatch`."""
+        self._settle_writes()
+        begin = [] if start is None else sorted(start.items())
+        request = wire.PlanBatch(list(tables), source, consumer, begin, rows_max, bytes_max)
+        plan = self._connection.ask(request, wire.BatchPlan)
+        self.learn(plan.tables if plan.source is None else [*plan.tables, plan.source.table])
+        return plan
 
     # -- what kinds do for their tables
 
@@ -415,7 +449,7 @@ class FlightPort(_FlightReading):
         return self._held(held, ours=False)
 
     def _held(self, held: wire.SnapshotHandle, *, ours: bool) -> FlightSnapshot:
-        self._learn(held.tables)
+        self.learn(held.tables)
         return FlightSnapshot(self._connection, self._random, held, ours=ours)
 
 

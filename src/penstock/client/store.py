@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.arguments import seconds
-from penstock.client.connection import Connection, Door
+from penstock.client.connection import Connection, OwnerLocator
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
 from penstock.coordinator import Acknowledgement
@@ -63,15 +63,22 @@ class RemoteStore(Tables):
     _port: FlightPort
 
     def __init__(
-        self, door: Door, *, durable: bool, clock: Clock, random: Random, patience_s: float, send_s: float = SEND_S
+        self,
+        locator: OwnerLocator,
+        *,
+        durable: bool,
+        clock: Clock,
+        random: Random,
+        patience_s: float,
+        send_s: float = SEND_S,
     ) -> None:
-        self._door = door
+        self._locator = locator
         self._durable = durable
         self._process = threads.process_id()
         self._closed = False
-        self._connection = Connection(door, clock=clock, patience_s=patience_s)
+        self._connection = Connection(locator, clock=clock, patience_s=patience_s)
         owner = self._connection.owner  # somebody is there, or this raises
-        self.path = door.folder or owner.path
+        self.path = locator.folder or owner.path
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
@@ -127,7 +134,7 @@ class RemoteStore(Tables):
         if threads.process_id() != self._process:
             raise Closed("this connection was made before a fork: connect in this process")
         if self._closed:
-            raise Closed(f"the connection to {self._door.name} was closed: connect again")
+            raise Closed(f"the connection to {self._locator.name} was closed: connect again")
 
     def _cut_off(self) -> None:
         self._port.cut_off()

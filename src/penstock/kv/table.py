@@ -13,7 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 import pyarrow as pa
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import flag, in_short, seconds, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, KindMismatch
 from penstock.journal.partitions import PartitionId, shard_of
@@ -132,7 +132,9 @@ class KvReader(Generic[V]):
         return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: object) -> bool:
-        return type(key) is bytes and self._lookup(self._partition(key), key) is not None
+        if type(key) is not bytes:  # False would be true, and hide a mistake
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+        return self._lookup(self._partition(key), key) is not None
 
     def scan(
         self,
@@ -147,6 +149,7 @@ class KvReader(Generic[V]):
         start, end = narrowed(start, end, prefix)
         if limit is not None:
             limit = whole(limit, "limit")
+        flag(reverse, "reverse")
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
         shards = [reading.scan(partition, start, end, reverse) for partition in self._partitions]
@@ -217,6 +220,8 @@ class KvTable(KvReader[V]):
     def put(self, key: bytes, value: V, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
         """Set a key; `ttl_s`: it is gone after so many seconds."""
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
+        if durable is not None and durable is not True and durable is not False:
+            flag(durable, "durable")
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
             self._refuse(key)
         partition = self._one or self._partition(key)
@@ -231,6 +236,8 @@ class KvTable(KvReader[V]):
 
     def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
         """Set many keys, all of them or none."""
+        if durable is not None:
+            flag(durable, "durable")
         try:
             given = dict(pairs)
         except (TypeError, ValueError) as error:
@@ -265,12 +272,16 @@ class KvTable(KvReader[V]):
 
     def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove a key; one that is not there is no error."""
+        if durable is not None:
+            flag(durable, "durable")
         partition = self._check(key, b"")
         epoch = self._port.write(partition, section.operate, len(key) + ROW_BYTES, key, (DELETE, b"", NEVER))
         return self._end(epoch, durable)
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
         """Remove all keys in [start, end), in every shard at once."""
+        if durable is not None:
+            flag(durable, "durable")
         for border in (start, end):
             self._check(border, b"")
         if end <= start:
@@ -287,6 +298,8 @@ class KvTable(KvReader[V]):
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
             raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
+        if durable is not None:
+            flag(durable, "durable")
         data = encode_operand(operand, self._options.value)
         kind = check_operand(operator, data)
         partition = self._check(key, data)

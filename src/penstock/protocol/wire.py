@@ -21,6 +21,7 @@ from penstock.errors import Invalid, PenstockError
 from penstock.kinds import QUERY_BYTES_MAX, Piece
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
+from penstock.registry import SHARDS_MAX
 
 PROTOCOL = "1"
 MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
@@ -33,11 +34,14 @@ FILES_MAX = 65_536  # the same, of sections that are files
 CONDITION_BYTES_MAX = 4 << 20  # of one group
 KEYS_MAX = 10_000  # of one lookup
 RESULTS_MAX = 10_000  # of one offer
+RANGES_MAX = SHARDS_MAX  # of one table
+TABLES_MAX = 1_024  # of one batch
 PAGE_BYTES = 4 << 20  # of a scan
 PIECE_BYTES = 4 << 20  # of a file that is sent
 
 _CHECKSUM = struct.Struct("<I")
 T = TypeVar("T")
+KeyRange = tuple[int, bytes, bytes | None]  # partition, start, end
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -90,6 +94,49 @@ class CutPieces(_Message, frozen=True):
     count: int
     start: bytes = b""
     end: bytes | None = None
+
+
+class CutRanges(_Message, frozen=True):
+    """The keys at which ranges of a table are cut for tasks that read them; live, or in a snapshot.
+
+    Without `bytes_max` about `count` parts, as many of each range. Otherwise a multiple of `count` (readers that work
+    at the same time), shared among the ranges by size: about none above `bytes_max`, and few below `bytes_min`.
+    """
+
+    snapshot: str
+    ranges: Annotated[list[KeyRange], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+    count: int
+    bytes_min: int = 0
+    bytes_max: int = 0
+
+
+class PlanBatch(_Message, frozen=True):
+    """All that a batch needs to know of the tables it writes to, and of the one it is streamed from, if it is."""
+
+    tables: Annotated[list[str], msgspec.Meta(max_length=TABLES_MAX)]
+    source: str = ""
+    consumer: str = ""  # whose position is wanted
+    start: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=SHARDS_MAX)] = []  # by shard: the end is wanted
+    rows_max: int = 0  # of a batch from there; 0: no limit
+    bytes_max: int = 0
+
+
+class SourceState(msgspec.Struct, frozen=True, array_like=True):
+    """How far a table that is streamed has come; sequences by shard."""
+
+    table: TableInfo
+    earliest: dict[int, int]
+    latest: dict[int, int]  # of the message that comes next
+    position: dict[int, int]  # of the consumer that was named
+    end: dict[int, int]  # of a batch from `start`, or from the earliest if that is later
+
+
+class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to `PlanBatch`."""
+
+    time_us: int  # the store's
+    tables: list[TableInfo]  # those that exist
+    source: SourceState | None  # None: there is no such table, or none was named
 
 
 class CallService(_Message, frozen=True):
@@ -302,6 +349,8 @@ _Other = (
     | ReadTime
     | Lookup
     | CutPieces
+    | CutRanges
+    | PlanBatch
     | CallService
     | CreateTable
     | DropTable
@@ -337,6 +386,14 @@ class Scan(_Message, frozen=True):
     reverse: bool = False
 
 
+class ScanRanges(_Message, frozen=True):
+    """Begin to read several ranges of one table at one moment, as record batches: each says of which range it is."""
+
+    scan: str
+    snapshot: str
+    ranges: Annotated[list[KeyRange], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+
+
 class RunQuery(_Message, frozen=True):
     """Begin a query of a table's kind; its pages are read as those of a scan."""
 
@@ -354,7 +411,8 @@ class More(_Message, frozen=True):
     scan: str
 
 
-Reading = Scan | RunQuery | More
+Begin = Scan | ScanRanges | RunQuery
+Reading = Begin | More
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(_Other | ReceivedWrite)
@@ -441,6 +499,19 @@ def groups_of(write: ReceivedWrite) -> list[SentGroup]:
                 raise Invalid(f"a message names more than {FILES_MAX} files: commit them in several")
         groups.append(SentGroup(group.condition, group.plain, sections))
     return groups
+
+
+# -- pages
+
+
+def mark_batch(source: int, more: bool) -> bytes:
+    """What goes beside a record batch: of which range it is, and, with the last of a page, whether another follows."""
+    return (b"+" if more else b"-") + source.to_bytes(2, "big")
+
+
+def read_mark(mark: bytes) -> tuple[int, bool]:
+    """(range, more) as `mark_batch` was given them."""
+    return int.from_bytes(mark[1:], "big"), mark[:1] == b"+"
 
 
 # -- pieces

@@ -87,6 +87,8 @@ class Consumer:
 
         `LeaseLost` if one of them is not held any more: then none is acknowledged, and the batch writes nothing.
         """
+        if batch is not None and not isinstance(batch, Conditional):
+            raise Invalid(f"batch is what store.batch() returns, not {in_short(batch)}")
         given = _listed(messages)
         if not given:
             return

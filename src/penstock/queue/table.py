@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, in_short, plain_int, text, whole
+from penstock.arguments import ArrowSource, flag, in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -178,6 +178,8 @@ class QueueTable(QueueView):
         durable: bool | None = None,
     ) -> Epoch:
         """Add a message. Those of one key stay in order; with a token it is added at most once, and durably."""
+        if durable is not None:
+            flag(durable, "durable")
         message = _checked(payload, key, time)
         size = len(payload) + len(key or b"") + MESSAGE_BYTES
         partition = self._place(key)
@@ -198,6 +200,8 @@ class QueueTable(QueueView):
         Messages without keys all go to one shard, in order. In a queue of several shards they are one write for each
         shard; with a token they are one group, added at most once, and durably.
         """
+        if durable is not None:
+            flag(durable, "durable")
         parts = self._parts(messages, keys)
         if not parts:
             return Epoch(0)
@@ -230,6 +234,8 @@ class QueueTable(QueueView):
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
         """Give up the messages of a shard below a sequence."""
+        if durable is not None:
+            flag(durable, "durable")
         before = whole(before, "what trim takes, the sequence of the first message that stays,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 

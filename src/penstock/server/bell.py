@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from penstock.host import threads
 from penstock.host.waiting import pause
-from penstock.protocol import place
+from penstock.protocol import locator
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ QUESTION_S = 2.0  # within which one who knocked must ask
 class Bell:
     """Answers at the door."""
 
-    def __init__(self, folder: str, answer: Callable[[place.Question], place.Answer]) -> None:
+    def __init__(self, folder: str, answer: Callable[[locator.Question], locator.Answer]) -> None:
         self._answer = answer
         with threads.without_forks():
-            self._listener = place.listen(folder)
+            self._listener = locator.listen(folder)
             self._ended, self._end = socket.socketpair()
             threads.after_fork(self, Bell._cut_off)
         self._thread = threads.spawn(self._run, name="penstock-bell")
@@ -53,16 +53,16 @@ class Bell:
             self._speak(connection)
 
     def _speak(self, connection: socket.socket) -> None:
-        question = place.read_question(connection)
+        question = locator.read_question(connection)
         if question is None:
             return
         try:
             answer = self._answer(question)
         except Exception as error:
             logger.exception("a question at the bell failed")
-            answer = place.Answer(reason=f"the owner failed to answer ({error})")
+            answer = locator.Answer(reason=f"the owner failed to answer ({error})")
         try:
-            place.send_line(connection, answer)
+            locator.send_line(connection, answer)
         except OSError:
             logger.debug("nobody waited for an answer")
 

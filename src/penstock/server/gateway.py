@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import structs
 
@@ -29,9 +29,10 @@ from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.held import LeaseCounts, LeasedObjects
 from penstock.server.offered import OfferDesk
+from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
-from penstock.server.scans import PagedScan, in_batches
+from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.port import AppliedReading, SnapshotPort
@@ -48,7 +49,6 @@ DRAIN_S = 2.0
 LEASE_S_MAX = 24 * 3600.0
 VALUE_BYTES_SMALL = 1 << 10  # KEYS_MAX of them are no burden
 LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, if it has more than one
-PIECES_MAX = 10_000
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, whose leases run
 _WRITES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.StageFiles, wire.SendFile, wire.WriteOffered)
@@ -86,7 +86,7 @@ class Gateway:
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
         # The memory of a scan is known once it began: few begin at a time.
-        self._beginning = {kind: threading.BoundedSemaphore(SCANS_BEGIN_MAX) for kind in (wire.Scan, wire.RunQuery)}
+        self._beginning = {is_query: threading.BoundedSemaphore(SCANS_BEGIN_MAX) for is_query in (False, True)}
         self._staged = LeaseCounts(clock, STAGED_EACH_MAX)
         self._work = Workload(clock)
         self._answers: dict[type, Callable[[Any, Work], Any]] = {
@@ -96,6 +96,8 @@ class Gateway:
             wire.ReadTime: lambda _request, _work: port.time_us(),
             wire.Lookup: self._lookup,
             wire.CutPieces: self._cut_pieces,
+            wire.CutRanges: self._cut_ranges,
+            wire.PlanBatch: lambda request, work: plan_batch(port, request, work.rights),
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
@@ -111,6 +113,11 @@ class Gateway:
             wire.ReceivedWrite: self._taker.take,
             **OfferDesk(store.offers, store.files, store.path).answers,
         }
+        requests = store.metrics.counter("requests_total", "Requests of other processes, by name", ["request"])
+        self._counters = {
+            kind: requests.labels(kind.__name__.removeprefix("Received"))
+            for kind in (*self._answers, *get_args(wire.Reading))
+        }
 
     # -- requests
 
@@ -124,6 +131,7 @@ class Gateway:
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             request = wire.unpack_request(data)
+            self._counters[type(request)].inc()
             place, binds = self._place_of(request, rights)
             work.begin(place, binds=binds)
             answer = wire.pack(self._answers[type(request)](request, work))
@@ -292,11 +300,17 @@ class Gateway:
             partition = self._shard(reading, request.partition, READ, work.rights)
             return wire.send_pieces(reading.pieces(partition, request.count, request.start, request.end))
 
+    def _cut_ranges(self, request: wire.CutRanges, work: Work) -> list[list[bytes]]:
+        check_cut(request)
+        with self._reading(request.snapshot) as reading, ExitStack() as stack:
+            return cut_ranges(*self._ranges(reading, request.ranges, work.rights, stack), request)
+
     def page(self, data: bytes, rights: Rights) -> tuple[Any, Sending[tuple[Any, bytes]]]:
         """The schema and the record batches of a page."""
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             reading = wire.unpack_reading(data)
+            self._counters[type(reading)].inc()
             work.begin(READING, binds=not isinstance(reading, wire.More))
             if not isinstance(reading, wire.More):
                 self._begin(reading, rights)
@@ -310,9 +324,9 @@ class Gateway:
             self._scans.close(name, rights.client)  # as soon as this page was sent
 
     @contextmanager
-    def _turn_to_begin(self, asked: wire.Scan | wire.RunQuery) -> Iterator[None]:
+    def _turn_to_begin(self, asked: wire.Begin) -> Iterator[None]:
         """Wait for one of a few turns: queries, which may take long, do not stop scans."""
-        turns = self._beginning[type(asked)]
+        turns = self._beginning[isinstance(asked, wire.RunQuery)]
         if not turns.acquire(timeout=SCANS_BEGIN_S):
             raise Backpressure(f"{SCANS_BEGIN_MAX} scans or queries are beginning: retry later")
         try:
@@ -320,20 +334,31 @@ class Gateway:
         finally:
             turns.release()
 
-    def _batches(self, asked: wire.Scan | wire.RunQuery, rights: Rights, stack: ExitStack) -> Iterator[Any]:
-        """Return what a client wants to read; `stack` holds what it is read from."""
+    def _batches(self, asked: wire.Begin, rights: Rights, stack: ExitStack) -> Iterator[tuple[int, Any]]:
+        """Return what a client wants to read, with the numbers of ranges; `stack` holds what it is read from."""
         reading = stack.enter_context(self._reading(asked.snapshot))
         if isinstance(asked, wire.RunQuery):
             info = self._table(reading, asked.table, 0, READ, rights)
             check_query(info, asked.name, asked.argument, asked.timeout_s)  # before anything is held for it
             moment = stack.enter_context(reading.moment(partitions_of(info)))
-            return moment.query(info, asked.name, asked.argument, timeout_s=asked.timeout_s)
+            return unnumbered(moment.query(info, asked.name, asked.argument, timeout_s=asked.timeout_s))
+        if isinstance(asked, wire.ScanRanges):
+            return scan_ranges(*self._ranges(reading, asked.ranges, rights, stack))
         partition = self._shard(reading, asked.partition, READ, rights)
         if asked.arrow:
-            return reading.scan_arrow(partition, asked.start, asked.end)
-        return in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse))
+            return unnumbered(reading.scan_arrow(partition, asked.start, asked.end))
+        return unnumbered(in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse)))
 
-    def _begin(self, asked: wire.Scan | wire.RunQuery, rights: Rights) -> None:
+    def _ranges(
+        self, reading: Reading, ranges: Sequence[wire.KeyRange], rights: Rights, stack: ExitStack
+    ) -> tuple[Reading, list[tuple[PartitionId, bytes, bytes | None]]]:
+        """Return ranges of one table that the client may read, and the moment at which `stack` holds it."""
+        if len({table_of(partition) for partition, _, _ in ranges}) > 1:
+            raise Invalid("ranges are of one table: ask for each table by itself")
+        checked = [(self._shard(reading, partition, READ, rights), start, end) for partition, start, end in ranges]
+        return stack.enter_context(reading.moment([partition for partition, _, _ in checked])), checked
+
+    def _begin(self, asked: wire.Begin, rights: Rights) -> None:
         with self._turn_to_begin(asked), ExitStack() as stack:
             batches = self._batches(asked, rights, stack)
             self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost

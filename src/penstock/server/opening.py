@@ -23,7 +23,7 @@ from penstock.host.randomness import Random, system_random
 from penstock.host.waiting import Retries
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
-from penstock.protocol import place
+from penstock.protocol import locator
 from penstock.protocol.folder import check_new_folder, store_folder
 from penstock.server.service import Service
 from penstock.store.settings import StoreSettings
@@ -70,7 +70,7 @@ def _open_and_serve(
     deadline_s = clock.monotonic_s() + timeout_s
     with translate_os_errors():
         make_dirs(files, name)
-        opening = place.hold_opening(files, name, clock, deadline_s)
+        opening = locator.hold_opening(files, name, clock, deadline_s)
     try:
         while True:
             try:
@@ -92,7 +92,7 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
     """Make an owner go that a client started; `StoreLocked` if it does not go before the deadline."""
     answer, reason = None, "its owner does not answer"
     try:
-        answer = place.knock(path, "yield", deadline_s - clock.monotonic_s())
+        answer = locator.knock(path, "yield", deadline_s - clock.monotonic_s())
     except WaitExpired as error:
         reason = str(error)
     if answer is not None and not answer.detached:

@@ -1,4 +1,4 @@
-"""A range or a query that a client reads page by page: the owner keeps its place between pages.
+"""Ranges or a query that a client reads page by page: the owner keeps its place between pages.
 
 So nobody holds a thread of the owner while a reader elsewhere thinks, and one that went away costs a lease.
 
@@ -8,15 +8,17 @@ Invariant: a page has about PAGE_BYTES, more only if one row has, and ends at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.host.clock import Clock
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import Reading
 from penstock.lsm.rows import binary_column
-from penstock.protocol.wire import PAGE_BYTES
+from penstock.protocol.wire import PAGE_BYTES, mark_batch
 
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = 16_384
@@ -26,39 +28,39 @@ NOTHING = pa.schema([])
 
 
 class PagedScan:
-    """A scan, and what must stay open until its end."""
+    """A scan of (range, record batch), and what must stay open until its end."""
 
-    def __init__(self, batches: Iterator[Any], resources: ExitStack, clock: Clock) -> None:
+    def __init__(self, batches: Iterator[tuple[int, Any]], resources: ExitStack, clock: Clock) -> None:
         self._clock = clock
         self._batches = self._in_small_batches(batches)
         self._resources = resources
         self.held_bytes = 0  # of the batch that is being cut up
-        self._next: Any = next(self._batches, None)
+        self._next: tuple[int, Any] | None = next(self._batches, None)
 
-    def _in_small_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+    def _in_small_batches(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        for source, batch in batches:
             rows = batch.num_rows
             self.held_bytes = batch.nbytes
             step = max(1, min(rows, rows * BATCH_BYTES // max(1, self.held_bytes)))
             for start in range(0, rows, step):
-                yield batch.slice(start, step)
+                yield source, batch.slice(start, step)
 
     @property
     def schema(self) -> Any:
-        return NOTHING if self._next is None else self._next.schema
+        return NOTHING if self._next is None else self._next[1].schema
 
     @property
     def ended(self) -> bool:
         return self._next is None
 
     def page(self) -> Iterator[tuple[Any, bytes]]:
-        """Record batches, the last of them marked if another page follows."""
+        """Record batches, each with its mark: see `mark_batch`."""
         size, until_s, full = 0, self._clock.monotonic_s() + PAGE_S, False
         while self._next is not None and not full:
-            batch, self._next = self._next, next(self._batches, None)
+            (source, batch), self._next = self._next, next(self._batches, None)
             size += batch.nbytes
             full = size >= PAGE_BYTES or self._clock.monotonic_s() >= until_s
-            yield batch, b"+" if self._next is not None and full else b""
+            yield batch, mark_batch(source, self._next is not None and full)
 
     def close(self) -> None:
         """Let go of what it reads."""
@@ -81,3 +83,17 @@ def in_batches(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Any]:
             keys, values, size = [], [], 0
     if keys:
         yield pa.record_batch([binary_column(keys), binary_column(values)], schema=PAIRS)
+
+
+def scan_ranges(
+    reading: Reading, ranges: Sequence[tuple[PartitionId, bytes, bytes | None]]
+) -> Iterator[tuple[int, Any]]:
+    """The record batches of ranges, one after the other, each with the number of its range."""
+    for number, key_range in enumerate(ranges):
+        for batch in reading.scan_arrow(*key_range):
+            yield number, batch
+
+
+def unnumbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    """Record batches of the only range, or of a query."""
+    return ((0, batch) for batch in batches)

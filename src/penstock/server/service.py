@@ -17,7 +17,7 @@ from penstock.host import threads
 from penstock.host.forking import abandon, detach_sockets, use_grpc
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
-from penstock.protocol import place
+from penstock.protocol import locator
 from penstock.server.bell import Bell
 from penstock.store.store import Store
 
@@ -64,22 +64,22 @@ class Service:
         threads.after_fork(self, Service._cut_off)
 
     def _hang_bell(self, path: str) -> tuple[str, Bell]:
-        folder = place.make_sockets_folder(path)
+        folder = locator.make_sockets_folder(path)
         try:
             return folder, Bell(folder, self._answer)
         except OSError:  # some file systems that are mounted from elsewhere have no sockets
-            folder = place.make_sockets_folder(path, elsewhere=True)
+            folder = locator.make_sockets_folder(path, elsewhere=True)
             return folder, Bell(folder, self._answer)
 
-    def _answer(self, question: place.Question) -> place.Answer:
+    def _answer(self, question: locator.Question) -> locator.Answer:
         if question.ask == "serve":
             if self.yielded.is_set():
-                return place.Answer(yields=True, detached=self._detached, reason="it is letting go of the store")
-            return place.Answer(location=self.location(), detached=self._detached)
+                return locator.Answer(yields=True, detached=self._detached, reason="it is letting go of the store")
+            return locator.Answer(location=self.location(), detached=self._detached)
         if not self._detached:
-            return place.Answer(reason="it was opened by a program that uses it")
+            return locator.Answer(reason="it was opened by a program that uses it")
         reason = self.begin_yield()
-        return place.Answer(yields=not reason, detached=True, reason=reason)
+        return locator.Answer(yields=not reason, detached=True, reason=reason)
 
     def begin_yield(self) -> str:
         """Let go of the store if nobody needs its owner; otherwise, why not."""
@@ -173,4 +173,4 @@ class Service:
     def _remove_sockets(self) -> None:
         with suppress(Closed):  # another folder is there by now, and the sockets in it are of its owner
             self._store.check_folder()
-            place.remove_sockets(self._path)
+            locator.remove_sockets(self._path)

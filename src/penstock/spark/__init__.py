@@ -8,7 +8,7 @@
     verify, export        the check of all files; a table as Parquet
 
     format                the format `penstock`; the other modules are its parts
-    place, arrow          which store; types
+    table_ref, arrow      which store and table; types
     sessions              the first two of the above
     exactly_once          the stream; committing: its commit; offset_log: Spark's checkpoint
     maintenance           the last three of the above

@@ -16,14 +16,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import Invalid
-from penstock.kinds import Kind, StreamColumns, as_streamable
+from penstock.kinds import StreamColumns, as_streamable
 from penstock.partition.ledger import TableInfo
+from penstock.protocol.wire import SourceState
+from penstock.registry import kind_named
 from penstock.spark.loading import add_loads, check_schema, make_loads
-from penstock.spark.place import StoreLocation
-from penstock.spark.streaming import stream_source
+from penstock.spark.table_ref import PlannedTable, TableRef
 from penstock.store.batch import StoreBatch
 
-_TOLD = "table string, loads binary"
+_LOADS = "table string, loads binary"
 
 
 @dataclass(frozen=True)
@@ -52,75 +53,75 @@ def commit(
     """
     if not isinstance(tables, Mapping):
         raise Invalid(f"{type(tables).__name__} was given for the tables: give DataFrames by table, as in {{'t': df}}")
-    places = {name: StoreLocation.of({"path": path, "table": name}) for name in tables}
     for name, frame in tables.items():
         if not isinstance(frame, DataFrame):
             raise Invalid(f"{type(frame).__name__} was given for {name}: give a DataFrame")
-        check_schema(places[name], frame.schema)
-    condition = None if consumer is None else _condition(path, source, consumer, start, end)
-    told = prepare(places, tables)
-    with StoreLocation.of({"path": path}, table=False).store().batch(token=token) as batch:
-        rows = use(batch, places, told)
+    ref = TableRef.of({"path": path}, table=False)
+    plan = ref.plan(tables, source=(source or "") if consumer is not None else "")
+    for name, frame in tables.items():
+        check_schema(plan.tables[name], frame.schema)
+    condition = None if consumer is None else _condition(plan.source, consumer, start, end)
+    encoded = prepare(plan.tables, tables)
+    with ref.store().batch(token=token) as batch:
+        rows = use(batch, plan.tables, encoded)
         if condition is not None:
             batch.require(*condition)
     return Committed(batch.duplicate, {} if batch.duplicate else rows)
 
 
 def _condition(
-    path: str, source: str | None, consumer: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
+    source: SourceState | None, consumer: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
 ) -> tuple[str, bytes]:
     if source is None or start is None or end is None:
         raise Invalid("with a consumer, say source= (a queue), start= and end= (sequences by shard)")
     given: tuple[Any, ...] = (start, end)
-    for places in given:
-        pairs = places.items() if isinstance(places, Mapping) else [(None, None)]
+    for offsets in given:
+        pairs = offsets.items() if isinstance(offsets, Mapping) else [(None, None)]
         if not all(type(one) is int for pair in pairs for one in pair):
-            raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {places!r}")
-    place = StoreLocation.of({"path": path, "table": source})
-    last = stream_source(place).offsets("latest")
+            raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {offsets!r}")
+    name, last = source.table.name, source.latest
     if set(start) != set(end) or not set(start) <= set(last):
-        raise Invalid(f"queue {source} has the shards {sorted(last)}: name the same of them in start= and end=")
+        raise Invalid(f"queue {name} has the shards {sorted(last)}: name the same of them in start= and end=")
     for shard in start:
         if not 1 <= start[shard] <= end[shard] <= last[shard]:
             raise Invalid(
-                f"shard {shard} of {source} has messages from 1 up to {last[shard]}, which is the next: a batch of it "
+                f"shard {shard} of {name} has messages from 1 up to {last[shard]}, which is the next: a batch of it "
                 f"cannot be [{start[shard]}, {end[shard]})"
             )
-    kind, info = place.kind()
-    return move_condition(kind, info, consumer, start, end)
+    return move_condition(source.table, consumer, start, end)
 
 
 def move_condition(
-    kind: Kind, info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int]
+    info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int]
 ) -> tuple[str, bytes]:
     """The condition by which a batch moves a consumer."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return as_streamable(kind, info).move(info, consumer, ranges)
+    return as_streamable(kind_named(info.kind, info.name), info).move(info, consumer, ranges)
 
 
-def prepare(places: Mapping[str, StoreLocation], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
-    """Run one job in which tasks prepare the rows of every table; what they told, by table."""
-    frames = [_prepared(places[name], name, frame) for name, frame in tables.items()]
-    told: dict[str, list[bytes]] = {name: [] for name in tables}
+def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
+    """Run one job in which tasks prepare the rows of every table; the loads they made, by table."""
+    frames = [_prepared(planned[name], name, frame) for name, frame in tables.items()]
+    encoded: dict[str, list[bytes]] = {name: [] for name in tables}
     if frames:
         for row in reduce(DataFrame.unionAll, frames).collect():
-            told[row["table"]].append(bytes(row["loads"]))
-    return told
+            encoded[row["table"]].append(bytes(row["loads"]))
+    return encoded
 
 
-def _prepared(place: StoreLocation, name: str, frame: DataFrame) -> DataFrame:
-    return frame.mapInArrow(partial(_task, place, name, frame.schema), _TOLD)
+def _prepared(table: PlannedTable, name: str, frame: DataFrame) -> DataFrame:
+    return frame.mapInArrow(partial(_task, table, name, frame.schema), _LOADS)
 
 
-def _task(place: StoreLocation, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: prepare its rows and tell the driver."""
-    told = make_loads(place, schema, batches)
-    yield pa.record_batch([pa.array([name]), pa.array([told], pa.binary())], names=["table", "loads"])
+def _task(table: PlannedTable, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: prepare its rows and return the loads to the driver."""
+    loads = make_loads(table, schema, batches)
+    yield pa.record_batch([pa.array([name]), pa.array([loads], pa.binary())], names=["table", "loads"])
 
 
-def use(batch: StoreBatch, places: Mapping[str, StoreLocation], told: Mapping[str, list[bytes]]) -> dict[str, int]:
+def use(batch: StoreBatch, planned: Mapping[str, PlannedTable], encoded: Mapping[str, list[bytes]]) -> dict[str, int]:
     """Put what tasks prepared into a batch; rows by table."""
-    return {name: add_loads(batch, places[name], told[name]) for name in places}
+    return {name: add_loads(batch, table, encoded[name]) for name, table in planned.items()}
 
 
 def within(frame: DataFrame, columns: StreamColumns, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:

@@ -4,9 +4,13 @@ Spark plans micro-batches of a queue; a function turns each into DataFrames for 
 the consumer from the start of the batch to its end, if it stands at the start. The position in the store is the truth:
 Spark's checkpoint may be deleted or restored from long ago.
 
+A batch costs the driver two requests: one finds the tables that the batch function named, the consumer's position and
+how far the queue is; the other is the commit. The process in which Spark plans makes one (see `streaming`), and tasks
+one for each page of messages and for each file that they stage.
+
 Thread: the batch function runs in a thread of the driver, one batch after the other.
 Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
-driver that finds the consumer moved by somebody else, between its batches or while it writes one, was overtaken, and
+driver that finds the consumer moved by somebody else, before it writes a batch or while it does, was overtaken, and
 stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the
 reason, and all others are written.
 """
@@ -19,7 +23,7 @@ import logging
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,16 +37,17 @@ from penstock import errors
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import stop_on_signals
-from penstock.kinds import Kind, StreamColumns, StreamSource, as_streamable
-from penstock.partition.ledger import TableInfo
+from penstock.kinds import StreamColumns, as_streamable
+from penstock.protocol.wire import SourceState
+from penstock.registry import kind_named
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.format import register
 from penstock.spark.loading import check_schema
-from penstock.spark.offset_log import OffsetLog, Places
-from penstock.spark.place import StoreLocation
+from penstock.spark.offset_log import OffsetLog, Offsets
 from penstock.spark.reading import whole_number
 from penstock.spark.sessions import muted
-from penstock.spark.streaming import start_option, stream_source
+from penstock.spark.streaming import start_option
+from penstock.spark.table_ref import BatchTables, PlannedTable, TableRef
 
 logger = logging.getLogger(__name__)
 clock = SystemClock()
@@ -61,7 +66,7 @@ class StreamProgress:
     rows_out: int = 0
     dead: int = 0  # messages set aside
     skipped: int = 0  # batches that had been written before
-    lag: int = 0  # messages that wait, when the last batch ended
+    lag: int = 0  # messages behind the last batch, as the queue was when it was written
     committed_s: float | None = None  # when that was, in seconds since 1970
 
 
@@ -84,7 +89,7 @@ def stream(
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name goes there with its column `reason`,
     and so does every record that makes `batch` fail.
     """
-    runner = _Runner(StoreLocation.of({"path": path, "table": source}), consumer, batch, dead_letter)
+    runner = _Runner(TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
@@ -149,39 +154,41 @@ class _Runner:
     _columns: StreamColumns  # of the source; set when the stream begins, as the next
     _letter: StreamColumns  # of the dead letters
 
-    def __init__(self, source: StoreLocation, consumer: str, route: Route, dead_letter: str | None) -> None:
+    def __init__(self, source: TableRef, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
         self._consumer = consumer
         self._route = route
-        self._dead = None if dead_letter is None else replace(source, table=dead_letter)
+        self._dead = dead_letter
         self.progress = StreamProgress()
         self.error: Exception | None = None  # why it ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
-        self._at: Places | None = None  # where this driver left the consumer
+        self._at: Offsets | None = None  # where this driver left the consumer
 
-    def _table(self) -> tuple[Kind, TableInfo, StreamSource]:
-        kind, info = self._source.kind()
-        return kind, info, stream_source(self._source)
-
-    def _within(self, frame: DataFrame, start: Places, end: Places) -> DataFrame:
+    def _within(self, frame: DataFrame, start: Offsets, end: Offsets) -> DataFrame:
         return within(frame, self._columns, start, end)
 
-    def begin(self) -> Places:
+    def _plan(self, tables: Iterable[str] = ()) -> tuple[BatchTables, SourceState]:
+        """The tables that a batch writes to, and where the source and its consumer are."""
+        plan = self._source.plan(tables, source=self._source.table, consumer=self._consumer)
+        assert plan.source is not None
+        return plan, plan.source
+
+    def begin(self) -> Offsets:
         """Where the consumer is; a new one begins at the beginning."""
         if not self._consumer:
             raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
         if not callable(self._route):
             raise Invalid(f"batch is {self._route!r}: give a function that makes DataFrames by table of a DataFrame")
-        if self._dead is not None:
-            if self._dead.table == self._source.table:
-                raise Invalid(f"dead_letter is {self._dead.table}, the source: each would be read again; give another")
-            self._letter = _letter_columns(self._dead)
-        position = self._position()
-        kind, info, table = self._table()
-        self._columns = as_streamable(kind, info).columns
-        first = table.offsets("earliest")
-        lost = {shard: place for shard, place in position.items() if place < first[shard]}
+        if self._dead == self._source.table:
+            raise Invalid(f"dead_letter is {self._dead}, the source: each would be read again; give another")
+        plan, source = self._plan([] if self._dead is None else [self._dead])
+        info = source.table
+        self._columns = as_streamable(kind_named(info.kind, info.name), info).columns
+        for table in plan.tables.values():
+            self._letter = _letter_columns(table)
+        position, first = source.position, source.earliest
+        lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
         if lost:
             raise NotFound(
                 f"messages of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
@@ -214,12 +221,11 @@ class _Runner:
         planned, end = self.log.range_of(number)
         if planned == end:
             return  # Spark runs batches without data too
-        position = self._position()
-        if self._at is not None and position != self._at:
-            raise PositionConflict(
-                f"consumer {self._consumer} is at {position}, and this driver left it at {self._at}: another one took "
-                "over, so this one stops"
-            )
+        position = self._at
+        if position is None:  # the first batch of this driver
+            _, source = self._plan()
+            position = self._at = source.position
+            self.progress = replace(self.progress, lag=_distance(position, source.latest))
         if all(position[shard] >= end[shard] for shard in end):
             self._count(skipped=1)
             return
@@ -233,18 +239,13 @@ class _Runner:
             frame = self._within(frame, start, end)
         frame = frame.persist()
         try:
-            self._at = position
             # Where broken records are expected, Spark would tell of each attempt on many lines.
             with nullcontext() if self._dead is None else muted(frame.sparkSession):
                 self._write(frame, start, end)
         finally:
             frame.unpersist()
 
-    def _position(self) -> Places:
-        _, _, table = self._table()
-        return dict(table.offsets(f"consumer:{self._consumer}"))
-
-    def _write(self, frame: DataFrame, start: Places, end: Places, *, judged: bool = False) -> None:
+    def _write(self, frame: DataFrame, start: Offsets, end: Offsets, *, judged: bool = False) -> None:
         """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
         try:
             self._commit(self._routed(frame), start, end)
@@ -264,7 +265,7 @@ class _Runner:
             )
         return dict(tables)
 
-    def _works_on_nothing(self, frame: DataFrame, start: Places) -> bool:
+    def _works_on_nothing(self, frame: DataFrame, start: Offsets) -> bool:
         """Whether the batch function takes a frame without records; if not, no record is to blame."""
         try:
             self._prepared(self._routed(self._within(frame, start, start)))
@@ -273,9 +274,8 @@ class _Runner:
             return False
         return True
 
-    def _halve(self, frame: DataFrame, start: Places, end: Places, error: Exception) -> None:
-        count = sum(end[shard] - start[shard] for shard in end)
-        if count <= 1:
+    def _halve(self, frame: DataFrame, start: Offsets, end: Offsets, error: Exception) -> None:
+        if _distance(start, end) <= 1:
             logger.warning("a record is set aside: %s", _first_line(error))
             bad = self._within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
             self._commit({self._dead_name: bad}, start, end)
@@ -287,51 +287,65 @@ class _Runner:
     @property
     def _dead_name(self) -> str:
         assert self._dead is not None
-        return self._dead.table
+        return self._dead
 
-    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[dict[str, StoreLocation], dict[str, list[bytes]]]:
-        """Let tasks prepare the rows of every table; the tables, and what the tasks told."""
-        if self._dead is not None and self._dead.table in tables:
-            frame = tables[self._dead.table]
-            tables[self._dead.table] = _dead_letters(frame, self._source.table, self._columns, self._letter)
-        places = {name: replace(self._source, table=name) for name in tables}
+    def _prepared(self, tables: dict[str, DataFrame]) -> tuple[BatchTables, SourceState, dict[str, list[bytes]]]:
+        """Let tasks prepare the rows of every table; the tables, the source, and the loads by table."""
+        if self._dead is not None and self._dead in tables:
+            letters = tables[self._dead]
+            tables[self._dead] = _dead_letters(letters, self._source.table, self._columns, self._letter)
         for name, frame in tables.items():
             if not isinstance(frame, DataFrame):
                 raise Invalid(f"the batch function gave {type(frame).__name__} for {name}: give a DataFrame")
-            check_schema(places[name], frame.schema)
-        return places, prepare(places, tables)
+        plan, source = self._plan(tables)
+        if source.position != self._at:
+            raise PositionConflict(
+                f"consumer {self._consumer} is at {source.position}, and this driver left it at {self._at}: another "
+                "one took over, so this one stops"
+            )
+        for name, frame in tables.items():
+            check_schema(plan.tables[name], frame.schema)
+        return plan, source, prepare(plan.tables, tables)
 
-    def _commit(self, tables: dict[str, DataFrame], start: Places, end: Places) -> None:
-        kind, info, _ = self._table()
-        places, told = self._prepared(tables)
+    def _commit(self, tables: dict[str, DataFrame], start: Offsets, end: Offsets) -> None:
+        plan, source, encoded = self._prepared(tables)
         moved = [shard for shard in end if start[shard] < end[shard]]
         with self._source.store().batch() as group:
-            rows = use(group, places, told)
-            group.require(*move_condition(kind, info, self._consumer, _only(start, moved), _only(end, moved)))
+            rows = use(group, plan.tables, encoded)
+            group.require(*move_condition(source.table, self._consumer, _only(start, moved), _only(end, moved)))
         if group.duplicate:  # the consumer was at `start` when this driver began
             raise PositionConflict(
                 f"consumer {self._consumer} is past a batch that this driver was writing: another one took over, so "
                 "this one stops"
             )
-        self._at = {**(self._at or start), **_only(end, moved)}
-        dead = 0 if self._dead is None else rows.get(self._dead.table, 0)
-        rows_in = sum(end[shard] - start[shard] for shard in end)
-        self._count(batches=1, rows_in=rows_in, rows_out=sum(rows.values()) - dead, dead=dead)
+        self._at = {**source.position, **_only(end, moved)}
+        dead = 0 if self._dead is None else rows.get(self._dead, 0)
+        self._count(
+            lag=_distance(self._at, source.latest),
+            batches=1,
+            rows_in=_distance(start, end),
+            rows_out=sum(rows.values()) - dead,
+            dead=dead,
+        )
 
-    def _count(self, **more: int) -> None:
+    def _count(self, *, lag: int | None = None, **more: int) -> None:
         now = self.progress
-        _, _, table = self._table()
         changed: dict[str, Any] = {name: getattr(now, name) + value for name, value in more.items()}
-        self.progress = replace(now, lag=table.lag(self._consumer), committed_s=clock.time_us() / 1e6, **changed)
+        self.progress = replace(now, lag=now.lag if lag is None else lag, committed_s=clock.time_us() / 1e6, **changed)
 
 
-def _only(places: Places, shards: list[int]) -> Places:
-    return {shard: places[shard] for shard in shards}
+def _only(offsets: Offsets, shards: list[int]) -> Offsets:
+    return {shard: offsets[shard] for shard in shards}
 
 
-def _middle(start: Places, end: Places) -> Places:
-    """A place about halfway, shard after shard."""
-    left = sum(end[shard] - start[shard] for shard in end) // 2
+def _distance(start: Offsets, end: Offsets) -> int:
+    """How many messages are in [start, end)."""
+    return sum(max(0, end[shard] - start[shard]) for shard in end)
+
+
+def _middle(start: Offsets, end: Offsets) -> Offsets:
+    """Offsets about halfway, shard after shard."""
+    left = _distance(start, end) // 2
     middle = {}
     for shard in sorted(end):
         step = min(left, end[shard] - start[shard])
@@ -352,15 +366,14 @@ def _first_line(error: Exception) -> str:
     return (blamed or lines or [type(error).__name__])[-1].strip()[:500]
 
 
-def _letter_columns(place: StoreLocation) -> StreamColumns:
+def _letter_columns(table: PlannedTable) -> StreamColumns:
     """Return the columns of a table for dead letters; `Invalid` before any work if it cannot take them."""
-    kind, info = place.kind()
     try:
-        columns = as_streamable(kind, info).columns
-        check_schema(place, StructType([StructField(columns.payload, StringType())]))
+        columns = as_streamable(table.kind, table.info).columns
+        check_schema(table, StructType([StructField(columns.payload, StringType())]))
         return columns
     except (Invalid, KindMismatch) as error:
-        raise Invalid(f"dead_letter is {place.table}, which takes no messages ({error}): give a queue") from None
+        raise Invalid(f"dead_letter is {table.info.name}, which takes no messages ({error}): give a queue") from None
 
 
 def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: StreamColumns) -> DataFrame:

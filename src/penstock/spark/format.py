@@ -23,8 +23,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
+from penstock.partition.ledger import TableInfo
+from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
-from penstock.spark.place import StoreLocation, check_options
+from penstock.spark.table_ref import TableRef, check_options
 
 BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
 
@@ -37,15 +39,15 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        kind, info = StoreLocation.of(self.options).kind()
-        return spark_schema(kind.schema(info.options))
+        return _schema_of(TableRef.of(self.options).info())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.reading import TableReader
 
         check_options(self.options, *BATCH_OPTIONS)
-        check_columns(schema, self.schema(), self.options["table"])
-        return TableReader(dict(self.options), schema)
+        info = TableRef.of(self.options).info()
+        check_columns(schema, _schema_of(info), info.name)
+        return TableReader(dict(self.options), schema, info)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.writing import TableWriter
@@ -64,6 +66,10 @@ class PenstockSource(DataSource):
         from penstock.spark.writing import StreamWriter
 
         return StreamWriter(dict(self.options), schema, overwrite)
+
+
+def _schema_of(info: TableInfo) -> StructType:
+    return spark_schema(kind_named(info.kind, info.name).schema(info.options))
 
 
 def register(spark: Any) -> None:

@@ -1,7 +1,7 @@
 """Rows of Spark's tasks on their way into a store: prepared by the tasks, committed once, together.
 
-A task turns its rows into loads (see `Kind.load`) and says what it made; whoever commits puts the loads of all tasks
-and tables into one group. A task that is tried again makes other files; those that no commit names are purged.
+A task turns its rows into loads (see `Kind.load`) and returns them; the committer puts the loads of all tasks and
+tables into one group. A task that is tried again makes other files; those that no commit names are purged.
 
 Thread: Spark's; a task's part runs in its worker, the commit wherever Spark commits.
 Invariant: nothing is seen before the commit, and all of it after.
@@ -14,66 +14,67 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import Invalid
-from penstock.journal.partitions import shard_number
+from penstock.errors import Invalid, NotFound
+from penstock.journal.partitions import table_of
 from penstock.kinds import PreparedRows, as_loadable, as_replaceable
 from penstock.spark.arrow import arrow_schema, from_spark
-from penstock.spark.place import StoreLocation, check_range, working
+from penstock.spark.table_ref import PlannedTable, check_range, workplace
 from penstock.store.batch import StoreBatch
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[PreparedRows])
 
 
-def check_schema(place: StoreLocation, schema: Any) -> None:
+def check_schema(table: PlannedTable, schema: Any) -> None:
     """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
-    kind, info = place.kind()
-    as_loadable(kind, info).load_schema(arrow_schema(schema), info.options)
+    as_loadable(table.kind, table.info).load_schema(arrow_schema(schema), table.info.options)
 
 
 def make_loads(
-    place: StoreLocation, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
+    table: PlannedTable, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
-    """In a task: prepare its rows, all of which are in the range that is replaced; what to tell the one who commits."""
-    kind, info = place.kind()
+    """In a task: prepare its rows, all of which are in the range that is replaced; the loads, for the committer."""
+    kind, info = table.kind, table.info
     loader = as_loadable(kind, info)
     rows = from_spark(batches, loader.load_schema(arrow_schema(schema), info.options))
     if replace is not None:
         rows = as_replaceable(kind, info).inside(rows, *replace)
-    with working(place) as (workplace, hand_over):
-        return _encode([hand_over(load) for load in loader.load(rows, info, workplace)])
+    with workplace(table) as (place, hand_over):
+        return _encode([hand_over(load) for load in loader.load(rows, info, place)])
 
 
 def add_loads(
-    batch: StoreBatch, place: StoreLocation, told: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
+    batch: StoreBatch, table: PlannedTable, encoded: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
 ) -> int:
     """Put the loads of all tasks for a table into a batch; how many rows they hold."""
-    kind, info = place.kind()
-    loads = [load for some in told for load in _decoder.decode(some)]
-    theirs = {load.file for load in loads}  # which the tasks handed over
-    with working(place) as (workplace, hand_over):
+    kind = table.kind
+    loads = [load for some in encoded for load in _decoder.decode(some)]
+    if any(table_of(load.partition) != table.info.table for load in loads):
+        raise NotFound(f"table {table.info.name} was dropped while rows for it were prepared: nothing was written")
+    by_tasks = {load.file for load in loads}  # which they handed over
+    with workplace(table) as (place, hand_over):
         if replace is None:
-            bundled = as_loadable(kind, info).bundle(loads, info, workplace)
+            bundled = as_loadable(kind, table.info).bundle(loads, table.info, place)
         else:
-            bundled = as_replaceable(kind, info).bundle_in_place(loads, info, workplace, replace)
-        bundled = [load if load.file in theirs else hand_over(load) for load in bundled]
+            bundled = as_replaceable(kind, table.info).bundle_in_place(loads, table.info, place, replace)
+        bundled = [load if load.file in by_tasks else hand_over(load) for load in bundled]
     for load in bundled:
         if load.file is not None:
-            batch.adopt(info.name, [load.file], shard_number(load.partition))
+            batch.add_files(load.partition, [load.file])
         else:
             batch.add_section(load.partition, kind.decode(load.payload), len(load.payload))
     return sum(load.rows for load in loads)
 
 
-def replaced_range(place: StoreLocation, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
+def replaced_range(table: PlannedTable, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
     """What an overwrite replaces: the range of the options `start` and `end`, or everything."""
     if not overwrite:
         if "start" in options or "end" in options:
             raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")
         return None
-    kind, info = place.kind()
-    as_replaceable(kind, info)  # before any work
+    kind = table.kind
+    as_replaceable(kind, table.info)  # before any work
     start = kind.key_of(options["start"]) if "start" in options else b""
-    found = start, kind.key_of(options["end"]) if "end" in options else None
-    check_range(*found)
-    return found
+    key_range = start, kind.key_of(options["end"]) if "end" in options else None
+    check_range(*key_range)
+    return key_range

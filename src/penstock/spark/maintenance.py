@@ -38,7 +38,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.offers import JobPart, Offer
 from penstock.scheduler.work import pack, perform, unpack
 from penstock.spark.format import register
-from penstock.spark.place import StoreLocation, maker
+from penstock.spark.table_ref import TableRef, maker
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
 
     Without `stop`, SIGTERM and SIGINT end it. A job that runs then is given up, and the owner does it.
     """
-    place, done = StoreLocation.of({"path": path}, table=False), 0
+    ref, done = TableRef.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
     with nullcontext(stop) if stop is not None else stop_on_signals() as ending:
         while not ending.is_set():
             try:
-                offer = place.store().port.take_offer(slots)
+                offer = ref.store().port.take_offer(slots)
                 if offer is not None:
-                    done += _work(spark, place, offer, ending)
+                    done += _work(spark, ref, offer, ending)
             except RetryLater as error:
                 logger.warning("the owner of %s is asked again: %s", path, error)
                 offer = None
@@ -88,10 +88,10 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
     return done
 
 
-def _work(spark: Any, place: StoreLocation, offer: Offer, stop: threading.Event) -> bool:
+def _work(spark: Any, ref: TableRef, offer: Offer, stop: threading.Event) -> bool:
     """Run an offer and hand in its results; whether the owner took them."""
-    port, tag = place.store().port, f"penstock-{offer.offer}"
-    work = partial(_perform, place, msgspec.msgpack.encode(offer))
+    port, tag = ref.store().port, f"penstock-{offer.offer}"
+    work = partial(_perform, ref, msgspec.msgpack.encode(offer))
     with _keeping(port, offer.offer, stop, lambda: spark.interruptTag(tag)):
         try:
             results = _run_tasks(spark, len(offer.parts), work, tag)
@@ -138,7 +138,7 @@ def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
             yield pa.record_batch([pa.array([number]), pa.array([work(number)], pa.binary())], ["part", "result"])
 
 
-def _perform(place: StoreLocation, encoded: bytes, number: int) -> bytes:
+def _perform(ref: TableRef, encoded: bytes, number: int) -> bytes:
     """In a task: one part of an offer, in the store's folder or in one that stands for it."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber():
@@ -146,11 +146,11 @@ def _perform(place: StoreLocation, encoded: bytes, number: int) -> bytes:
     offer = _offer.decode(encoded)
     if not offer.function.startswith("penstock."):
         raise Invalid(f"{offer.function} is no work of Penstock's")
-    part, root = offer.parts[number], place.root
+    part, root = offer.parts[number], ref.root
     if root is not None:
         return _performed(offer.function, part, root)
     with tempfile.TemporaryDirectory(prefix="penstock-offer-") as spare:
-        port = place.store().port
+        port = ref.store().port
         for name in part.reads:
             _fetch(port, offer.offer, name, f"{spare}/{name}")
         for name in part.writes:
@@ -197,15 +197,15 @@ def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
 
 def verify(spark: Any, path: str) -> list[Damage]:
     """Compare every page of every file of every table with its checksum: what is damaged, nothing if all is well."""
-    place = StoreLocation.of({"path": path}, table=False)
+    ref = TableRef.of({"path": path}, table=False)
     slots = max(1, spark.sparkContext.defaultParallelism)
-    with _snapshot(place) as snapshot:
+    with _snapshot(ref) as snapshot:
         pieces = [
             (name, msgspec.msgpack.encode(piece))
             for name in snapshot.tables()
             for piece in _pieces(snapshot, name, slots * PIECES_PER_SLOT)
         ]
-        told = _run_tasks(spark, len(pieces), partial(_check, place, snapshot.id, pieces)) if pieces else []
+        told = _run_tasks(spark, len(pieces), partial(_check, ref, snapshot.id, pieces)) if pieces else []
     found = {damage for some in told for damage in msgspec.msgpack.decode(some, type=list[Damage])}
     return sorted(found, key=lambda damage: (damage.table, damage.file, damage.reason))
 
@@ -217,10 +217,10 @@ def _pieces(snapshot: RemoteSnapshot, name: str, count: int) -> list[Piece]:
         return snapshot.pieces(name, 1)
 
 
-def _check(place: StoreLocation, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
+def _check(ref: TableRef, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
     """In a task: look at the files of one piece, or have the owner read it."""
     name, encoded = pieces[number]
-    piece, store, root = _piece.decode(encoded), place.store(), place.root
+    piece, store, root = _piece.decode(encoded), ref.store(), ref.root
     snapshot = store.snapshot(snapshot_id)
     info = snapshot.info(name)
     found, kind = None, kind_named(info.kind, info.name)
@@ -241,19 +241,19 @@ def _check(place: StoreLocation, snapshot_id: str, pieces: Sequence[tuple[str, b
 
 def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
     """Write a table to Parquet files in `target` as of one LSN, which is returned. `mode` is that of Spark writers."""
-    place = StoreLocation.of({"path": path, "table": table})
-    place.info()
+    ref = TableRef.of({"path": path, "table": table})
+    ref.info()
     register(spark)
-    with _snapshot(place) as snapshot:
+    with _snapshot(ref) as snapshot:
         reader = spark.read.format("penstock").option("table", table).option("snapshot", snapshot.id)
-        reader.load(place.path).write.mode(mode).parquet(target)
+        reader.load(ref.path).write.mode(mode).parquet(target)
         return snapshot.lsn
 
 
 @contextmanager
-def _snapshot(place: StoreLocation) -> Iterator[RemoteSnapshot]:
+def _snapshot(ref: TableRef) -> Iterator[RemoteSnapshot]:
     """A snapshot that is kept for as long as the block takes."""
-    store = place.store()
+    store = ref.store()
     with store.snapshot(lease_s=SNAPSHOT_LEASE_S) as snapshot:
 
         def keep() -> bool:

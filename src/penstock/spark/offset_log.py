@@ -11,13 +11,13 @@ from typing import Any
 
 from penstock.errors import NotFound, PositionConflict
 
-Places = dict[int, int]
+Offsets = dict[int, int]
 
 
 class OffsetLog:
     """The checkpoint in a folder, of a stream whose consumer stands at `start`."""
 
-    def __init__(self, spark: Any, folder: str, start: Places) -> None:
+    def __init__(self, spark: Any, folder: str, start: Offsets) -> None:
         self._context = spark.sparkContext
         self._folder = folder
         self._start = start
@@ -37,18 +37,18 @@ class OffsetLog:
                 f"consumer at {self._start}): give each stream its own, or delete it"
             )
 
-    def range_of(self, number: int) -> tuple[Places, Places]:
+    def range_of(self, number: int) -> tuple[Offsets, Offsets]:
         """Start and end of a batch."""
         end = self._read(number)
         if end is None:
             raise NotFound(f"{self._folder} does not say which messages batch {number} has: delete it, and start again")
         return (self._read(number - 1) if number else None) or self._start, end
 
-    def _read(self, number: int) -> Places | None:
-        place, system = self._file(f"offsets/{number}")
-        if not system.exists(place):
+    def _read(self, number: int) -> Offsets | None:
+        path, system = self._file(f"offsets/{number}")
+        if not system.exists(path):
             return None
-        stream = system.open(place)
+        stream = system.open(path)
         try:
             text = self._context._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
@@ -56,10 +56,10 @@ class OffsetLog:
         return {int(shard): int(at) for shard, at in json.loads(text.splitlines()[-1]).items()}
 
     def _names(self, folder: str) -> list[str]:
-        place, system = self._file(folder)
-        return [found.getPath().getName() for found in system.listStatus(place)] if system.exists(place) else []
+        path, system = self._file(folder)
+        return [found.getPath().getName() for found in system.listStatus(path)] if system.exists(path) else []
 
     def _file(self, name: str) -> tuple[Any, Any]:
         """A file of the checkpoint, and the file system that has it."""
-        place = self._context._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
-        return place, place.getFileSystem(self._context._jsc.hadoopConfiguration())
+        path = self._context._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
+        return path, path.getFileSystem(self._context._jsc.hadoopConfiguration())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -39,9 +39,10 @@ from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import FileReadable, Kind, partitions_of
+from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.place import StoreLocation, check_range
+from penstock.spark.table_ref import TableRef, check_range
 
 clock = SystemClock()
 TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, where nobody says how many there are
@@ -87,12 +88,13 @@ class _Pushed:
 class TableReader(DataSourceReader):
     """Reads a table of any kind."""
 
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self._place = StoreLocation.of(options)
+    def __init__(self, options: dict[str, str], schema: StructType, info: TableInfo) -> None:
+        self._ref = TableRef.of(options)
+        self._info = info  # as it was planned
         self._schema = schema
         self._snapshot = options.get("snapshot", "")
         self._splits = whole_number(options, "splits", 0) if "splits" in options else None
-        kind, self._info = self._place.kind()
+        kind = kind_named(info.kind, info.name)
         self._start = kind.key_of(options["start"]) if "start" in options else b""
         self._end = kind.key_of(options["end"]) if "end" in options else None
         check_range(self._start, self._end)
@@ -103,39 +105,39 @@ class TableReader(DataSourceReader):
             warn_if_off()
 
     def partitions(self) -> list[InputPartition]:
-        info, store = self._info, self._place.store()
-        kind, shards = kind_named(info.kind, info.name), partitions_of(info)
+        ranges = self._ranges()
+        if not ranges:
+            return []
+        partitions = partitions_of(self._info)
+        wanted = [(partitions[shard], low, high) for shard, low, high in ranges]
+        store = self._ref.store()
+        port = store.snapshot(self._snapshot)._port if self._snapshot else store.port
+        if self._splits is None:
+            cuts = port.cut_ranges(wanted, threads.cores(), TASK_BYTES_MIN, TASK_BYTES_MAX)
+        else:
+            cuts = port.cut_ranges(wanted, max(1, self._splits // len(partitions)) * len(ranges))
+        found: list[InputPartition] = []
+        for (shard, low, high), inner in zip(ranges, cuts, strict=True):
+            found += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
+        return found
+
+    def _ranges(self) -> list[tuple[int, bytes, bytes | None]]:
+        """(shard, start, end): the keys to be read."""
+        info, port = self._info, self._ref.store().port
+        kind = kind_named(info.kind, info.name)
         ranges: list[tuple[int, bytes, bytes | None]] = []
-        for shard in range(len(shards)):
-            low, high = kind.narrowed(self._wanted, info, shard, store.port)
+        for shard in range(info.shards):
+            low, high = kind.narrowed(self._wanted, info, shard, port)
             low, high = max(low, self._start), _least(high, self._end)
             if high is None or low < high:
                 ranges.append((shard, low, high))
-        found: list[InputPartition] = []
-        with store.snapshot(self._snapshot or None) as snapshot:
-            counts = self._counts(snapshot, shards, ranges)
-            for (shard, low, high), count in zip(ranges, counts, strict=True):
-                pieces = snapshot._port.pieces(shards[shard], max(1, count), low, high)
-                inner = [piece.start for piece in pieces[1:]]
-                found += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
-        return found
-
-    def _counts(
-        self, snapshot: RemoteSnapshot, shards: Sequence[PartitionId], ranges: list[tuple[int, bytes, bytes | None]]
-    ) -> list[int]:
-        """Into how many parts each range is cut."""
-        if self._splits is not None:
-            return [self._splits // len(shards)] * len(ranges)
-        whole = [snapshot._port.pieces(shards[shard], 1, low, high) for shard, low, high in ranges]
-        sizes = [sum(piece.size_bytes for piece in pieces) for pieces in whole]
-        size = max(1, sum(sizes))
-        return [round(tasks_for(size) * one / size) for one in sizes]
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, KeyRangePartition):
             return iter(())  # Spark makes one for a table without ranges
         snapshot = self._moment()
-        info = snapshot.info(self._place.table)
+        info = snapshot.info(self._ref.table)
         if info.table != self._info.table:  # its ranges are of other shards: some rows would be left out
             raise NotFound(
                 f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew"
@@ -147,7 +149,7 @@ class TableReader(DataSourceReader):
 
     def _moment(self) -> RemoteSnapshot:
         """The snapshot that all tasks of this query read."""
-        store = self._place.store()
+        store = self._ref.store()
         if self._snapshot:
             return store.snapshot(self._snapshot)
         return store.query_snapshot(self._query(), lease_s=LEASE_S)
@@ -164,7 +166,7 @@ class TableReader(DataSourceReader):
         self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: KeyRangePartition
     ) -> Iterator[Any]:
         """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
-        root, identity = self._place.root, self._place.store().identity
+        root, identity = self._ref.root, self._ref.store().identity
         if root is not None and isinstance(kind, FileReadable):
             for piece in snapshot._port.pieces(number, 1, wanted.start, wanted.end):
                 batches = kind.read_piece(piece, root, identity) if piece.detail else None
@@ -178,15 +180,8 @@ class TableReader(DataSourceReader):
         for batch in batches:
             yield batch
             if clock.monotonic_s() > told_s + RENEW_S:
-                self._place.store().snapshot(snapshot.id)  # to ask for it is to use it
+                self._ref.store().snapshot(snapshot.id)  # to ask for it is to use it
                 told_s = clock.monotonic_s()
-
-
-def tasks_for(size_bytes: int) -> int:
-    """How many tasks read so much: each costs Spark some 50 ms, and cores that wait for the last one cost more."""
-    cores = threads.cores()
-    rounds = -(-size_bytes // (cores * TASK_BYTES_MAX))
-    return max(1, min(rounds * cores, -(-size_bytes // TASK_BYTES_MIN)))
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:

@@ -110,14 +110,14 @@ def find_java() -> str:
 def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
     """Make a temporary view of each table of a store; their names. With a snapshot's id, all of them at its LSN."""
     from penstock.spark.format import register
-    from penstock.spark.place import StoreLocation
+    from penstock.spark.table_ref import TableRef
 
-    place = StoreLocation.of({"path": path}, table=False)
+    ref = TableRef.of({"path": path}, table=False)
     register(spark)
-    names: list[str] = place.store().tables()
+    names: list[str] = ref.store().tables()
     for name in names:
         reader = spark.read.format("penstock").option("table", name)
         if snapshot is not None:
             reader = reader.option("snapshot", snapshot)
-        reader.load(place.path).createOrReplaceTempView(name)
+        reader.load(ref.path).createOrReplaceTempView(name)
     return names

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
 from penstock.spark.loading import add_loads, check_schema, make_loads, replaced_range
-from penstock.spark.place import StoreLocation
+from penstock.spark.table_ref import TableRef
 
 
 @dataclass
@@ -36,23 +36,25 @@ class TableWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one group."""
 
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
-        self._place = StoreLocation.of(options)
+        self._table = TableRef.of(options).planned()
         self._schema = schema
-        self._replace = replaced_range(self._place, options, overwrite)
+        self._replace = replaced_range(self._table, options, overwrite)
         self._token = f"spark-{uuid.uuid4()}"
-        check_schema(self._place, schema)
+        check_schema(self._table, schema)
 
     def write(self, iterator: Iterator[Any]) -> Told:
-        return Told(make_loads(self._place, self._schema, iterator, self._replace))
+        return Told(make_loads(self._table, self._schema, iterator, self._replace))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        told = [message.loads for message in messages if isinstance(message, Told)]
-        with self._place.store().batch(token=(self._token, 0)) as batch:
-            add_loads(batch, self._place, told, self._replace)
+        encoded = [message.loads for message in messages if isinstance(message, Told)]
+        store = self._table.ref.store()
+        store.port.learn([self._table.info])  # it was planned in another process
+        with store.batch(token=(self._token, 0)) as batch:
+            add_loads(batch, self._table, encoded, self._replace)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing was seen; staged files that no commit names are purged when their time is over."""
-        print(f"penstock: a write to {self._place.table} was given up, nothing of it is seen", file=sys.stderr)
+        print(f"penstock: a write to {self._table.info.name} was given up, nothing of it is seen", file=sys.stderr)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -61,23 +63,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise Invalid("a stream appends: outputMode('complete') would replace the table with each batch")
-        self._place = StoreLocation.of(options)
+        self._ref = TableRef.of(options)  # it is planned for each batch: a stream may run for months
         self._schema = schema
-        check_schema(self._place, schema)
+        check_schema(self._ref.planned(), schema)
 
     def write(self, iterator: Iterator[Any]) -> Told:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query:
             raise Invalid("Spark did not say which query this is, so that its batches cannot be told from others")
-        return Told(make_loads(self._place, self._schema, iterator), query)
+        return Told(make_loads(self._ref.planned(), self._schema, iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         told = [message for message in messages if isinstance(message, Told)]
         if not told:
             return
-        with self._place.store().batch(token=(f"spark-stream-{told[0].query}", batchId)) as batch:
-            add_loads(batch, self._place, [message.loads for message in told])
+        table = self._ref.planned()
+        with self._ref.store().batch(token=(f"spark-stream-{told[0].query}", batchId)) as batch:
+            add_loads(batch, table, [message.loads for message in told])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing was seen; the batch comes again."""

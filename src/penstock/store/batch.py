@@ -102,8 +102,12 @@ class StoreBatch(NamedTables):
         """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
-        number = partition_id(info.table, shard)
-        self._files[number] = plain_files([*self._files.get(number, ()), *files])
+        self.add_files(partition_id(info.table, shard), files)
+
+    def add_files(self, partition: PartitionId, files: Sequence[StagedFile]) -> None:
+        """Take in files of a shard whose table the caller has found already: see `adopt`."""
+        self._check_open()
+        self._files[partition] = plain_files([*self._files.get(partition, ()), *files])
 
     def add_section(self, partition: PartitionId, section: Any, size: int) -> None:
         """Add writes that were prepared elsewhere."""

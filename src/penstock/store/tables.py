@@ -10,7 +10,7 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from penstock.arguments import ArrowSource, in_short, seconds, whole
+from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Kind, Port, SnapshotReading, partitions_of
@@ -93,7 +93,7 @@ class Tables(NamedTables):
         return kind_named(info.kind, name).table(self._port, info, durable=self._durable)
 
     def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
-        name, shards = check_name(name), check_shards(shards)
+        name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
         info = self._find(name)
         if info is None:
             if not create:
@@ -131,7 +131,8 @@ class Tables(NamedTables):
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Writes to any tables that happen together or not at all; with a token at most once."""
         self._check_usable()
-        return StoreBatch(self._port, token=None if token is None else check_token(token), durable=durable)
+        token = None if token is None else check_token(token)
+        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
 
     def snapshot(self) -> StoreSnapshot:
         """Everything that is applied, at one LSN."""

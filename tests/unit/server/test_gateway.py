@@ -27,7 +27,7 @@ from penstock.kinds import Serviced
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
-from penstock.protocol import place, wire
+from penstock.protocol import locator, wire
 from penstock.queue import section as queue_section
 from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.messages import Messages
@@ -126,6 +126,20 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.Lookup("", 1 << 17, [b""] * (wire.KEYS_MAX + 1)),
         wire.CutPieces("", 2 << 16, 5),
         wire.CutPieces("", 2 << 16, 1 << 40),
+        wire.CutRanges("", [], 5),
+        wire.CutRanges("", [(2 << 16, b"", None)] * (wire.RANGES_MAX + 1), 5),
+        wire.CutRanges("", [(2 << 16, b"", None)], 0),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1 << 40),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1, 2, 1),
+        wire.CutRanges("", [(2 << 16, b"", None)], 1, -1, 1),
+        wire.CutRanges("", [(2 << 16, b"", None), (3 << 16, b"", None)], 1),
+        wire.PlanBatch(["../x"]),
+        wire.PlanBatch(["users"] * (wire.TABLES_MAX + 1)),
+        wire.PlanBatch([], "../x"),
+        wire.PlanBatch([], "events", "", [(7, 1)]),
+        wire.PlanBatch([], "events", "", [(0, 1 << 63)]),
+        wire.PlanBatch([], "events", "", [(0, 1)], -1),
+        wire.PlanBatch([], "events", "x" * 300),
         wire.StageFiles(2 << 16, 0, 5.0),
         wire.StageFiles(2 << 16, 1, float("nan")),
         wire.SendFile(2 << 16, 1, "../../../etc/passwd", 0, b"x"),
@@ -162,6 +176,7 @@ def test_a_table_without_a_service_takes_no_calls(gateway: Gateway) -> None:
         wire.Lookup("", (2 << 16) + 1, [b""]),
         wire.Lookup("", LEDGER, [b"n"]),
         wire.StageFiles(9 << 16, 1, 5.0),
+        wire.CutRanges("", [(2 << 16, b"", None), ((2 << 16) + 1, b"", None)], 1),
         wire.CallService(9, "append", b""),
         wire.CallService(1, "append", b""),
         wire.DropTable("nothing"),
@@ -604,10 +619,10 @@ def _ring_badly(store: Store) -> None:
             caller.sendall(said)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
-        answer = place.knock(store.path, "serve", 10.0)
+        answer = locator.knock(store.path, "serve", 10.0)
         assert answer is not None
         assert answer.location
-    refused = place.knock(store.path, "yield", 10.0)
+    refused = locator.knock(store.path, "yield", 10.0)
     assert refused is not None
     assert not refused.yields
 

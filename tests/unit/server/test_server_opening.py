@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
-from penstock.protocol import place
+from penstock.protocol import locator
 from penstock.server import opening
 
 
@@ -22,7 +22,7 @@ def silent(tmp_path: Path) -> Iterator[Path]:
     path.mkdir()
     lock = OsFileSystem().lock(f"{path}/LOCK")
     os.mkdir(f"{path}/run", 0o700)
-    listener = place.listen(f"{path}/run")
+    listener = locator.listen(f"{path}/run")
     yield path
     listener.close()
     lock.release()
@@ -31,13 +31,13 @@ def silent(tmp_path: Path) -> Iterator[Path]:
 def knocks(path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each knock of an opening may take."""
     allowed: list[float] = []
-    knock = place.knock
+    knock = locator.knock
 
-    def noted(path: str, ask: place.Asked, timeout_s: float) -> place.Answer | None:
+    def noted(path: str, ask: locator.Asked, timeout_s: float) -> locator.Answer | None:
         allowed.append(timeout_s)
         return knock(path, ask, min(timeout_s, 0.05))
 
-    monkeypatch.setattr(place, "knock", noted)
+    monkeypatch.setattr(locator, "knock", noted)
     with pytest.raises(StoreLocked, match="does not answer"):
         penstock.open(path, timeout_s=timeout_s)
     return allowed
@@ -54,7 +54,7 @@ def test_a_knock_that_outlasts_it_is_seen(silent: Path, monkeypatch: pytest.Monk
 
     def as_it_was(path: str, locked: StoreLocked, *_: object) -> None:
         try:
-            place.knock(path, "yield", 5.0)
+            locator.knock(path, "yield", 5.0)
         except WaitExpired:
             raise StoreLocked("its owner does not answer") from locked
 

@@ -79,8 +79,13 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read", wire.FindTable("users")),
         ("read", wire.Lookup("", shard, [b"a"])),
         ("read", wire.CutPieces("", shard, 1)),
+        ("read", wire.CutRanges("", [(shard, b"", None)], 1)),
+        ("read", wire.PlanBatch(["users"])),
+        ("read", wire.PlanBatch([], "events", "c", [(0, 1)])),
+        ("a token", wire.PlanBatch([])),
         ("read", wire.Scan("s", "", shard, b"", None, True)),
         ("read", wire.Scan("s", "", shard, b"", None, False)),
+        ("read", wire.ScanRanges("s", "", [(shard, b"", None)])),
         ("read", wire.RunQuery("s", "", shard >> 16, "select", b"", 5.0)),
         ("read something", wire.TakeSnapshot(5.0)),
         ("read something", wire.TakeSnapshot(5.0, "query")),
@@ -134,7 +139,7 @@ NEEDS_NO_OTHER_TEST = {wire.JoinSnapshot, wire.More}  # of things that somebody 
 def refused(gateway: Gateway, request: Any, rights: Rights) -> bool:
     """Whether a request is refused because of rights; other errors are none of this."""
     try:
-        if isinstance(request, wire.Scan | wire.RunQuery | wire.More):
+        if isinstance(request, wire.Reading):
             list(gateway.page(wire.pack(request), rights)[1])
             return False
         answer = gateway.answer(wire.pack(request), rights)

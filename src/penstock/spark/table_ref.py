@@ -1,4 +1,4 @@
-"""Which store and which table a Spark option names, and this process's connection to it.
+"""Which store and which table a Spark option names, this process's connection to it, and what a job's plan says of it.
 
 Planning, tasks and commits run in long-lived Python processes of Spark's, not in the driver: each keeps one connection
 for each store, and asks the owner through it. They never become owners themselves.
@@ -14,9 +14,9 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import TaskContext
@@ -31,18 +31,20 @@ from penstock.host.paths import parent
 from penstock.kinds import Kind, PreparedRows, Workplace
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
+from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.store.identity import IDENTITY_BYTES
 
 OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
-LEASE_S = 3_600.0  # of places for staged files
+LEASE_S = 3_600.0  # of staged files
 _FILE = re.compile("^file:/+")  # as Spark writes a path in some statements
-_lock = threads.lock("spark.place")
+_lock = threads.lock("spark.stores")
 _stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
+_frozen: set[int] = set()  # processes whose imports the collector does not look at
 
 
 @dataclass(frozen=True)
-class StoreLocation:
+class TableRef:
     """A store, by its path or by the address of a server, and a table in it."""
 
     path: str
@@ -51,7 +53,7 @@ class StoreLocation:
     authority: str = ""  # a file with the certificate of who signed the server's
 
     @classmethod
-    def of(cls, options: Mapping[str, str], *, table: bool = True) -> StoreLocation:
+    def of(cls, options: Mapping[str, str], *, table: bool = True) -> TableRef:
         """What the options of a reader or writer name; one clear line if they do not."""
         path = _FILE.sub("/", options.get("path", ""))
         if not path:
@@ -79,19 +81,21 @@ class StoreLocation:
             store = _stores.get(key)
             if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another by now
                 store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
-                _settle()
+                freeze_imports()
             return store
 
     def info(self) -> TableInfo:
         """The table; `NotFound` with names that are near."""
-        port = self.store()._port
-        info = port.table(self.table)
+        info = self.store().port.table(self.table)
         if info is None:
-            names = [found.name for found in port.tables()]
-            near, some = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
-            raise NotFound(f"there is no table {self.table} in {self.path}: {hint}")
+            raise self._unknown()
         return info
+
+    def _unknown(self) -> NotFound:
+        names = [info.name for info in self.store().port.tables()]
+        near, some = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
+        return NotFound(f"there is no table {self.table} in {self.path}: {hint}")
 
     def kind(self) -> tuple[Kind, TableInfo]:
         """The table and its kind."""
@@ -103,6 +107,61 @@ class StoreLocation:
         """The store's folder, if this process sees it and it is the right one."""
         store = self.store()
         return store.path if _identity(store.path) == store.identity else None
+
+    def plan(self, names: Iterable[str] = (), *, source: str = "", consumer: str = "") -> BatchTables:
+        """What a batch needs to know of the tables it writes to and the one it is streamed from, in one request."""
+        store, wanted = self.store(), list(names)
+        plan = store.port.plan_batch(wanted, source=source, consumer=consumer)
+        if source and plan.source is None:
+            raise replace(self, table=source)._unknown()
+        found = {info.name: info for info in plan.tables}
+        tables = {}
+        for name in wanted:
+            ref = replace(self, table=name)
+            if name not in found:
+                raise ref._unknown()
+            tables[name] = PlannedTable(ref, found[name], store.path, store.identity, plan.time_us)
+        return BatchTables(tables, plan.source)
+
+    def look(self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0) -> wire.SourceState:
+        """How far a table that is streamed has come, and where a batch from `start` ends; in one request."""
+        port = self.store().port
+        state = port.plan_batch([], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max).source
+        if state is None:
+            raise self._unknown()
+        return state
+
+    def planned(self) -> PlannedTable:
+        """The table, for a job that writes to it."""
+        return self.plan([self.table]).tables[self.table]
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """A table as it was when a job was planned. Tasks get it with their work: few rows are prepared without asking."""
+
+    ref: TableRef
+    info: TableInfo
+    store_path: str  # as the planner, or the owner, calls it
+    identity: bytes  # of the store
+    time_us: int  # the store's
+
+    @property
+    def kind(self) -> Kind:
+        return kind_named(self.info.kind, self.info.name)
+
+    @property
+    def root(self) -> str | None:
+        """The store's folder, if this process sees it and it is the right one."""
+        return self.store_path if _identity(self.store_path) == self.identity else None
+
+
+@dataclass(frozen=True)
+class BatchTables:
+    """The tables of a batch by name, and how far the one is that it is streamed from."""
+
+    tables: dict[str, PlannedTable]
+    source: wire.SourceState | None
 
 
 def check_options(options: Mapping[str, str], *more: str) -> None:
@@ -121,12 +180,14 @@ def check_range(start: bytes, end: bytes | None) -> None:
         raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
 
 
-def _settle() -> None:
+def freeze_imports() -> None:
     """Take what was imported out of the collector's sight, in a process that runs tasks.
 
     Spark collects garbage there after every task, which takes some 40 ms for all that Arrow and Spark consist of.
     """
-    if TaskContext.get() is not None:
+    process = threads.process_id()
+    if process not in _frozen and TaskContext.get() is not None:
+        _frozen.add(process)
         gc.collect()
         gc.freeze()
 
@@ -146,27 +207,27 @@ def maker() -> str:
 
 
 @contextmanager
-def working(place: StoreLocation) -> Iterator[tuple[Workplace, Any]]:
+def workplace(table: PlannedTable) -> Iterator[tuple[Workplace, Any]]:
     """Where a task builds files: in the store's folder if it sees it, otherwise elsewhere, to be handed over.
 
-    Gives the workplace, and what a load goes through when it is built.
+    Gives the workplace, and what a load goes through when it is built. The owner is asked only when a file is begun.
     """
-    store, root = place.store(), place.root
-    port = store._port
+    freeze_imports()
+    root = table.root
 
     def reserve(partition: Any, count: int) -> Any:
-        return port.stage(partition, count, LEASE_S)
+        return table.ref.store().port.stage(partition, count, LEASE_S)
 
     if root is not None:
-        yield Workplace(root, store.identity, reserve, port.time_us(), maker()), lambda load: load
+        yield Workplace(root, table.identity, reserve, table.time_us, maker()), lambda load: load
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
 
         def reserve_here(partition: Any, count: int) -> Any:
-            places = reserve(partition, count)
-            for staged in places:  # the owner has the folders that they are in, and nobody has them here
+            files = reserve(partition, count)
+            for staged in files:  # the owner has the folders that they are in, and nobody has them here
                 make_dirs(OsFileSystem(), parent(f"{spare}/{staged.file_name}"))
-            return places
+            return files
 
         def hand_over(load: PreparedRows) -> PreparedRows:
             staged = load.file
@@ -174,9 +235,9 @@ def working(place: StoreLocation) -> Iterator[tuple[Workplace, Any]]:
                 for name in files_of(staged.file_name):
                     file = OsFileSystem().open(f"{spare}/{name}")
                     try:
-                        port.send_file(load.partition, staged, name, file)
+                        table.ref.store().port.send_file(load.partition, staged, name, file)
                     finally:
                         file.close()
             return load
 
-        yield Workplace(spare, store.identity, reserve_here, port.time_us(), maker()), hand_over
+        yield Workplace(spare, table.identity, reserve_here, table.time_us, maker()), hand_over

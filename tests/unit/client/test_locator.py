@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.client.connect import connect
 from penstock.errors import Invalid, StoreLocked, WaitExpired
-from penstock.protocol import place
+from penstock.protocol import locator
 
 NAMES = {
     "plain": "store",
@@ -123,7 +123,7 @@ def test_a_folder_for_temporary_files_that_is_odd_too(short: Path, monkeypatch: 
 
 def test_what_an_odd_path_would_do_to_a_uri(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: if sockets were taken for good in an odd folder, this suite would see it."""
-    monkeypatch.setattr(place, "_takes_sockets", lambda _: True)
+    monkeypatch.setattr(locator, "_takes_sockets", lambda _: True)
     for name in ("a#b", "a b"):
         with pytest.raises((AssertionError, penstock.errors.PenstockError, OSError)):
             check_store(short / name, short, timeout_s=2.0)
@@ -136,11 +136,11 @@ def test_a_pointer_to_a_folder_that_somebody_else_made(short: Path) -> None:
     foreign = short / "foreign"
     foreign.mkdir(mode=0o755)
     (path / "run" / "elsewhere").write_text(str(foreign))
-    listener = place.listen(str(foreign))
-    assert place.knock(str(path), "serve", 0.2) is None
+    listener = locator.listen(str(foreign))
+    assert locator.knock(str(path), "serve", 0.2) is None
     foreign.chmod(0o700)
     with pytest.raises(WaitExpired):  # the control: in a private folder it is asked, and says nothing
-        place.knock(str(path), "serve", 0.2)
+        locator.knock(str(path), "serve", 0.2)
     foreign.chmod(0o755)
     with penstock.open(path), connect(path) as client:
         assert client.tables() == []

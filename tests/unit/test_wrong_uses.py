@@ -1,0 +1,286 @@
+"""Wrong uses of every public call, in the owner and through a connection: one typed error in one line, and no harm.
+
+Each row of `CALLS` is a call with right arguments, and for some of them the sort of thing they must be. Every bad value
+of that sort is tried in its place. Afterwards the store holds what it held before, still works, and reopens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError
+
+SOME_OBJECT = object()
+NUMBERS = [None, "1", b"1", True, 1.5, math.nan, -1, [1], SOME_OBJECT]
+BAD: dict[str, list[Any]] = {
+    "key": [None, "k", 1, True, 1.5, [b"k"], b"k" * 65_537, SOME_OBJECT],
+    "border": [None, "k", 1, True, 1.5, [b"k"], SOME_OBJECT],  # of a read: one that is too long finds nothing
+    "optional border": ["k", 1, True, 1.5, [b"k"], SOME_OBJECT],
+    "optional key": ["k", 1, True, 1.5, [b"k"], b"k" * 65_537, SOME_OBJECT],
+    "bytes": [None, "v", 1, True, 1.5, [b"v"], SOME_OBJECT],
+    "int64": [None, "1", b"1", 1.5, math.nan, 1 << 63, [1], SOME_OBJECT],
+    "text": [None, b"v", 1, True, "\ud800", SOME_OBJECT],
+    "json": [b"v", SOME_OBJECT, math.nan, {1, 2}, {"a": SOME_OBJECT}],
+    "count": NUMBERS,
+    "optional count": NUMBERS[1:],
+    "seconds": [None, "1", b"1", True, math.nan, -1, [1], SOME_OBJECT],
+    "ttl": ["1", b"1", True, math.nan, -1, 0, math.inf, 1e300, SOME_OBJECT],
+    "flag": ["yes", 1, 0.0, b"", [], SOME_OBJECT],
+    "name": [None, 1, True, b"t", "", "T", "a b", "a" * 64, "ü", "../a", "a\n", SOME_OBJECT],
+    "consumer": [None, 1, True, b"c", "", "c" * 256, "\ud800", SOME_OBJECT],
+    "shards": [None, "2", True, 0, -1, 1.5, math.nan, 1 << 20, SOME_OBJECT],
+    "shard": ["0", True, -1, 99, 0.5, math.nan, SOME_OBJECT],
+    "token": ["t", ("t",), ("t", True), ("t", -1), ("t", 1.0), (1, 1), ("", 1), ("t", 1 << 80), ("t", 1, 2), 7],
+    "operator": [None, 1, "plus", b"add_i64", "append", SOME_OBJECT],
+    "value type": [1, "int", b"bytes", True, int, SOME_OBJECT],
+    "retention": [1, "1d", {"age_s": 1}, True, SOME_OBJECT],
+    "messages": [None, 1, SOME_OBJECT, ["m"], [1], "m"],
+    "pairs": [None, 1, [1], [(b"k",)], {"k": b"v"}, {b"k": "v"}, [(b"k", b"v", 1)], SOME_OBJECT],
+    "keys": [None, 1, b"k", ["k"], [1], SOME_OBJECT],
+    "leased": [None, 1, "m", [1], SOME_OBJECT],
+    "position": [None, "first", 0, -1, True, 1.5, {0: 0}, {9: 1}, {"0": 1}, SOME_OBJECT],
+    "time": ["now", True, math.nan, b"1", SOME_OBJECT],
+    "epoch": ["1", True, -1, 1.5, 1 << 80, SOME_OBJECT],
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with right arguments, and of what sort some of them are."""
+
+    name: str
+    act: Callable[..., Any]
+    right: dict[str, Any] = field(default_factory=dict)
+    sorts: dict[str, str] = field(default_factory=dict)
+
+
+def in_batch(act: Callable[..., Any]) -> Callable[..., Any]:
+    def run(store: Any, **given: Any) -> None:
+        with store.batch() as batch:
+            act(batch, **given)
+
+    return run
+
+
+def drained(act: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda store, **given: list(act(store, **given))
+
+
+BORDER, PAIR = {"key": "border"}, {"key": b"k", "value": b"v"}
+CALLS = [
+    Call("kv", lambda s, **a: s.kv(**a), {"name": "bytes"},
+         {"name": "name", "shards": "shards", "value": "value type", "create": "flag"}),
+    Call("queue", lambda s, **a: s.queue(**a), {"name": "events"},
+         {"name": "name", "shards": "shards", "retention": "retention", "create": "flag"}),
+    Call("table", lambda s, **a: s.table(**a), {"name": "bytes"}, {"name": "name"}),
+    Call("drop", lambda s, **a: s.drop(**a), {"name": "unknown"}, {"name": "name"}),
+    Call("flush", lambda s, **a: s.flush(**a), {}, {"epoch": "epoch"}),
+    Call("batch", lambda s, **a: s.batch(**a), {}, {"token": "token", "durable": "flag"}),
+    Call("get", lambda s, **a: s.kv("bytes").get(**a), {"key": b"k"}, BORDER),
+    Call("getitem", lambda s, key: s.kv("bytes")[key], {"key": b"a"}, BORDER),
+    Call("contains", lambda s, key: key in s.kv("bytes"), {"key": b"a"}, BORDER),
+    Call("multi_get", lambda s, **a: s.kv("bytes").multi_get(**a), {"keys": [b"k"]}, {"keys": "keys"}),
+    Call("scan", drained(lambda s, **a: s.kv("bytes").scan(**a)), {},
+         {"start": "border", "end": "optional border", "prefix": "border",
+          "limit": "optional count", "reverse": "flag"}),
+    Call("scan_arrow", drained(lambda s, **a: s.kv("bytes").scan_arrow(**a)), {},
+         {"start": "border", "end": "optional border", "prefix": "border"}),
+    Call("put", lambda s, **a: s.kv("bytes").put(**a), PAIR,
+         {"key": "key", "value": "bytes", "ttl_s": "ttl", "durable": "flag"}),
+    Call("setitem", lambda s, **a: s.kv("bytes").__setitem__(*a.values()), PAIR, {"key": "key", "value": "bytes"}),
+    Call("put int64", lambda s, **a: s.kv("numbers").put(**a), {"key": b"k", "value": 1}, {"value": "int64"}),
+    Call("put text", lambda s, **a: s.kv("texts").put(**a), {"key": b"k", "value": "v"}, {"value": "text"}),
+    Call("put json", lambda s, **a: s.kv("documents").put(**a), {"key": b"k", "value": {}}, {"value": "json"}),
+    Call("put_many", lambda s, **a: s.kv("bytes").put_many(**a), {"pairs": {b"k": b"v"}},
+         {"pairs": "pairs", "durable": "flag"}),
+    Call("delete", lambda s, **a: s.kv("bytes").delete(**a), {"key": b"k"}, {"key": "key", "durable": "flag"}),
+    Call("delete_range", lambda s, **a: s.kv("bytes").delete_range(**a), {"start": b"x", "end": b"y"},
+         {"start": "key", "end": "key", "durable": "flag"}),
+    Call("merge", lambda s, **a: s.kv("numbers").merge(**a), {"key": b"k", "operand": 1, "operator": "add_i64"},
+         {"key": "key", "operand": "int64", "operator": "operator", "ttl_s": "ttl", "durable": "flag"}),
+    Call("queue put", lambda s, **a: s.queue("events").put(**a), {"payload": b"m"},
+         {"payload": "bytes", "key": "optional key", "time": "time", "token": "token", "durable": "flag"}),
+    Call("queue put_many", lambda s, **a: s.queue("events").put_many(**a), {"messages": [b"m"]},
+         {"messages": "messages", "token": "token", "durable": "flag"}),
+    Call("append", lambda s, **a: s.queue("events").append(**a), {"payload": b"m"},
+         {"payload": "bytes", "key": "optional key", "time": "time"}),
+    Call("read", lambda s, **a: s.queue("events").read(**a), {},
+         {"shard": "shard", "from_sequence": "optional count", "limit": "optional count"}),
+    Call("trim", lambda s, **a: s.queue("events").trim(**a), {"before": 1},
+         {"before": "count", "shard": "shard", "durable": "flag"}),
+    Call("seek time", lambda s, **a: s.queue("events").seek(**a), {"time": 0}, {"time": "time", "shard": "shard"}),
+    Call("consumer", lambda s, **a: s.queue("events").consumer(**a), {"name": "c"},
+         {"name": "consumer", "visibility_timeout_s": "seconds", "deliveries_max": "optional count"}),
+    Call("consumer get", lambda s, **a: s.queue("events").consumer("c").get(**a), {},
+         {"max": "count", "timeout_s": "seconds"}),
+    Call("ack", lambda s, **a: s.queue("events").consumer("c").ack(**a), {"messages": []}, {"messages": "leased"}),
+    Call("ack in a batch", lambda s, batch: s.queue("events").consumer("c").ack([], batch=batch), {"batch": None},
+         {"batch": "flag"}),
+    Call("nack", lambda s, **a: s.queue("events").consumer("c").nack(**a), {"messages": []},
+         {"messages": "leased", "delay_s": "seconds"}),
+    Call("consumer seek", lambda s, **a: s.queue("events").consumer("c").seek(**a), {"to": 1}, {"to": "position"}),
+    Call("batch put", in_batch(lambda b, **a: b.kv("bytes").put(**a)), PAIR,
+         {"key": "key", "value": "bytes", "ttl_s": "ttl"}),
+    Call("batch kv", in_batch(lambda b, **a: b.kv(**a)), {"name": "bytes"}, {"name": "name"}),
+    Call("batch queue put", in_batch(lambda b, **a: b.queue("events").put(**a)), {"payload": b"m"},
+         {"payload": "bytes", "key": "optional key", "time": "time"}),
+]  # fmt: skip
+
+
+def wrong_uses(call: Call) -> Iterator[tuple[str, Any]]:
+    for argument, sort in call.sorts.items():
+        yield from ((argument, value) for value in BAD[sort])
+
+
+def refused(store: Any, call: Call) -> list[str]:
+    """Try every bad argument of a call; what was not refused as it should be."""
+    wrong = []
+    for argument, value in wrong_uses(call):
+        shown = f"{call.name}({argument}={value!r:.40})"
+        try:
+            call.act(store, **{**call.right, argument: value})
+        except FixTheCall as error:
+            if not one_line(error):
+                wrong.append(f"{shown}: {error}")
+        except BaseException as error:
+            wrong.append(f"{shown}: {error!r}")
+        else:
+            wrong.append(f"{shown}: taken")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def owner(folder: Path) -> Iterator[penstock.Store]:
+    with penstock.open(folder) as store:
+        store.kv("bytes").put(b"a", b"1")
+        store.kv("numbers", value="int64").put(b"a", 1)
+        store.kv("texts", value="utf8").put(b"a", "1")
+        store.kv("documents", value="json").put(b"a", [1])
+        store.queue("events", shards=2).put(b"m", key=b"k")
+        store.flush()
+        yield store
+    with penstock.open(folder) as store:
+        assert store.kv("bytes").get(b"a") == b"1", "it reopens"
+
+
+@pytest.fixture(scope="module", params=["open", "connect"])
+def store(request: pytest.FixtureRequest, owner: penstock.Store) -> Iterator[Any]:
+    if request.param == "open":
+        yield owner
+    else:
+        with penstock.connect(owner.path) as client:
+            yield client
+
+
+def content(store: Any) -> Any:
+    store.flush()
+    with store.snapshot() as snapshot:
+        return {
+            name: sorted(
+                map(repr, snapshot.table(name).to_arrow().drop_columns(["lsn"] if name != "events" else []).to_pylist())
+            )
+            for name in snapshot.tables()
+        }
+
+
+def one_line(error: BaseException) -> bool:
+    return bool(str(error)) and "\n" not in str(error) and len(str(error)) < 400
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_bad_arguments(store: Any, call: Call) -> None:
+    assert refused(store, call) == []
+
+
+def test_how_many_there_are() -> None:
+    assert sum(len(list(wrong_uses(call))) for call in CALLS) > 150
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_the_same_call_with_right_arguments(store: Any, call: Call) -> None:
+    """The control: what is refused above is refused for its bad argument."""
+    if call.name == "drop":
+        with pytest.raises(NotFound):
+            call.act(store, **call.right)
+    else:
+        call.act(store, **call.right)
+
+
+def test_nothing_was_changed(owner: penstock.Store) -> None:
+    before = content(owner)
+    for call in CALLS:
+        refused(owner, call)
+    assert content(owner) == before
+    assert owner.check() == []
+
+
+def test_another_kind(store: Any) -> None:
+    for act in (lambda: store.kv("events"), lambda: store.queue("bytes"), lambda: store.kv("bytes", value="int64")):
+        with pytest.raises(KindMismatch) as caught:
+            act()  # type: ignore[no-untyped-call]
+        assert one_line(caught.value)
+    with store.snapshot() as snapshot, pytest.raises(KindMismatch):
+        snapshot.kv("events")
+    with pytest.raises(KindMismatch), store.batch() as batch:
+        batch.queue("bytes")
+
+
+def test_a_dropped_table(store: Any) -> None:
+    table, queue = store.kv("gone"), store.queue("gone_queue")
+    consumer = queue.consumer("c")
+    table.put(b"k", b"v", durable=True)
+    store.drop("gone")
+    store.drop("gone_queue")
+    for act in (
+        lambda: table.put(b"k", b"v", durable=True), lambda: table.get(b"k"), lambda: list(table.scan()),
+        lambda: table.merge(b"k", b"v", operator="append", durable=True), lambda: queue.put(b"m", durable=True),
+        lambda: consumer.get(1), queue.read, queue.bounds, lambda: store.table("gone"),
+    ):  # fmt: skip
+        with pytest.raises(PenstockError) as caught:
+            act()
+        assert isinstance(caught.value, NotFound), caught.value
+        assert one_line(caught.value)
+
+
+@pytest.mark.parametrize("how", ["open", "connect"])
+def test_everything_after_close(tmp_path: Path, how: str) -> None:
+    penstock.open(tmp_path).close()
+    store: Any = penstock.open(tmp_path) if how == "open" else penstock.connect(tmp_path)
+    table, queue = store.kv("users"), store.queue("events")
+    consumer, snapshot, batch = queue.consumer("c"), store.snapshot(), store.batch()
+    seen, scan = snapshot.kv("users"), table.scan()
+    batch.kv("users").put(b"k", b"v")
+    store.close()
+    store.close()
+    for act in (
+        lambda: store.kv("users"), store.tables, store.flush, store.batch,
+        store.snapshot, lambda: store.drop("users"), lambda: table.put(b"k", b"v"), lambda: table.get(b"k"),
+        lambda: table.put(b"k", b"v", durable=True), lambda: list(table.scan()), lambda: table.multi_get([b"k"]),
+        lambda: queue.put(b"m"), queue.read, lambda: consumer.get(1, 10), lambda: consumer.lag,
+        lambda: seen.get(b"k"), lambda: list(seen.scan()), batch.commit,
+        *([lambda: list(scan)] if how == "open" else []),  # a client has its first page
+    ):  # fmt: skip
+        with pytest.raises(Closed) as caught:
+            act()
+        assert one_line(caught.value), caught.value
+    snapshot.close()
+
+
+def test_a_batch_that_has_ended(store: Any) -> None:
+    with store.batch() as batch:
+        table = batch.kv("bytes")
+    for act in (lambda: batch.kv("bytes"), lambda: table.put(b"k", b"v"), batch.commit):
+        with pytest.raises(Invalid, match="ended"):
+            act()
