@@ -61,7 +61,7 @@ INTERNAL = {
     },
     "StoreSettings": {"coordinator", "tree", "of_kind"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
-    "RemoteSnapshot": {"info", "pieces", "read", *ANY_KIND},
+    "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
