@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import pyarrow as pa
 
@@ -19,6 +19,8 @@ from penstock.errors import Invalid, KindMismatch
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv import section
+from penstock.kv.mapping import ReadableMapping, WritableMapping
+from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import (
     DECODERS,
     ENCODERS,
@@ -57,8 +59,8 @@ def kv_schema(options: Options) -> pa.Schema:
     )
 
 
-class KvReader(Generic[V]):
-    """Reading a kv table, live or in a snapshot."""
+class KvReader(ReadableMapping[V]):
+    """Reading a kv table, live or in a snapshot: a mapping of bytes to values."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -158,11 +160,13 @@ class KvReader(Generic[V]):
             pairs = (pair for pair, _ in zip(pairs, range(limit), strict=False))
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
-    def __iter__(self) -> Iterator[bytes]:
-        return (key for key, _ in self.scan())
+    def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
+        """Count the keys in [start, end) within `prefix`, by reading them."""
+        return sum(batch.num_rows for batch in self.scan_arrow(start, end, prefix=prefix))
 
-    def items(self) -> Iterator[tuple[bytes, V]]:
-        return self.scan()
+    def __repr__(self) -> str:
+        shards = "" if self.shards == 1 else f", {self.shards} shards"
+        return f"<{type(self).__name__} {self.name!r} of {self.value_type}{shards}>"
 
     @property
     def schema(self) -> pa.Schema:
@@ -205,8 +209,8 @@ def of_value_type(table: R, value: ValueType | None) -> R:
     return table
 
 
-class KvTable(KvReader[V]):
-    """A kv table of an open store."""
+class KvTable(KvReader[V], WritableMapping[V]):
+    """A kv table of an open store: a mutable mapping of bytes to values."""
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)
@@ -286,6 +290,9 @@ class KvTable(KvReader[V]):
             self._check(border, b"")
         if end <= start:
             raise Invalid(f"a range runs upwards: {in_short(end)} is not above {in_short(start)}")
+        return self._delete_range(start, end, durable)
+
+    def _delete_range(self, start: bytes, end: bytes, durable: bool | None) -> Epoch:
         group = PendingGroup()
         group.sections = {partition: section.Ranges([(start, end)]) for partition in self._partitions}
         size = (len(start) + len(end) + ROW_BYTES) * len(self._partitions)
@@ -310,8 +317,9 @@ class KvTable(KvReader[V]):
     def __setitem__(self, key: bytes, value: V) -> None:
         self.put(key, value)
 
-    def __delitem__(self, key: bytes) -> None:
-        self.delete(key)
+    def clear(self) -> None:
+        """Remove all keys, in every shard at once."""
+        self._delete_range(b"", PAST_ALL_KEYS, None)
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:

@@ -339,3 +339,10 @@ def test_a_client_hears_of_troubles_with_its_own_tables_only(
     for rights, seen in ((some, [("users", "tables is odd")]), (LOCAL, [(t.table, t.reason) for t in check()])):
         answer = wire.unpack(gateway.answer(wire.pack(wire.CheckStore()), rights), list[Trouble])
         assert [(trouble.table, trouble.reason) for trouble in answer] == seen
+
+
+@pytest.mark.parametrize("name", ["Secrets", "secrets ", "", "_x", "9x", "a" * 64, "**", "secret*"])
+def test_rights_are_for_names_that_tables_can_have(name: str) -> None:
+    """A right for a name that no table has would be passed over, and "*" would give more than was meant."""
+    with pytest.raises(Invalid, match="is not a table name"):
+        Tokens.parse(f'[tokens.a]\nsha256 = "{"0" * 64}"\nrights = {{ "*" = "admin", "{name}" = "read" }}\n')
