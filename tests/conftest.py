@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parent
-SLOWEST_FIRST = ("spark", "cluster", "crash", "model", "fuzz", "contract", "unit")  # folders
+SLOWEST_FIRST = ("spark/", "cluster/", "crash/", "model/", "unit/client/", "unit/server/", "unit/scheduler/")
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.path.relative_to(TESTS).parts[0]
-    return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
+    name = str(item.path.relative_to(TESTS))
+    return next((rank for rank, folder in enumerate(SLOWEST_FIRST) if name.startswith(folder)), len(SLOWEST_FIRST))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -64,6 +64,13 @@ class Site:
     may_remove: Callable[[], bool] = lambda: True  # files: no reader elsewhere has them from before the opening
 
 
+class InThisProcess:
+    """Something that cannot be sent to another process, and says what to do instead."""
+
+    def __reduce__(self) -> NoReturn:
+        raise Invalid(f"{self!r} cannot be pickled: call penstock.connect in the other process")
+
+
 class ShardSnapshot(Protocol):
     """Read-only view of one shard at one LSN. A kind whose rows are not read by key inherits `get` and `scan`."""
 

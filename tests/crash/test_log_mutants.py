@@ -100,7 +100,23 @@ def short_write_ignored(patch: Patch) -> None:
 
 def length_not_covered(patch: Patch) -> None:
     whole = record_module.checksum
-    patch.setattr(record_module, "checksum", lambda salt, *covered: whole(salt, covered[0][4:], *covered[1:]))
+
+    def uncovered(salt: int, *covered: bytes) -> int:
+        return whole(salt, covered[0][4:], *covered[1:])
+
+    def encode(
+        bodies: Sequence[bytes], *, salt: int, incarnation: int, first: int, synced: int, kind: int = 16, flags: int = 0
+    ) -> list[bytes]:
+        pieces = []
+        for index, body in enumerate(bodies, first):
+            rest = record_module._REST.pack(len(body), kind, flags, 0, incarnation, index, synced)
+            padded = body + bytes(-len(body) & 7)
+            pieces.append(record_module._CHECKSUM.pack(uncovered(salt, rest, padded)) + rest + padded)
+        return pieces
+
+    patch.setattr(record_module, "checksum", uncovered)
+    patch.setattr(record_module, "encode_pieces", encode)
+    patch.setattr("penstock.log.segment.encode_pieces", encode)
 
 
 def incarnation_not_raised(patch: Patch) -> None:

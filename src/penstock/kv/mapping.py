@@ -13,6 +13,7 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Mu
 from typing import Any, TypeVar
 
 from penstock.errors import Invalid
+from penstock.kinds import InThisProcess
 
 V = TypeVar("V")
 
@@ -38,7 +39,7 @@ class KvValues(ValuesView[V]):
         return any(found == value for found in self)
 
 
-class ReadableMapping(Mapping[bytes, V]):
+class ReadableMapping(InThisProcess, Mapping[bytes, V]):
     """A kv table as a mapping that is read."""
 
     @abstractmethod

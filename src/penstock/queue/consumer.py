@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.arguments import in_short, seconds, text, whole
 from penstock.errors import Invalid
-from penstock.kinds import Conditional, Port
+from penstock.kinds import Conditional, InThisProcess, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue.calls import LEASES_MAX, ConsumerPosition, LeasedMessage, QueueCall, ShardBounds, encode_call
@@ -46,7 +46,7 @@ class ConsumerSettings:
             raise Invalid("dead_letter needs deliveries_max: after how many deliveries?")
 
 
-class Consumer:
+class Consumer(InThisProcess):
     """One of those who share the messages of a queue under one name."""
 
     def __init__(self, port: Port, info: TableInfo, name: str, settings: ConsumerSettings) -> None:
@@ -54,6 +54,9 @@ class Consumer:
         self._info = info
         self.name = text(name, "a consumer's name", 255)
         self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of the queue {self._info.name!r}>"
 
     # -- messages
 

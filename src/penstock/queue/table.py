@@ -18,7 +18,7 @@ from penstock.arguments import ArrowSource, flag, in_short, plain_int, text, who
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Filters, Port, Reading, partitions_of
+from penstock.kinds import Filters, InThisProcess, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -76,13 +76,16 @@ def in_table_schema(batch: Any, shard: int) -> Any:
     return pa.record_batch(columns, schema=TABLE_SCHEMA)
 
 
-class QueueView:
+class QueueView(InThisProcess):
     """Reading a queue, live or in a snapshot."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
         self._info = info
         self._partitions = partitions_of(info)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}, {self.shards} {'shard' if self.shards == 1 else 'shards'}>"
 
     @property
     def name(self) -> str:

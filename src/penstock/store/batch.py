@@ -43,6 +43,10 @@ class StoreBatch(NamedTables):
         self.duplicate = False
         self.epoch: Epoch | None = None
 
+    def __repr__(self) -> str:
+        token = "" if self._token is None else f", token {self._token}"
+        return f"<StoreBatch, {'ended' if self._ended else 'open'}{token}>"
+
     def table(self, name: str) -> Any:
         """A table of any kind that gathers writes for this batch. It must exist."""
         info = self._info(name)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from penstock.errors import KindMismatch, NotFound
-from penstock.kinds import Kind
+from penstock.kinds import InThisProcess, Kind
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
 
 
-class NamedTables(ABC):
+class NamedTables(InThisProcess, ABC):
     """Something that has tables."""
 
     @abstractmethod

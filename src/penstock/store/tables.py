@@ -39,6 +39,12 @@ class Tables(NamedTables):
     _port: Port
     _durable: bool
 
+    path: str
+    _closed: bool
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path!r}{', closed' if self._closed else ''}>"
+
     @abstractmethod
     def _check_usable(self) -> None:
         """Raise `Closed` if it is."""
@@ -171,6 +177,9 @@ class StoreSnapshot(NamedTables):
 
     def __init__(self, port: SnapshotReading) -> None:
         self._port = port
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at LSN {self.lsn}>"
 
     @property
     def lsn(self) -> int:
