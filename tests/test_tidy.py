@@ -183,7 +183,7 @@ def test_a_class_name_is_defined_once() -> None:
 
 
 # Private names of other libraries, for which there is no public one.
-OF_OTHERS = {"_ensure_initialized", "_getframe", "_jsc", "_labelnames"}
+OF_OTHERS = {"_asdict", "_ensure_initialized", "_fields", "_getframe", "_jsc", "_labelnames", "_make", "_replace"}
 
 
 def private_uses(path: Path, tree: ast.Module, known: set[str]) -> list[str]:
