@@ -92,11 +92,6 @@ class TableRef:
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
         return NotFound(f"there is no table {self.table} in {self.path}: {hint}")
 
-    def kind(self) -> tuple[Kind, TableInfo]:
-        """The table and its kind."""
-        info = self.info()
-        return kind_named(info.kind, info.name), info
-
     @property
     def root(self) -> str | None:
         """The store's folder, if this process sees it and it is the right one."""

@@ -36,7 +36,6 @@ from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.tasks import (
-    CLEAN_UP,
     COMPACTION_JOBS,
     FLUSH_JOBS,
     TreeTask,
@@ -344,7 +343,6 @@ class OpenedParts(Tables):
         self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.start()
         self._started = True
-        self._scheduler.wake(CLEAN_UP)  # what an earlier process left
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
 
     def _wake(self, task: str) -> None:
