@@ -34,7 +34,7 @@ import penstock
 import penstock.spark
 from bench.harness import Case, Goal, folder, rate, run
 from penstock.lsm.compaction import LevelLimits
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 

@@ -61,10 +61,11 @@ INTERNAL = {
     },
     "StoreSettings": {"coordinator", "tree", "of_kind"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
-    "RemoteSnapshot": {"info", "pieces", "read", *ANY_KIND},
+    "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
+    "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
 # What may stand in an annotation beside public names.
@@ -73,6 +74,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
+    *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 
 
@@ -142,16 +144,17 @@ def public_annotations(name: str) -> list[tuple[str, str]]:
         return [(name, text) for text in annotations_of(name, public)]
     if not inspect.isclass(public) or public.__module__.split(".")[0] != "penstock":
         return []
-    found = []
+    found, seen = [], set[str]()  # a member that is overridden is not seen
     for home in public.__mro__:
         if home.__module__.split(".")[0] != "penstock":
             continue
         for field, text in inspect.get_annotations(home).items():
-            if not field.startswith("_") and field not in INTERNAL.get(name, ()):
+            if not field.startswith("_") and field not in seen and field not in INTERNAL.get(name, ()):
                 found.append((f"{name}.{field}", getattr(text, "__forward_arg__", str(text))))
         for member, value in vars(home).items():
-            if not member.startswith("_") and member not in INTERNAL.get(name, ()):
+            if not member.startswith("_") and member not in seen and member not in INTERNAL.get(name, ()):
                 found += [(f"{name}.{member}", text) for text in annotations_of(name, value)]
+        seen |= set(vars(home))
     return found
 
 

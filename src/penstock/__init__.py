@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.kv.values import Json, ValueType
     from penstock.log.log import LogSettings
     from penstock.lsm.collection import CollectionSettings
-    from penstock.lsm.compacting import CompactionReport
+    from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
     from penstock.partition.aside import Trouble
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
@@ -74,7 +74,7 @@ _HOMES = {
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
-    "CompactionReport": "lsm.compacting",
+    "CompactionReport": "lsm.manual_compaction",
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",

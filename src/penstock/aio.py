@@ -24,17 +24,23 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import penstock
+from penstock.client.connection import PATIENCE_S
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
+from penstock.kv.values import Json, ValueType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
+from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
+from penstock.server.opening import YIELD_S
 from penstock.store.batch import StoreBatch
+from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
 
@@ -59,6 +65,7 @@ ROWS_AT_ONCE = 1_000  # of a scan, for each change of threads
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
+V = TypeVar("V")
 P = ParamSpec("P")
 
 
@@ -112,7 +119,7 @@ class _Async(Generic[S_co]):
         return f"<asyncio form of {self._sync!r}>"
 
 
-def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Async[S], P], Coroutine[Any, Any, T]]:
+def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Async[S], P], Coroutine[object, None, T]]:
     """Make the asyncio form of a method: the same arguments, and its result has to be awaited."""
     name = method.__name__
 
@@ -154,12 +161,18 @@ class AsyncKvReader(_Async[K]):
     scan = _iterated(KvReader.scan)
     scan_arrow = _iterated(KvReader.scan_arrow)
 
-    async def get(self, key: bytes, default: Any = None) -> Any:
+    @overload
+    async def get(self: _Async[KvReader[V]], key: bytes) -> V | None: ...
+
+    @overload
+    async def get(self: _Async[KvReader[V]], key: bytes, default: T) -> V | T: ...
+
+    async def get(self: _Async[KvReader[Any]], key: bytes, default: Any = None) -> Any:
         """The value of a key."""
         return await self._threads.run(partial(self._sync.get, key, default))
 
 
-class AsyncKvTable(AsyncKvReader[KvTable[Any]]):
+class AsyncKvTable(AsyncKvReader[KvTable[V]]):
     """A kv table. Methods are those of `KvTable`."""
 
     put = _awaited(KvTable.put)
@@ -189,9 +202,22 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
     bounds = _awaited(QueueTable.bounds)
     statistics = _awaited(QueueTable.statistics)
 
-    def consumer(self, name: str, **settings: Any) -> AsyncConsumer:
-        """A consumer of this queue; the settings are those of `QueueTable.consumer`."""
-        return AsyncConsumer(self._sync.consumer(name, **settings), self._threads)
+    def consumer(
+        self,
+        name: str,
+        *,
+        visibility_timeout_s: float = 30.0,
+        deliveries_max: int | None = None,
+        dead_letter: str | None = None,
+    ) -> AsyncConsumer:
+        """A consumer of this queue."""
+        sync = self._sync.consumer(
+            name,
+            visibility_timeout_s=visibility_timeout_s,
+            deliveries_max=deliveries_max,
+            dead_letter=dead_letter,
+        )
+        return AsyncConsumer(sync, self._threads)
 
 
 class AsyncConsumer(_Async[Consumer]):
@@ -246,9 +272,24 @@ class AsyncBatch(_Async[StoreBatch]):
     queue = _awaited(StoreBatch.queue)
     commit = _awaited(StoreBatch.commit)
 
-    async def kv(self, name: str, **options: Any) -> KvTable[Any]:
-        """A kv table that gathers writes for this batch; the options are those of `StoreBatch.kv`."""
-        return await self._threads.run(partial(self._sync.kv, name, **options))
+    @overload
+    async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
+
+    async def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
+        """A kv table that gathers writes for this batch. It must exist."""
+        return await self._threads.run(lambda: self._sync.kv(name, value=value))
 
     @property
     def sync(self) -> StoreBatch:
@@ -280,9 +321,24 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
     def lsn(self) -> int:
         return self._sync.lsn
 
-    async def kv(self, name: str) -> AsyncKvReader[KvReader[Any]]:
+    @overload
+    async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> AsyncKvReader[KvReader[bytes]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["utf8"]) -> AsyncKvReader[KvReader[str]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["json"]) -> AsyncKvReader[KvReader[Json]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["int64"]) -> AsyncKvReader[KvReader[int]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
+
+    async def kv(self, name: str, *, value: ValueType | None = None) -> AsyncKvReader[KvReader[Any]]:
         """A kv table at that LSN."""
-        return AsyncKvReader(await self._threads.run(partial(self._sync.kv, name)), self._threads)
+        return AsyncKvReader(await self._threads.run(lambda: self._sync.kv(name, value=value)), self._threads)
 
     async def queue(self, name: str) -> AsyncQueueView[QueueView]:
         """A queue at that LSN."""
@@ -307,13 +363,46 @@ class AsyncStore(_Async[Store | RemoteStore]):
         """The store itself, for what has no asyncio form."""
         return self._sync
 
-    async def kv(self, name: str, **options: Any) -> AsyncKvTable:
-        """A kv table; the options are those of `Store.kv`."""
-        return AsyncKvTable(await self._threads.run(partial(self._sync.kv, name, **options)), self._threads)
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
+    ) -> AsyncKvTable[bytes]: ...
 
-    async def queue(self, name: str, **options: Any) -> AsyncQueueTable:
-        """A queue; the options are those of `Store.queue`."""
-        return AsyncQueueTable(await self._threads.run(partial(self._sync.queue, name, **options)), self._threads)
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True
+    ) -> AsyncKvTable[str]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True
+    ) -> AsyncKvTable[Json]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True
+    ) -> AsyncKvTable[int]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True
+    ) -> AsyncKvTable[float]: ...
+
+    async def kv(
+        self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True
+    ) -> AsyncKvTable[Any]:
+        """A kv table; made if it is absent, unless `create=False`."""
+        table = await self._threads.run(lambda: self._sync.kv(name, shards=shards, value=value, create=create))
+        return AsyncKvTable(table, self._threads)
+
+    async def queue(
+        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+    ) -> AsyncQueueTable:
+        """A queue; made if it is absent, unless `create=False`."""
+        table = await self._threads.run(
+            lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
+        )
+        return AsyncQueueTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Writes to any tables that happen together or not at all; with a token at most once."""
@@ -383,14 +472,33 @@ class _Opening(Generic[S, A]):
         await self._opened.close()
 
 
-def open(path: Any, **options: Any) -> _Opening[Store | RemoteStore, AsyncStore]:  # noqa: A001 - aio.open reads well
-    """Be the owner of the store in `path`, as `penstock.open` with the same options."""
-    return _Opening(None, partial(penstock.open, path, **options), _close, AsyncStore)
+def open(  # noqa: A001 - aio.open reads well
+    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
+) -> _Opening[Store | RemoteStore, AsyncStore]:
+    """Be the owner of the store in `path`, as `penstock.open`."""
+    return _Opening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
 
 
-def connect(path: Any, **options: Any) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Connect to the store in `path`, as `penstock.connect` with the same options."""
-    return _Opening(None, partial(penstock.connect, path, **options), _close, AsyncStore)
+def connect(
+    path: str | Path,
+    *,
+    create: bool = False,
+    durable: bool = False,
+    timeout_s: float = PATIENCE_S,
+    token: str | None = None,
+    authority: str | Path | None = None,
+) -> _Opening[Store | RemoteStore, AsyncStore]:
+    """Connect to the store in `path`, as `penstock.connect`."""
+    opens = partial(
+        penstock.connect,
+        path,
+        create=create,
+        durable=durable,
+        timeout_s=timeout_s,
+        token=token,
+        authority=authority,
+    )
+    return _Opening(None, opens, _close, AsyncStore)
 
 
 def _close(store: Store | RemoteStore) -> None:

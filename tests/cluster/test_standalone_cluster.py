@@ -237,7 +237,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
 
     with pytest.MonkeyPatch.context() as patch, stores(folder) as (found, prefix):
         patch.setattr(Gateway, "_begin", noted)
-        patch.setattr("penstock.lsm.offering.PART_BYTES_MIN", 1)  # a small compaction, and yet in several parts
+        patch.setattr("penstock.lsm.merge_offers.PART_BYTES_MIN", 1)  # a small compaction, and yet in several parts
         with cluster(folder, prefix) as (address, workers):
             told = drive(folder, prefix, address, found)
         for case in found:

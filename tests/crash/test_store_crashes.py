@@ -55,7 +55,7 @@ def no_checkpoints(patch: Patch) -> None:
 
 
 def no_collection(patch: Patch) -> None:
-    patch.setattr(Collector, "collect", lambda self: 0)
+    patch.setattr(Collector, "collect", lambda self, *, closing=False: 0)
 
 
 def no_drops(patch: Patch) -> None:

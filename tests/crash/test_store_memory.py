@@ -20,7 +20,7 @@ WRITER = """
 import random, sys
 import penstock
 from penstock.errors import Backpressure
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings
 
 path, count, size, memory, bounded = sys.argv[1], *map(int, sys.argv[2:])
 if not bounded:  # as if nobody had thought of it

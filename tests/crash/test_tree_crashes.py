@@ -16,6 +16,8 @@ from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.tree import Tree
+from penstock.lsm.tree_files import TreeFiles
+from penstock.lsm.tree_jobs import TreeJobs
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import absent, steps
 
@@ -138,20 +140,20 @@ def folder_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def manifest_before_the_file(patch: pytest.MonkeyPatch) -> None:
     """The row is committed before the file has its name."""
-    write = Maintenance._write
+    write = TreeFiles.write
 
-    def listed_first(self: Maintenance, rows: Memtable, catalog: Any, ids: Sequence[int]) -> list[Any]:
+    def listed_first(self: TreeFiles, rows: Memtable, catalog: Any, ids: Sequence[int]) -> list[Any]:
         summaries = write(self, rows, catalog, ids)
         files = [catalog.describe(s, level=0, run=ids[0]) for s in summaries]
         for meta in files:
-            self._fs.unlink(f"{self._root}/{meta.file_name}")
-        self._fs.fsync_dir(f"{self._root}/{catalog.folder}")
-        self._manifest.apply(catalog.publish(files, sealing=self._sealing))
+            self.fs.unlink(f"{self.root}/{meta.file_name}")
+        self.fs.fsync_dir(f"{self.root}/{catalog.folder}")
+        catalog._manifest.apply(catalog.publish(files, sealing=self.sealing))
         for meta in files:
-            self._fs.unlink(f"{self._root}/{meta.file_name.replace('.sst', '.idx')}")
+            self.fs.unlink(f"{self.root}/{meta.file_name.replace('.sst', '.idx')}")
         return write(self, rows, catalog, ids)
 
-    patch.setattr(Maintenance, "_write", listed_first)
+    patch.setattr(TreeFiles, "write", listed_first)
 
 
 def watermark_without_the_rows(patch: pytest.MonkeyPatch) -> None:
@@ -188,16 +190,16 @@ def memtable_dropped_first(patch: pytest.MonkeyPatch) -> None:
 
 def inputs_removed_first(patch: pytest.MonkeyPatch) -> None:
     """A compaction removes its inputs before the manifest lists the outputs."""
-    merge = Maintenance._merge_here
+    merge = TreeJobs._merge_here
 
-    def removing(self: Maintenance, plan: Any, stop: Any) -> Any:
+    def removing(self: TreeJobs, plan: Any, stop: Any) -> Any:
         summaries = merge(self, plan, stop)
         for source in plan.inputs:
-            self._fs.unlink(source.path)
-        self._fs.fsync_dir(plan.folder)
+            self._files.fs.unlink(source.path)
+        self._files.fs.fsync_dir(plan.folder)
         return summaries
 
-    patch.setattr(Maintenance, "_merge_here", removing)
+    patch.setattr(TreeJobs, "_merge_here", removing)
 
 
 def leftovers_forgotten(patch: pytest.MonkeyPatch) -> None:

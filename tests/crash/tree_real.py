@@ -14,7 +14,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import NEVER, PUT, Row
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, job_runners, merge_on, tree_tasks
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.manifest import Manifest
 from penstock.scheduler.engines import Engines
@@ -28,6 +28,7 @@ class RealPlace:
 
     def __init__(self, root: str, *, background: bool = True, grace_s: float = 0.0) -> None:
         fs, clock = OsFileSystem(), SystemClock()
+        self._background = background
         make_dirs(fs, root)
         self.manifest = Manifest.open(f"{root}/manifest", fs=fs, clock=clock)
         self.jobs = JobQueue(self.manifest, random=random.Random(1))
@@ -55,6 +56,8 @@ class RealPlace:
             self.scheduler.start()
 
     def _wake(self, task: str) -> None:
+        if not self._background:
+            return
         self.scheduler.wake(task)
         self.scheduler.wake(FLUSH_JOBS)
         self.scheduler.wake(COMPACTION_JOBS)

@@ -20,7 +20,7 @@ from tree_place import Model, Place, Write
 from penstock.lsm import memtable
 from penstock.lsm.operators import union_of
 from penstock.lsm.rows import NEVER
-from penstock.lsm.tree import Snapshot
+from penstock.lsm.snapshot import Snapshot
 
 LONG = b"shared/prefix/of/some/length/" * 2
 keys = st.one_of(

@@ -12,7 +12,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.operators import check_operand, union_items, union_of
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.manifest import Manifest
 from penstock.testing import FakeClock, SimulatedDisk

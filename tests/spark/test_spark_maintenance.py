@@ -87,7 +87,7 @@ def fill(store: Store, name: str) -> KvTable[Any]:
 
 
 def test_a_compaction_by_spark_is_one_by_a_process(spark: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.lsm.offering.PART_BYTES_MIN", 1)
+    monkeypatch.setattr("penstock.lsm.merge_offers.PART_BYTES_MIN", 1)
     monkeypatch.setattr("penstock.lsm.writer.BATCH_ROWS", 2_048)
     monkeypatch.setattr("penstock.lsm.writer.BATCH_ROWS_LEAST", 1_024)
     with penstock.open(folder, settings=SETTINGS) as store:
@@ -211,11 +211,11 @@ def overtake(store: Store, name: str) -> None:
         inputs=tuple(MergeInput(path=meta.file_name, lsn=meta.lsn) for meta in inputs),
         folder=catalog.folder,
         store=store.identity,
-        chunk_ids=tuple(maintenance._reserve(4)),
+        chunk_ids=tuple(maintenance._work.reserve(4)),
         now_us=tree.stored_time_us,
     )
-    made = maintenance._open_files([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-    store._manifest.apply(catalog.publish([file.meta for file in made], inputs, sealing=maintenance._sealing))
+    made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
+    store._manifest.apply(catalog.publish([file.meta for file in made], inputs, sealing=maintenance._files.sealing))
     tree.end_compaction(compaction, made)
 
 
@@ -228,7 +228,7 @@ def test_a_task_that_fails_leaves_the_job_to_the_owner(
         real = store.offers.submit_parts
 
         def impossible(function: str, parts: Any) -> Any:
-            return real("penstock.lsm.offering:no_such_function", parts)
+            return real("penstock.lsm.merge_offers:no_such_function", parts)
 
         store.offers.submit_parts = impossible  # type: ignore[method-assign]
         with caplog.at_level(logging.WARNING), maintaining(spark, folder) as done:

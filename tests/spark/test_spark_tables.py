@@ -120,7 +120,7 @@ def test_wrong_use_is_one_clear_line(
     [
         ("users", "select binary('a') key, binary('a') key, binary('b') value", "not key, key, value"),
         ("events", "select 'a' payload, 'b' payload", "not payload, payload"),
-        ("ratios", "select binary('a') key, 9007199254740993L value", "does not fit the type of its column"),
+        ("ratios", "select binary('a') key, 9007199254740993L value", "do not fit the types of the table"),
     ],
 )
 def test_rows_that_cannot_be_written_are_one_clear_line(

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from typing import assert_type
 
 import penstock
+import penstock.aio
 from penstock import Acknowledgement, Consumer, Epoch, Json, KvReader, KvTable, LeasedMessage, Message, QueueTable
 from penstock.errors import Backpressure, NotFound
 
@@ -81,6 +83,21 @@ def consume(events: QueueTable, totals: KvTable[int], store: penstock.Store) -> 
     return sum(count for _, count in totals.scan())
 
 
+async def awaited(path: str) -> None:
+    async with penstock.aio.connect(path) as store:
+        totals = await store.kv("totals", value="int64")
+        assert_type(totals, penstock.aio.AsyncKvTable[int])
+        assert_type(await totals.put(b"z", 1), Epoch)
+        assert_type(await totals.get(b"z"), int | None)
+        assert_type(await totals.get(b"z", "none"), int | str)
+        async for _, count in totals.scan():
+            assert_type(count, int)
+        async with store.batch() as batch:
+            assert_type(await batch.kv("names", value="utf8"), KvTable[str])
+        async with store.snapshot() as snapshot:
+            assert_type(await (await snapshot.kv("names", value="utf8")).get(b"ada"), str | None)
+
+
 def main(path: str) -> None:
     settings = penstock.StoreSettings(memory_bytes_max=512 << 20, checkpoint=penstock.CheckpointSettings())
     with penstock.open(path, settings=settings) as store:
@@ -97,6 +114,7 @@ def main(path: str) -> None:
             print(error)
         except Backpressure:
             raise
+        asyncio.run(awaited(path))
         with penstock.connect(path) as connected:
             assert_type(connected, penstock.RemoteStore)
             assert_type(connected.kv("names", value="utf8")[b"ada"], str)

@@ -47,6 +47,11 @@ def _handlers(code: CodeType) -> list[int]:
     return handlers
 
 
+def _is_finalizer(frame: FrameType | None) -> bool:
+    """Whether an exception raised there goes nowhere: the interpreter reports what `__del__` raises, and goes on."""
+    return frame is not None and frame.f_code.co_name == "__del__"
+
+
 where: list[str] = []  # every interrupt so far, for a test that fails
 
 
@@ -60,7 +65,7 @@ def interrupted_at(point: int, act: Callable[[], Any]) -> int:
             caller = frame.f_back
             if caller is not None and frame.f_code.co_name in caller.f_code.co_names:
                 previous[id(caller)] = -1
-            if not frame.f_code.co_filename.startswith(_CODE):
+            if not frame.f_code.co_filename.startswith(_CODE) or _is_finalizer(frame) or _is_finalizer(caller):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False

@@ -62,7 +62,7 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
         seen = []
         async for message in consumer:
             async with store.batch() as batch:
-                (await batch.kv("totals")).merge(message.payload, 1, operator="add_i64")
+                (await batch.kv("totals", value="int64")).merge(message.payload, 1, operator="add_i64")
                 await consumer.ack(message, batch=batch)
             seen.append(message.payload)
             if len(seen) == 3:
@@ -71,7 +71,7 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
         assert (await consumer.lag(), await consumer.position()) == (0, {0: 4})
         async with store.snapshot() as snapshot:
             await totals.put(b"a", 100, durable=True)
-            assert await (await snapshot.kv("totals")).get(b"a") == 1
+            assert await (await snapshot.kv("totals", value="int64")).get(b"a") == 1
             assert len(await (await snapshot.queue("events")).read()) == 3
 
     run(scenario)

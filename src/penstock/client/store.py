@@ -37,6 +37,11 @@ class RemoteSnapshot(StoreSnapshot):
         """By which other clients join it, while it is used and for its lease after."""
         return self._port.snapshot_id
 
+    @property
+    def port(self) -> FlightSnapshot:
+        """For Spark and other readers of raw tables."""
+        return self._port
+
     def info(self, name: str) -> TableInfo:
         """What the store knows of a table; `NotFound` if there is none."""
         return self._info(name)

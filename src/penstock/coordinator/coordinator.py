@@ -214,8 +214,10 @@ class WriteCoordinator(Generic[D, F, V]):
 
         It is durable by then; who waits flushes and applies if nobody else does.
         """
-        if epoch is None or not self._epochs.none < epoch <= self._buffer.layers.applied:
-            target = self._epochs.last if epoch is None else self._epochs.check(epoch)
+        epochs = self._epochs
+        if epoch is None or not epochs.none < epoch <= self._buffer.layers.applied:
+            last = epochs.last
+            target = last if epoch is None or epoch == last else epochs.check(epoch)
             self._await(Waiter(target, applied=True), timeout_s)
         return Acknowledgement(self._buffer.layers.durable, self._durability)
 

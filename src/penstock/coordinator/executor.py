@@ -227,6 +227,7 @@ class FlushExecutor(Generic[D, F, V]):
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush what there is, once; who flushed it also applies it, if nobody else applies."""
         with self._lock:
+            assert self.leading is waiter is not self._gathering, "the write turn is taken only from one who sleeps"
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
                 self.leading = None
@@ -248,7 +249,7 @@ class FlushExecutor(Generic[D, F, V]):
             return
         with self._lock:
             self._harden(result, trigger, begin_s)
-            reached = self._take_reached(waiter, applied=False)
+            reached = self._take_reached(waiter, applied=False) if self.waiters.all or not waiter.applied else []
             if self.applying is None and not self.apply_failed:
                 self.applying = waiter
             self.leading = None
@@ -269,7 +270,7 @@ class FlushExecutor(Generic[D, F, V]):
             came_back = self._returned >= len(self._woken) > 0
             next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
             self._group = len(group) + len(waiters.all) + next_leader if came_back else self._returned
-            self._woken = {waiter.thread for waiter in group}
+            self._woken = {waiter.thread for waiter in group} if reached else {group[0].thread}
             self._returned = 0
         return reached
 
@@ -281,7 +282,7 @@ class FlushExecutor(Generic[D, F, V]):
         return self._buffer.take(self._epochs.last) if self._epochs.last > layers.taken else None
 
     def _harden(self, result: F, trigger: Trigger, begin_s: float) -> None:
-        self._buffer.harden(result)
+        self._buffer.layers = self._buffer.layers.harden(result)
         self.flushes[trigger] += 1
         self.flush_s_last = self._clock.monotonic_s() - begin_s
         self.flush_s_total += self.flush_s_last
@@ -307,8 +308,8 @@ class FlushExecutor(Generic[D, F, V]):
     def _publish(self, view: V, waiter: Waiter | None) -> None:
         """Replace the oldest durable batch by the view with it, and let the waiter go if it has done its part."""
         with self._lock:
-            self._buffer.retire(view)  # with the watermark: a waiter that wakes must find its write
-            layers = self._buffer.layers
+            # The view with the watermark, in one step: a waiter that wakes must find its write.
+            self._buffer.layers = layers = self._buffer.layers.retire(view)
             reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None

@@ -202,11 +202,3 @@ class DeltaBuffer(Generic[D, V]):
         if was_open:
             self.open_room()
         return layers.batches[-1]
-
-    def harden(self, result: Any) -> None:
-        """The oldest batch that was not durable is so now."""
-        self.layers = self.layers.harden(result)
-
-    def retire(self, view: V) -> None:
-        """Publish the view that holds the oldest batch, and drop its deltas, in one step."""
-        self.layers = self.layers.retire(view)

@@ -22,8 +22,8 @@ from penstock.kinds import Piece
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.ranges import RangeDelete
 from penstock.lsm.rows import Row, bytes_list
+from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.sstable import Sstable
-from penstock.lsm.tree import Snapshot
 from penstock.lsm.version import FileMeta, TableFile, Version, arrange
 from penstock.lsm.view import View
 

@@ -2,8 +2,10 @@
 
 Thread: one at a time (`_lock`).
 Invariants: (1) a file is removed only if it is not listed, not on its way to be listed, and not in a version that
-someone holds. (2) nothing is removed after an opening while a reader of before it may be there (`readers.py`), and
-nothing unlisted before it was seen unlisted for a grace period: it may be on its way.
+someone holds. (2) a file that was there before this opening stays while a reader of before it may be there
+(`readers.py`); files made since can be read by nobody but through a version of this process. (3) a file of this process
+that is found unlisted by its name alone is not removed before it was seen so for a grace period, or when the store
+closes: it may be on its way. One of an earlier process is not: ids are never given out again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.readers import ReaderLeases
 from penstock.lsm.tree import Tree
 from penstock.lsm.writer import index_path
-from penstock.manifest.keys import ChunkKey
+from penstock.manifest.keys import ChunkKey, ComponentId
 from penstock.manifest.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -62,23 +64,31 @@ class Collector:
         self._settings = settings or CollectionSettings()
         self._lock = threads.lock("lsm.collector")
         self.readers = ReaderLeases(manifest, clock, self._settings.grace_s)
+        self._last_old_id = manifest.generation(ComponentId.CHUNK_IDS)  # ids up to here were given out before
         self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; file name: when it was first seen so
 
-    def collect(self) -> int:
-        """Remove what can be removed now; how many files."""
+    def collect(self, *, closing: bool = False) -> int:
+        """Remove what can be removed now; how many files. `closing`: nothing is on its way any more."""
         with self._lock:
             now_s = self._clock.monotonic_s()
-            may_remove = self.readers.may_remove()
+            old_may_go = self.readers.may_remove()
             removed, seen = 0, {}
             for tree, catalog in self._maintenance.trees():
-                while may_remove and (meta := tree.take_doomed()) is not None:
-                    for name in (meta.file_name, index_path(meta.file_name)):
-                        removed += self._remove(name)
+                for meta in tree.use.unread():
+                    if old_may_go or meta.chunk_id > self._last_old_id:
+                        for name in (meta.file_name, index_path(meta.file_name)):
+                            removed += self._remove(name)
+                        tree.use.removed(meta)
                 for name in self._unlisted(tree, catalog):
-                    since_s = self._unlisted_since_s.get(name, now_s)
-                    if not may_remove or now_s - since_s < self._settings.grace_s:
+                    since_s, chunk_id = self._unlisted_since_s.get(name, now_s), _chunk_id(name)
+                    assert chunk_id is not None
+                    if chunk_id <= self._last_old_id:
+                        may_go = old_may_go
+                    else:
+                        may_go = closing or now_s - since_s >= self._settings.grace_s
+                    if not may_go:
                         seen[name] = since_s
-                    elif _chunk_id(name) not in tree.in_use():  # asked again: it may be on its way by now
+                    elif chunk_id not in tree.use.ids():  # asked again: it may be on its way by now
                         removed += self._remove(name)
             self._unlisted_since_s = seen
             return removed
@@ -86,7 +96,7 @@ class Collector:
     def _unlisted(self, tree: Tree, catalog: Catalog) -> list[str]:
         # In this order: a file on its way is announced before it has a name, and until after it is listed.
         names = self._fs.listdir(f"{self._root}/{catalog.folder}")
-        in_use = tree.in_use()
+        in_use = tree.use.ids()
         return [
             f"{catalog.folder}/{name}"
             for name in names

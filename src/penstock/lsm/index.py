@@ -1,7 +1,7 @@
 """The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
 
 A hash slot is 32 bits: the low bits are a place (batch and row), the high bits a fingerprint from the key's hash. At
-most two fifths of the slots are taken; a key stands at or after its home slot with no empty slot between. The hashes of
+most half of the slots are taken; a key stands at or after its home slot with no empty slot between. The hashes of
 all rows follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
 
 Thread: `PageSums` belongs to its writer; an `Index` is shared.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.archive.chunk import Chunk, ChunkIdentity, ChunkWriter, crc32c
+from penstock.archive.chunk import Chunk, ChunkIdentity, crc32c
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.files import Buffer
 from penstock.lsm.rows import U32
@@ -65,7 +65,7 @@ def hash_keys(keys: list[bytes]) -> U32:
 
 def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
     """Slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes solves linear probing."""
-    homes = 1 << (5 * len(hashes) // 2).bit_length()  # a power of two: a get has its home by one `and`
+    homes = homes_for(len(hashes))
     # Home above, slot below: one sort of plain numbers puts all in order.
     packed = (hashes & np.uint32(homes - 1)).astype(np.uint64)
     packed <<= np.uint64(32)
@@ -80,6 +80,11 @@ def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
     slots = np.zeros(max(homes, last + 1) + 1, np.uint32)  # the last slot stays empty: a probe ends there
     slots[at] = packed.astype(np.uint32)
     return slots, homes
+
+
+def homes_for(rows: int) -> int:
+    """The number of homes of so many rows: a power of two, so that a get has its home by one `and`."""
+    return 1 << max(0, 2 * rows - 1).bit_length()
 
 
 def fingerprint_mask(place_bits: int) -> int:
@@ -133,8 +138,7 @@ class Summary:
     range_deletes: int
 
 
-def write_index(
-    out: ChunkWriter,
+def encode_index(
     summary: Summary,
     *,
     hashes: U32,
@@ -142,8 +146,8 @@ def write_index(
     batches: npt.NDArray[np.void],
     first_keys: list[bytes],
     page_sums: U32,
-) -> None:
-    """Write an index; `hashes` are of all rows. The caller finishes its chunk."""
+) -> tuple[bytes, memoryview]:
+    """The bytes of an index, in two parts; `hashes` are of all rows."""
     if crc32c is None:
         raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
     counts = enumerate(batches["rows"].tolist(), 1)
@@ -171,8 +175,7 @@ def write_index(
         homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges, summary.expiring,
         len(range_rows), len(page_sums), len(body),
     )  # fmt: skip
-    out.write(header + _SUM.pack(crc32c(header + body)) + body)
-    out.write(tail)
+    return header + _SUM.pack(crc32c(header + body)) + body, tail
 
 
 class Index:

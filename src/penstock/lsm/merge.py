@@ -25,9 +25,9 @@ from penstock.errors import Closed, Invalid
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
-from penstock.lsm.folding import fold_groups
-from penstock.lsm.index import ROWS_MAX, Summary
+from penstock.lsm.index import ROWS_MAX, Summary, homes_for
 from penstock.lsm.memtable import Memtable
+from penstock.lsm.operand_fold import fold_groups
 from penstock.lsm.order import Flags, Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, I64, MERGE, PUT, RANGE_DELETE, U8, U64, Columns
@@ -81,7 +81,7 @@ def sstable_path(folder: str, chunk_id: int) -> str:
 
 def outputs_max(rows: int, content_bytes: int, output_bytes: int = OUTPUT_BYTES) -> int:
     """How many chunk ids a merge of so much can need."""
-    return 1 + content_bytes // output_bytes + rows // (ROWS_MAX - 4 * SLICE_ROWS)
+    return 1 + 2 * content_bytes // output_bytes + rows // (ROWS_MAX - 4 * SLICE_ROWS)
 
 
 def merge(
@@ -140,7 +140,7 @@ class _Outputs:
         if not rows:
             return
         writer = self._writer
-        if writer is not None and (writer.rows + rows > ROWS_MAX or writer.content_bytes >= self._plan.output_bytes):
+        if writer is not None and self._is_full(writer, rows):
             self._done.append(writer.finish())
             writer = None
         if writer is None:
@@ -153,6 +153,13 @@ class _Outputs:
             writer = self._writer = SstableWriter(self._fs, path, identity, sealing=self._sealing, maker=self._maker)
         writer.delete_ranges(ranges)
         writer.append(columns)
+
+    def _is_full(self, writer: SstableWriter, more_rows: int) -> bool:
+        """Whether to begin another file: at its size, or from half of that on before its index would double."""
+        rows, size, enough = writer.rows + more_rows, writer.content_bytes, self._plan.output_bytes
+        if rows > ROWS_MAX or size >= enough:
+            return True
+        return 2 * size >= enough and homes_for(rows) > homes_for(writer.rows)
 
     def finish(self) -> tuple[Summary, ...]:
         if self._writer is not None:

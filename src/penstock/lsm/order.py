@@ -32,6 +32,7 @@ class Keys:
         self.lengths = lengths
         low, high = int(lengths.min(initial=_LONGEST)), int(lengths.max(initial=0))
         self._width = low if low == high else 0  # of every key, where they have one width
+        self._array: Any = None  # as an Arrow array, once that is asked for
         # A big-endian word at every byte position; numpy reads unaligned ones.
         self._words: Any = np.ndarray((len(data) - _WORD + 1,), dtype=">u8", buffer=data, strides=(1,))
 
@@ -56,13 +57,26 @@ class Keys:
         start = int(self.starts[row])
         return bytes(self.data[start : start + int(self.lengths[row])])
 
+    def shared_prefix(self) -> int:
+        """How many bytes all keys have in common. Requires: there is a key."""
+        shortest, depth = int(self.lengths.min()), 0
+        while depth < shortest:
+            words, _ = self.words(slice(None), depth)
+            differing = int(words.min()) ^ int(words.max())
+            if differing:
+                return min(shortest, depth + _WORD - (differing.bit_length() + 7) // 8)
+            depth += _WORD
+        return shortest
+
     def take(self, rows: I64) -> Any:
         """Some of the keys, as an Arrow binary array."""
         if self._width:
             offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(self._width)
-            return binary_array(offsets, np.frombuffer(self.data, f"V{self._width}", len(self))[rows])
-        offsets = np.append(self.starts, len(self.data) - _WORD).astype(np.int32)
-        return binary_array(offsets, self.data).take(fixed_array(pa.int64(), rows))
+            return binary_array(offsets, np.frombuffer(self.data, f"V{self._width}", len(self)).take(rows))
+        if self._array is None:
+            offsets = np.append(self.starts, len(self.data) - _WORD).astype(np.int32)
+            self._array = binary_array(offsets, self.data)
+        return self._array.take(fixed_array(pa.int64(), rows))
 
     def words(self, rows: I64 | slice, depth: int) -> tuple[U64, I64]:
         """For each row, 8 bytes at `depth` as a big-endian number (zeros past its end), and how many it has there."""
@@ -139,10 +153,28 @@ def shared_prefix(first: bytes, last: bytes) -> int:
     return min(len(first), len(last))
 
 
-def sort(keys: Keys, prefix: int) -> tuple[I64, Flags]:
-    """The stable order of `keys`, which share their first `prefix` bytes; and where a key equals the one before it."""
+def _order_by_high_bits(words: U64) -> I64 | None:
+    """The order of words, if their high bits alone tell them apart: one sort of plain numbers, each with its place."""
+    bits = np.uint64(len(words).bit_length())
+    packed = words >> bits << bits
+    packed |= np.arange(len(words), dtype=np.uint64)
+    packed.sort()
+    high = packed >> bits
+    if (high[1:] == high[:-1]).any():
+        return None
+    packed &= (np.uint64(1) << bits) - np.uint64(1)
+    return packed.view(np.int64)
+
+
+def sort(keys: Keys, prefix: int, *, distinct: bool = False) -> tuple[I64, Flags]:
+    """The stable order of `keys`, which share their first `prefix` bytes; and where a key equals the one before it.
+
+    `distinct`: no two keys are equal, so it is worth a try to sort by the high bits alone.
+    """
     same = np.zeros(len(keys), np.bool_)
     words, left = keys.words(slice(None), prefix)
+    if distinct and (by_high_bits := _order_by_high_bits(words)) is not None:
+        return by_high_bits, same
     order = np.argsort(words, kind="stable")
     words = words[order]
     tied = words[1:] == words[:-1]

@@ -29,11 +29,16 @@ class ReaderLeases:
         self._clock = clock
         self._lock = threads.lock("lsm.readers")
         self._longest_s: float = msgspec.msgpack.decode(row.detail, type=float) if row is not None else 0.0
-        self._until_s = clock.monotonic_s() + max(grace_s, self._longest_s)
+        # No row, or 0: nobody was told the names of files, or nobody has them any more.
+        self._until_s = clock.monotonic_s() + (max(grace_s, self._longest_s) if self._longest_s else 0.0)
 
     def may_remove(self) -> bool:
         """Whether no reader of before the opening can be there any more. Those of after it hold pins."""
         return self._clock.monotonic_s() >= self._until_s
+
+    def may_be_there(self) -> bool:
+        """Whether a reader elsewhere may have a lease, of now or of before the opening."""
+        return self._longest_s > 0
 
     def expect(self, lease_s: float) -> None:
         """A reader is about to get a lease of this length."""

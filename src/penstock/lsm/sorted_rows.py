@@ -6,21 +6,23 @@ Thread: one; the memtable has no writer any more.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import islice, repeat
-from typing import Any
+from itertools import repeat
+from operator import itemgetter
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable, in_full
-from penstock.lsm.order import Keys, shared_prefix, sort
+from penstock.lsm.order import Keys, sort
 from penstock.lsm.ranges import RangeDeletes
-from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_array, binary_column, fixed_array
+from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_column
 
 _GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
 _LARGE_ROW_BYTES = 1 << 10  # of the mean row: from here on a second copy of all values would cost too much memory
+
+
+_KIND, _VALUE, _LSN, _EXPIRES = map(itemgetter, range(4))  # of a row in full
 
 
 class SortedRows:
@@ -36,28 +38,26 @@ class SortedRows:
         if not count:
             return
         keys, values = _Strings(), _Strings()
-        hashes, lowest, highest = [], [], []
+        hashes = []
         self._lsns = memtable.lsns_by_place()
         self._kinds = np.zeros(count, np.uint8)
         self._expires = np.full(count, NEVER, np.int64)
         self._large: list[bytes] = []
         large = memtable.bytes >= _LARGE_ROW_BYTES * count
-        all_keys, all_rows = iter(memtable.rows), iter(memtable.rows.values())
+        all_keys, all_rows = list(memtable.rows), list(memtable.rows.values())
         for at in range(0, count, _GATHER_ROWS):
-            some, rows = list(islice(all_keys, _GATHER_ROWS)), list(islice(all_rows, _GATHER_ROWS))
+            some, rows = all_keys[at : at + _GATHER_ROWS], all_rows[at : at + _GATHER_ROWS]
             keys.add(some)
-            held: list[bytes] = rows if memtable.all_bare else self._spread(rows, at)  # type: ignore[assignment]
+            bare: list[bytes] = rows if memtable.all_bare else self._spread(rows, at, memtable.plain)  # type: ignore[assignment]
             if large:
-                self._large += held
+                self._large += bare
             else:
-                values.add(held)
+                values.add(bare)
             hashes.append(hash_keys(some))
-            lowest.append(min(some))
-            highest.append(max(some))
-        self._keys = keys.keys()
-        self._values = values.array()
+        self._keys = keys.joined()
+        self._values = values.joined()
         self._hashes = np.concatenate(hashes)
-        self._order, _ = sort(self._keys, shared_prefix(min(lowest), max(highest)))
+        self._order, _ = sort(self._keys, self._keys.shared_prefix(), distinct=True)
         if memtable.has_ranges:
             self._leave_out_deleted(memtable.ranges)
 
@@ -77,13 +77,15 @@ class SortedRows:
         """The place of the first row at or after a key."""
         return bisect_left(range(self._count), key, key=self.key)
 
-    def _spread(self, rows: list[bytes | Row], at: int) -> list[bytes]:
+    def _spread(self, rows: list[bytes | Row], at: int, plain: bool) -> list[bytes]:
         """The values of rows, of which some are in full: their other columns are noted at places from `at` on."""
-        kinds, values, lsns, expires = zip(*in_full(rows, repeat(0)), strict=True)
-        places = slice(at, at + len(rows))
-        self._kinds[places], self._expires[places] = kinds, expires
-        self._lsns[places] = np.where(lsns, np.array(lsns, np.uint64), self._lsns[places])  # 0: a bare value's
-        return list(values)
+        places, full = slice(at, at + len(rows)), in_full(rows, repeat(0))
+        lsns = np.fromiter(map(_LSN, full), np.uint64, len(full))
+        self._lsns[places] = np.where(lsns, lsns, self._lsns[places])  # 0: a bare value's
+        if not plain:
+            self._kinds[places] = np.fromiter(map(_KIND, full), np.uint8, len(full))
+            self._expires[places] = np.fromiter(map(_EXPIRES, full), np.int64, len(full))
+        return list(map(_VALUE, full))
 
     def __len__(self) -> int:
         return self._count
@@ -104,7 +106,7 @@ class SortedRows:
                 large.append(self._large[row])
             rows, values = rows[: len(large)], binary_column(large)
         else:
-            values = self._values.take(fixed_array(pa.int64(), rows))
+            values = self._values.take(rows)
         return Columns(
             keys=self._keys.take(rows),
             lsns=self._lsns[rows],
@@ -126,14 +128,10 @@ class _Strings:
         self._data += b"".join(items)
         self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
 
-    def keys(self) -> Keys:
+    def joined(self) -> Keys:
+        """All of them; values are laid out as keys are."""
+        if len(self._data) >= 1 << 31:
+            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
         lengths = np.concatenate(self._lengths)
         self._data += bytes(8)
         return Keys(self._data, np.cumsum(lengths) - lengths, lengths)
-
-    def array(self) -> Any:
-        """As an Arrow array."""
-        if len(self._data) >= 1 << 31:
-            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
-        offsets = np.cumsum(np.concatenate([[0], *self._lengths]))
-        return binary_array(offsets.astype(np.int32), self._data)

@@ -11,11 +11,13 @@ this module and all it imports need pyarrow, numpy and the standard library alon
 
 from __future__ import annotations
 
+import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -33,35 +35,24 @@ from penstock.lsm.rows import (
     PUT,
     RANGE_DELETE,
     SCHEMA,
-    U8,
-    U64,
     Columns,
     Row,
     binary_array,
     bytes_list,
 )
+from penstock.lsm.scan_part import ScanPart, rows_of_list
 from penstock.lsm.writer import index_path
 
 _PAGE_SHIFT = 16
 _BATCH_MASK = (1 << BATCH_SHIFT) - 1
 assert 1 << _PAGE_SHIFT == PAGE_BYTES
 
-SLICE_ROWS_FIRST = 128
-SLICE_ROWS_MAX = 1_024
+PART_ROWS_FIRST = 64
+PART_ROWS_MAX = 1_024
 _OPEN_BATCHES_MAX = 8  # of a chunk that is not mapped
-_FENCE_ROWS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Some point rows of a scan, in scan order."""
-
-    keys: list[bytes]
-    values: list[bytes]
-    kinds: U8
-    lsns: U64
-    expires: I64
-    plain: bool  # every row is a put that never expires
+_FENCE_ROWS = 32
+assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan reaches past the fence after its start
+_ITEMS_MAX = 256  # keys or values cut out one by one; more are cut by numpy or Arrow
 
 
 class _Batch:
@@ -111,13 +102,18 @@ class _Batch:
         key: bytes = self.source[base + offsets[row] : base + offsets[row + 1]]
         return key
 
-    def between_fences(self, key: bytes) -> tuple[int, int]:
-        """Rows [low, high], one of which is the first whose key is not below `key`."""
+    def cut_keys(self, start: int, end: int) -> list[bytes]:
+        """The keys of rows [start, end)."""
+        offsets = self.key_offsets[start : end + 1]
+        return _cut(self.source, self.key_base + offsets[0], offsets, self.key_bytes)
+
+    def row_before(self, key: bytes) -> int:
+        """A row at most _FENCE_ROWS before the first whose key is not below `key`; 0 if that is the first of all."""
         fences = self.fences
         if not fences:
             fences = self.fences = [self.key(row) for row in range(0, self.rows, _FENCE_ROWS)]
-        high = bisect_left(fences, key) * _FENCE_ROWS
-        return max(0, high - _FENCE_ROWS), min(high, self.rows)
+        fence = bisect_left(fences, key)
+        return (fence - 1) * _FENCE_ROWS if fence else 0
 
 
 def _equal_length(path: str, offsets: memoryview, base: int, end: int) -> int:
@@ -325,7 +321,8 @@ class Sstable:
         if number < 0:
             return 0
         batch = self._batch(number)
-        low, high = batch.between_fences(key)
+        low = batch.row_before(key)
+        high = min(low + _FENCE_ROWS, batch.rows)
         source, base, offsets = batch.source, batch.key_base, batch.key_offsets
         while low < high:
             middle = (low + high) >> 1
@@ -381,49 +378,69 @@ class Sstable:
             hashes=self._index.hashes(batch.first + start, batch.first + end) if hashes else None,
         )
 
-    def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[Slice]:
-        """Point rows with keys in [start, end), in slices that start small."""
-        first, last = self.rows_between(start, end)
-        size = SLICE_ROWS_FIRST
-        while first < last:
-            if reverse:
-                number = bisect_right(self._firsts, last - 1) - 1
-                base = self._firsts[number]
-                low, high = max(first, base, last - size), last
-                last = low
-            else:
-                number = bisect_right(self._firsts, first) - 1
-                base = self._firsts[number]
-                low, high = first, min(last, self._firsts[number + 1], first + size)
-                first = high
-            piece = self._slice(number, low - base, high - base, reverse)
-            if piece.keys:
-                yield piece
-            size = min(2 * size, SLICE_ROWS_MAX)
+    def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[ScanPart]:
+        """Point rows with keys in [start, end), in parts that start small."""
+        if self._mapped and self._data.view is None:
+            raise Closed(f"{self.path} was closed: open it again")
+        return self._scan_back(start, end) if reverse else self._scan(start, end)
 
-    def _slice(self, number: int, start: int, end: int, reverse: bool) -> Slice:
+    def _scan(self, start: bytes, end: bytes | None) -> Iterator[ScanPart]:
+        """Keys are cut out from a fence before `start` on, and both ends are looked for among them."""
+        first_keys = self._index.first_keys
+        number = max(0, bisect_left(first_keys, start) - 1)
         batch = self._batch(number)
-        offsets, base = batch.key_offsets, batch.key_base
-        keys = _cut(
-            self._key_region(batch)[base + offsets[start] : base + offsets[end]],
-            offsets[start : end + 1],
-            batch.key_bytes,
-        )
+        low, size = batch.row_before(start), PART_ROWS_FIRST
+        while True:
+            high = min(low + size, batch.rows)
+            keys = batch.cut_keys(low, high)
+            begin, stop = bisect_left(keys, start), len(keys)
+            if is_last := end is not None and keys[-1] >= end:
+                stop = bisect_left(keys, end, begin)
+            elif high == batch.rows:
+                number += 1
+                is_last = number == len(first_keys) or (end is not None and first_keys[number] >= end)
+            if begin < stop and (part := self._part(batch, low + begin, low + stop, keys[begin:stop], is_last)).keys:
+                yield part
+            if is_last:
+                return
+            low = high
+            if low == batch.rows:
+                batch, low = self._batch(number), 0
+            size = min(2 * size, PART_ROWS_MAX)
+
+    def _scan_back(self, start: bytes, end: bytes | None) -> Iterator[ScanPart]:
+        first, last = self.rows_between(start, end)
+        size = PART_ROWS_FIRST
+        while first < last:
+            number = bisect_right(self._firsts, last - 1) - 1
+            base, batch = self._firsts[number], self._batch(number)
+            low = max(first, base, last - size)
+            part = self._part(batch, low - base, last - base, batch.cut_keys(low - base, last - base), low == first)
+            if part.keys:
+                rows_between = partial(_rows_back, part.rows_between, len(part.keys))
+                yield ScanPart(part.keys[::-1], part.values[::-1], part.plain, rows_between, 0, part.is_last)
+            last = low
+            size = min(2 * size, PART_ROWS_MAX)
+
+    def _part(self, batch: _Batch, start: int, end: int, keys: list[bytes], is_last: bool) -> ScanPart:
+        """The point rows [start, end) of a batch, whose keys these are."""
         offsets, base = batch.value_offsets, batch.value_base
-        data = self._checked(base + offsets[start], base + offsets[end])
-        values = _cut(data, offsets[start : end + 1], batch.value_bytes)
-        lsns = np.asarray(batch.lsns)[start:end]
-        kinds = np.asarray(batch.kinds)[start:end]
-        expires = np.asarray(batch.expires)[start:end]
-        if batch.special and (kinds == RANGE_DELETE).any():
-            kept = np.flatnonzero(kinds != RANGE_DELETE)
-            keys, values = [keys[i] for i in kept], [values[i] for i in kept]
-            lsns, kinds, expires = lsns[kept], kinds[kept], expires[kept]
-        if reverse:
-            keys.reverse()
-            values.reverse()
-            lsns, kinds, expires = lsns[::-1], kinds[::-1], expires[::-1]
-        return Slice(keys, values, kinds, lsns, expires, not batch.special)
+        if self._all_sound and self._source is not None:
+            source, at = self._source, base + offsets[start]
+        else:
+            source, at = bytes(self._checked(base + offsets[start], base + offsets[end])), 0
+        values = _cut(source, at, offsets[start : end + 1], batch.value_bytes)
+        if not batch.special:
+            return ScanPart(keys, values, True, partial(_puts_between, batch.lsns[start:end], values), 0, is_last)
+        kinds, lsns, expires = batch.kinds[start:end], batch.lsns[start:end], batch.expires[start:end]
+        rows = [
+            (key, row)
+            for key, row in zip(keys, zip(kinds, values, lsns, expires, strict=True), strict=True)
+            if row[0] != RANGE_DELETE
+        ]
+        whole = [row for _, row in rows]
+        values, rows_between = [row[1] for row in whole], partial(rows_of_list, whole)
+        return ScanPart([key for key, _ in rows], values, False, rows_between, 0, is_last)
 
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Any]:
         """Every row of the file with its key in [start, end), as record batches over the mapping.
@@ -434,12 +451,36 @@ class Sstable:
             yield self.columns(number, low, high).record_batch(SCHEMA)
 
 
-def _cut(data: memoryview, offsets: memoryview, size: int) -> list[bytes]:
-    """The items of a part of a binary column as a list; `size` is the length of each, or 0 if they differ."""
+def _puts_between(lsns: Sequence[int], values: list[bytes], start: int, end: int) -> list[Row]:
+    return [(PUT, value, lsn, NEVER) for value, lsn in zip(values[start:end], lsns[start:end], strict=True)]
+
+
+def _rows_back(rows_between: Callable[[int, int], list[Row]], count: int, start: int, end: int) -> list[Row]:
+    """Of a part that was turned round."""
+    return rows_between(count - end, count - start)[::-1]
+
+
+@lru_cache(4_096)
+def _items(size: int, count: int) -> struct.Struct:
+    """What cuts `count` items of `size` bytes in one call."""
+    return struct.Struct(f"{size}s" * count)
+
+
+def _cut(source: Any, at: int, offsets: memoryview, size: int) -> list[bytes]:
+    """The items of a part of a binary column that begins at byte `at` of `source` (bytes, or a mapping).
+
+    `size` is the length of each item, or 0 if they differ.
+    """
+    count = len(offsets) - 1
+    if size and count <= _ITEMS_MAX:
+        return list(_items(size, count).unpack_from(source, at))
     items: list[bytes]
     if size:
-        items = np.frombuffer(data, f"V{size}").tolist()
+        items = np.frombuffer(source, f"V{size}", count, at).tolist()
         return items
+    if count <= _ITEMS_MAX:
+        shift = at - offsets[0]
+        return [source[shift + start : shift + end] for start, end in pairwise(offsets.tolist())]
     ends = np.frombuffer(offsets, np.int32) - offsets[0]
-    items = bytes_list(binary_array(ends, data))
+    items = bytes_list(binary_array(ends, memoryview(source)[at : at + int(ends[-1])]))
     return items

@@ -19,9 +19,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from penstock.host.metrics import Metrics
 from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
-from penstock.lsm.maintenance import Maintenance, Merge, Stop
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge import MergeInput, MergePlan, merge
 from penstock.lsm.tree import Tree
+from penstock.lsm.tree_jobs import Merge, Stop
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines

@@ -8,146 +8,27 @@ file. (2) a snapshot lies between two edits. (3) `stored <= lsn` of each version
 
 from __future__ import annotations
 
-import enum
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
-from penstock.errors import Backpressure, Closed, Invalid
+from penstock.errors import Backpressure, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.lsm.compaction import Compaction, LevelLimits, compact_everything, pick_compaction
+from penstock.lsm.compaction import Compaction, compact_everything, pick_compaction
+from penstock.lsm.file_use import FileUse
 from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.operators import CHAIN
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import MERGE, Row
+from penstock.lsm.snapshot import TREE_CLOSED, Snapshot
 from penstock.lsm.sstable import Sstable
+from penstock.lsm.tree_settings import Stall, TreeSettings, TreeStatistics
 from penstock.lsm.version import FileMeta, Run, TableFile, Version, arrange
 from penstock.lsm.view import View
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeSettings:
-    """Sizes of a tree, and when its writers are slowed and stopped."""
-
-    memtable_bytes: int = 64 << 20
-    memtables_slow: int = 3  # so many memtables' worth of rows that are not in files
-    memtables_stop: int = 5
-    level0_slow: int = 12  # so many runs in level 0
-    level0_stop: int = 24
-    limits: LevelLimits = field(default_factory=LevelLimits)
-
-    def __post_init__(self) -> None:
-        if self.memtable_bytes < 1 or not 1 <= self.memtables_slow < self.memtables_stop:
-            raise Invalid("memtable_bytes must be positive and 1 <= memtables_slow < memtables_stop")
-        if not self.limits.level0_runs < self.level0_slow < self.level0_stop:
-            raise Invalid("level0_runs < level0_slow < level0_stop must hold")
-
-
-class Stall(enum.Enum):
-    """What a tree asks of its writers."""
-
-    NONE = 0
-    SLOW = 1
-    STOP = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeStatistics:
-    """A tree at one moment."""
-
-    lsn: int
-    stored: int
-    memtable_bytes: int
-    frozen_memtables: int
-    level_files: tuple[int, ...]
-    level_bytes: tuple[int, ...]
-    level0_runs: int
-    snapshots: int
-    stall: Stall
-
-
-class Snapshot(View):
-    """A view of one LSN that stays as it is until it is closed. Files it needs are not collected before."""
-
-    __slots__ = ("__weakref__", "_forget", "lsn")
-
-    def __init__(self, version: Version, now_us: int, forget: Callable[[Snapshot], None]) -> None:
-        super().__init__(version, lambda: now_us)
-        self.lsn = version.lsn
-        self._forget = forget
-
-    @property
-    def version(self) -> Version:
-        """What it shows, for a reader elsewhere."""
-        return self._version
-
-    @property
-    def now_us(self) -> int:
-        """The time by which it judges what has expired."""
-        return self._now_us()
-
-    def under(self, rows: Memtable) -> View:
-        """A view of this state with newer rows on top, for as long as this snapshot is open."""
-        return _Overlay(replace(self._version, frozen=(rows, *self._version.frozen)), self)
-
-    @property
-    def is_closed(self) -> bool:
-        return isinstance(self._version, _ClosedVersion)
-
-    def check_open(self) -> None:
-        if isinstance(self._version, _ClosedVersion):
-            self._version.refuse()
-
-    def close(self) -> None:
-        """Let go of its files."""
-        self.end(_CLOSED)
-        self._forget(self)
-
-    def end(self, closed: _ClosedVersion) -> None:
-        """Answer nothing any more."""
-        if not self.is_closed:
-            self._version = closed  # type: ignore[assignment]
-
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Overlay(View):
-    """A snapshot with newer rows on top."""
-
-    __slots__ = ("_snapshot",)
-
-    def __init__(self, version: Version, snapshot: Snapshot) -> None:
-        super().__init__(version, snapshot._now_us)
-        self._snapshot = snapshot
-
-    def check_open(self) -> None:
-        self._snapshot.check_open()
-
-
-class _ClosedVersion:
-    """Stands for the version of what was closed."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def refuse(self) -> NoReturn:
-        raise Closed(self._reason)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        self.refuse()
-
-
-_CLOSED = _ClosedVersion("the snapshot was closed: take another")
-_TREE_CLOSED = _ClosedVersion("the table was dropped or the store was closed: open it again")
 
 
 class Tree:
@@ -167,9 +48,7 @@ class Tree:
         relieved: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings or TreeSettings()
-        self.doomed: deque[FileMeta] = deque()  # retired files that nobody reads any more
-        self._writing: set[int] = set()  # guarded by _lock: chunk ids of files on their way to a version
-        self._retired: set[int] = set()  # guarded by _lock: chunk ids of files that are listed no more, but not removed
+        self.use = FileUse()
         self._open_table = open_table
         self._clock = clock
         self._wake = wake
@@ -488,9 +367,7 @@ class Tree:
             kept = [file for file in version.files() if file not in gone]
             assert len(kept) == sum(1 for _ in version.files()) - len(gone)
             self._install(replace(version, levels=arrange([*kept, *outputs])))
-            self._retired.update(file.meta.chunk_id for file in gone)
-        for file in gone:
-            file.retire(self.doomed)
+        self.use.retire(gone)
         self._relieve()
 
     def expires(self) -> bool:
@@ -508,30 +385,6 @@ class Tree:
         held = set(self._version.files())
         return all(file in held for file in compaction.inputs)
 
-    def announce(self, chunk_ids: Iterable[int]) -> None:
-        """Files of these ids are about to be written: they are not for collection, listed or not."""
-        with self._lock:
-            self._writing.update(chunk_ids)
-
-    def withdraw(self, chunk_ids: Iterable[int]) -> None:
-        """These ids are listed now, or never will be."""
-        with self._lock:
-            self._writing.difference_update(chunk_ids)
-
-    def take_doomed(self) -> FileMeta | None:
-        """A file that is listed no more and that nobody reads, for removal."""
-        if not self.doomed:
-            return None
-        meta = self.doomed.popleft()
-        with self._lock:
-            self._retired.discard(meta.chunk_id)
-        return meta
-
-    def in_use(self) -> set[int]:
-        """Chunk ids of files that may be unlisted and yet are needed."""
-        with self._lock:
-            return self._writing | self._retired
-
     def oldest_snapshot(self) -> int:
         """Deletes at or above this LSN are kept."""
         with self._lock:
@@ -541,11 +394,11 @@ class Tree:
         """Answer nothing any more, neither live nor through snapshots: the files are somebody else's from now on."""
         with self._lock:
             snapshots = list(self._snapshots)
-            self._view = View(_TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
+            self._view = View(TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
         for snapshot in snapshots:
             for file in () if snapshot.is_closed else snapshot.version.files():
                 file.forget()
-            snapshot.end(_TREE_CLOSED)
+            snapshot.end(TREE_CLOSED)
         for file in self._version.files():
             file.forget()
 

@@ -168,6 +168,8 @@ class Run:
 
     def overlapping(self, start: bytes, end: bytes | None) -> tuple[TableFile, ...]:
         """The files with keys in [start, end)."""
+        if len(self.files) == 1:
+            return self.files if self._ends[0] > start and (end is None or self._starts[0] < end) else ()
         first = max(0, bisect_right(self._starts, start) - 1)
         last = len(self.files) if end is None else bisect_right(self._starts, end)
         inside = self.files[first:last]

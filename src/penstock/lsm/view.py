@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
-from itertools import chain, repeat
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
 
 from penstock.errors import Invalid
 from penstock.lsm.memtable import Memtable
@@ -22,31 +23,12 @@ from penstock.lsm.merge import merge_columns, slices
 from penstock.lsm.operators import Operand, fold
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
-from penstock.lsm.sstable import Slice, Sstable
+from penstock.lsm.scan_part import ScanPart, rows_of_list
+from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
 
-PART_ROWS = 1_024
-PART_ROWS_FIRST = 128
 EVERY_LSN = 1 << 63
-
-
-class KeyRangePart(NamedTuple):
-    """Some rows of one source, in scan order."""
-
-    keys: list[bytes]
-    values: list[bytes] | None  # where every row is a put that never expires ...
-    whole: Callable[[], list[Row]]  # ... or the rows in full, of the part that this one was cut from ...
-    start: int = 0  # ... in which it begins here
-
-    def rows(self) -> list[Row]:
-        return self.whole()[self.start : self.start + len(self.keys)]
-
-    def cut(self, start: int, end: int) -> KeyRangePart:
-        """Its rows [start, end). A part of a part knows the whole, however often it was cut."""
-        if start == 0 and end == len(self.keys):
-            return self
-        values = None if self.values is None else self.values[start:end]
-        return KeyRangePart(self.keys[start:end], values, self.whole, self.start + start)
+_key_of = itemgetter(0)
 
 
 class View:
@@ -132,7 +114,7 @@ class View:
         pairs = chain.from_iterable(self._windows(start, end, reverse))
         if limit < 0:
             return pairs
-        return (pair for pair, _ in zip(pairs, range(limit), strict=False))
+        return islice(pairs, limit)
 
     def _windows(self, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Iterable[tuple[bytes, bytes]]]:
         if end is not None and end <= start:
@@ -141,6 +123,7 @@ class View:
         sources = [
             _memtable_parts(memtable, keys, start, end, reverse)
             for memtable in version.memtables()
+            if memtable.rows
             for keys in memtable.orders()
             if keys
         ]
@@ -149,7 +132,7 @@ class View:
         now_us = self._now_us()
         for window in merge_parts(sources, reverse):
             self.check_open()
-            if not ranges and all(part.values is not None for part in window):
+            if not ranges and all(part.plain for part in window):
                 yield _overlay(window, reverse)
             else:
                 yield _resolve_window(window, ranges, now_us, reverse)
@@ -226,7 +209,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 def _memtable_parts(
     memtable: Memtable, keys: list[bytes], start: bytes, end: bytes | None, reverse: bool
-) -> Iterator[KeyRangePart]:
+) -> Iterator[ScanPart]:
     low = bisect_left(keys, start)
     high = len(keys) if end is None else bisect_left(keys, end)
     size = PART_ROWS_FIRST
@@ -238,32 +221,30 @@ def _memtable_parts(
             some = keys[low : min(high, low + size)]
             low += len(some)
         rows = memtable.rows_of(some)
-        # Asked after the rows were read: they were all plain then, whatever the writer does now.
-        values = [row[1] for row in rows] if memtable.plain else None
-        yield KeyRangePart(some, values, lambda rows=rows: rows)  # type: ignore[misc]
-        size = min(2 * size, PART_ROWS)
+        plain = memtable.plain  # after the rows were read: they were all plain then, whatever the writer does now
+        yield ScanPart(some, [row[1] for row in rows], plain, partial(rows_of_list, rows), 0, low >= high)
+        size = min(2 * size, PART_ROWS_MAX)
 
 
-def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[KeyRangePart]:
+def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[ScanPart]:
     files = run.overlapping(start, end)
-    for file in reversed(files) if reverse else files:
-        for piece in file.table().scan(start, end, reverse=reverse):
-            yield KeyRangePart(piece.keys, piece.values if piece.plain else None, cache(partial(_rows, piece)))
+    if len(files) == 1:
+        return files[0].table().scan(start, end, reverse=reverse)
+    return _parts_of_files(files[::-1] if reverse else files, start, end, reverse)
 
 
-def _rows(piece: Slice) -> list[Row]:
-    lsns = piece.lsns.tolist()
-    if piece.plain:
-        return list(zip(repeat(PUT), piece.values, lsns, repeat(NEVER)))
-    return list(zip(piece.kinds.tolist(), piece.values, lsns, piece.expires.tolist(), strict=True))
+def _parts_of_files(files: Sequence[TableFile], start: bytes, end: bytes | None, reverse: bool) -> Iterator[ScanPart]:
+    for file in files:
+        for part in file.table().scan(start, end, reverse=reverse):
+            yield part if not part.is_last or file is files[-1] else part._replace(is_last=False)
 
 
 # -- windows
 
 
-def merge_parts(sources: list[Iterator[KeyRangePart]], reverse: bool) -> Iterator[list[KeyRangePart]]:
+def merge_parts(sources: list[Iterator[ScanPart]], reverse: bool) -> Iterator[list[ScanPart]]:
     """Windows that follow each other: each the parts, newest source first, of all rows between two keys."""
-    heads: list[tuple[Iterator[KeyRangePart], KeyRangePart]] = []
+    heads: list[tuple[Iterator[ScanPart], ScanPart]] = []
     for source in sources:
         part = next(source, None)
         if part is not None:
@@ -274,15 +255,21 @@ def merge_parts(sources: list[Iterator[KeyRangePart]], reverse: bool) -> Iterato
             yield [part]
             yield from ([part] for part in source)
             return
-        lasts = [part.keys[-1] for _, part in heads]
+        lasts = [part.keys[-1] for _, part in heads if not part.is_last]
+        if not lasts:  # all that is left is in hand
+            yield [part for _, part in heads]
+            return
         bound = max(lasts) if reverse else min(lasts)
-        window: list[KeyRangePart] = []
-        kept: list[tuple[Iterator[KeyRangePart], KeyRangePart]] = []
+        window: list[ScanPart] = []
+        kept: list[tuple[Iterator[ScanPart], ScanPart]] = []
         for source, part in heads:
             cut = _count_up_to(part.keys, bound, reverse)
             if cut:
                 window.append(part.cut(0, cut))
-            rest = part.cut(cut, len(part.keys)) if cut < len(part.keys) else next(source, None)
+            if cut < len(part.keys):
+                rest: ScanPart | None = part.cut(cut, len(part.keys))
+            else:
+                rest = None if part.is_last else next(source, None)
             if rest is not None:
                 kept.append((source, rest))
         heads = kept
@@ -303,19 +290,17 @@ def _count_up_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
     return low
 
 
-def _overlay(window: list[KeyRangePart], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
+def _overlay(window: list[ScanPart], reverse: bool) -> Iterable[tuple[bytes, bytes]]:
     if len(window) == 1:
-        assert window[0].values is not None
         return zip(window[0].keys, window[0].values, strict=True)
     newest: dict[bytes, bytes] = {}
     for part in reversed(window):
-        assert part.values is not None
         newest.update(zip(part.keys, part.values, strict=True))
-    return sorted(newest.items(), reverse=reverse)
+    return sorted(newest.items(), key=_key_of, reverse=reverse)
 
 
 def _resolve_window(
-    window: list[KeyRangePart], ranges: RangeDeletes, now_us: int, reverse: bool
+    window: list[ScanPart], ranges: RangeDeletes, now_us: int, reverse: bool
 ) -> Iterable[tuple[bytes, bytes]]:
     stacks: dict[bytes, list[Row]] = {}
     for part in window:

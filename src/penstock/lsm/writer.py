@@ -12,6 +12,7 @@ import operator
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -32,8 +33,8 @@ from penstock.lsm.index import (
     SOME_EXPIRE,
     PageSums,
     Summary,
+    encode_index,
     hash_keys,
-    write_index,
 )
 from penstock.lsm.ranges import RangeDelete, RangeDeletes
 from penstock.lsm.rows import (
@@ -55,6 +56,7 @@ BATCH_ROWS_LEAST = BATCH_ROWS // 2  # smaller ones wait for more rows, unless th
 BATCH_BYTES = 1 << 25  # a batch is cut here; one row alone may make a larger one, up to ROW_BYTES_MAX
 ROW_BYTES_MAX = 1 << 27
 
+_ROWS_TO_OVERLAP = 1 << 15  # of a file: for fewer it does not pay to make the index beside the sync
 _HASH_ROWS = 1 << 13  # keys hashed in one call: it holds the interpreter
 
 
@@ -259,10 +261,22 @@ class SstableWriter:
             start=self._start, end=self._end, lsn_min=self._lsns[0], lsn_max=self._lsns[1], deletes=self._deletes,
             merges=self._merges, expiring=self._expiring, range_deletes=len(self._range_rows),
         )  # fmt: skip
-        self._out.finish()
+        if self.rows < _ROWS_TO_OVERLAP:
+            self._out.finish()
+            index = self._encode_index(summary)
+        else:
+            with ThreadPoolExecutor(1, "sstable-sync") as pool:
+                synced = pool.submit(self._out.finish)  # the disk works while the index is made
+                index = self._encode_index(summary)
+                synced.result()
         self._index_out = create_chunk(self._fs, self._index_path, self._identity, self._sealing)
-        write_index(
-            self._index_out,
+        for part in index:
+            self._index_out.write(part)
+        self._index_out.finish()
+        return summary
+
+    def _encode_index(self, summary: Summary) -> tuple[bytes, memoryview]:
+        return encode_index(
             summary,
             hashes=np.concatenate(self._hashes),
             range_rows=self._range_rows,
@@ -270,8 +284,6 @@ class SstableWriter:
             first_keys=self._first_keys,
             page_sums=self._sink.page_sums(),
         )
-        self._index_out.finish()
-        return summary
 
     def abort(self) -> None:
         """Remove what has no name yet."""

@@ -1,10 +1,11 @@
 """The checkpoint: lets journal segments go, once nobody needs them.
 
-Whoever stores its sections in time is never copied. A partition that holds back a journal that has grown too long gets
-its sections spilled to its own log; one whose files hold them already, and which only has to sync them, is asked to.
+A partition that stores its sections in time is never copied. When the journal has grown too long, a partition that
+holds it back is asked to store its sections, if its files hold them already and only have to be synced, or if they are
+many. Few sections are spilled: copied to the partition's own log, which costs less than a small file.
 Order: spills synced, watermarks committed, what is given up committed, segments dropped, verdicts forgotten.
 
-Thread: the scheduler's, one at a time; `_lock` sees to it.
+Thread: any, one at a time; `_lock` sees to it. The scheduler's task runs after every flush.
 Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
@@ -30,6 +32,8 @@ from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
 
 logger = logging.getLogger(__name__)
+
+SPILL_BYTES_MAX = 16 << 20  # of memory that a partition's sections take: it stores more than this, and spills less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +97,18 @@ class Checkpoint:
                 self._forget_verdicts(first)
             return CheckpointReport(spilled, dropped, needed)
 
-    def leave(self) -> None:
-        """Before a long journal is closed: store what is cheap to store, and remember from where it will be needed."""
-        with self._lock:
-            tracker, ledger = self._dispatcher.tracker, self._dispatcher.ledger.tree
-            for partition in self._dispatcher.partitions():
-                if partition.machine.stores_cheaply and not partition.failures:
-                    self._store(partition)
-            self._acknowledge()
-            if tracker.waiting_below((tracker.oldest(LEDGER) or 0) + 1) == [LEDGER]:  # it alone holds this record back
-                self._store_ledger()
-                tracker.acknowledge(LEDGER, ledger.stored)
-            self._extent.give_up(tracker.needed_from(ledger.lsn))
+    def clear(self) -> CheckpointReport:
+        """Store everything and give up the whole journal, also the segment that grows: nothing is left to replay.
+
+        Raises if a partition cannot store, with nothing given up.
+        """
+        for partition in self._dispatcher.partitions():
+            if not partition.machine.broken:  # else it is spilled
+                with suppress(NotFound, Closed):  # dropped meanwhile
+                    partition.machine.store_now()
+        self._store_ledger()
+        self._consensus.roll()
+        return self.run(everything=True)
 
     def needed_from(self) -> int:
         """The first LSN that an opening has to read: all below it was stored when the store was closed."""
@@ -130,7 +134,7 @@ class Checkpoint:
                 continue
             try:
                 partition = self._dispatcher.partition(number)
-                if partition.machine.stores_cheaply and not partition.failures and self._store(partition):
+                if self._is_to_store(partition) and self._store(partition):
                     self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
                     continue
                 partition.spill.append(self._sections_of(number, lsn))
@@ -151,15 +155,19 @@ class Checkpoint:
             spilled += 1
         return spilled
 
+    def _is_to_store(self, partition: Partition) -> bool:
+        machine = partition.machine
+        return not partition.failures and (machine.stores_cheaply or machine.memory_bytes() > SPILL_BYTES_MAX)
+
     def _store(self, partition: Partition) -> bool:
-        """Let a partition sync its files; False if it cannot: then it is spilled, and holds nobody back."""
+        """Let a partition store its sections; False if it cannot: then it is spilled, and holds nobody back."""
         try:
             partition.machine.store_now()
         except (NotFound, Closed):
             raise
         except (OSError, PenstockError) as error:
             name, shard = partition.descriptor.name, partition.descriptor.shard
-            logger.error("shard %d of %s could not sync its files (%s): it is spilled", shard, name, error)
+            logger.error("shard %d of %s could not store its sections (%s): it is spilled", shard, name, error)
             return False
         return True
 

@@ -120,6 +120,8 @@ class SpillLog:
             if decode(record.body, where=self._folder, lsn=record.index).last_epoch > stored:
                 keep = record.index
                 break
+        if keep > self._log.last and not self._failed:
+            self._log.roll()  # else the last segment would stay for ever, with nothing in it that anyone needs
         self._log.truncate_front(keep)
 
     def abandon(self) -> None:

@@ -185,30 +185,29 @@ class Deliveries:
         """The messages of claims, as far as there is room; the others are given back."""
         found, room = list[Delivery](), GET_BYTES_MAX
         for claim in claims:
-            batches, reached = self._batches(claim, room)
-            room -= sum(int(batch.messages.ends()[-1]) for batch in batches)
+            batches, reached, room = self._batches(claim, room)
             if reached <= claim.sequences[-1]:
                 self._undo(consumer, [claim], reached)
             if batches:
                 found.append(_delivery(claim, batches))
         return found
 
-    def _batches(self, claim: Claim, room: int) -> tuple[list[MessageBatch], int]:
-        """The messages of a claim within so many bytes, and where they end; those that were trimmed are left out."""
+    def _batches(self, claim: Claim, room: int) -> tuple[list[MessageBatch], int, int]:
+        """The messages of a claim within `room` bytes, without trimmed ones; where they end, and the room left."""
         machine, found, at = self._machines[claim.shard], list[MessageBatch](), 0
         for low, high in runs(claim.sequences):
             at = max(low, at)
             while (at := max(at, machine.first)) < high:
                 if room <= 0:
-                    return found, at
+                    return found, at, room
                 try:
                     batches = machine.queue.read(at, limit_messages=high - at, limit_bytes=room)
                 except NotFound:
                     continue  # trimmed meanwhile: the first message is a later one now
                 found += batches
                 at = batches[-1].next
-                room -= sum(int(batch.messages.ends()[-1]) for batch in batches)
-        return found, at
+                room -= sum(batch.messages.size_bytes() for batch in batches)
+        return found, at, room
 
     def _undo(self, consumer: str, claims: list[Claim], from_sequence: int = 0) -> None:
         with self._changed:
@@ -343,16 +342,16 @@ class Deliveries:
 
 
 def _delivery(claim: Claim, batches: list[MessageBatch]) -> Delivery:
-    sequences = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
     keys: list[bytes | None] = []
+    times: list[int] = []
+    payloads: list[bytes] = []
     for batch in batches:
-        keys += [None] * len(batch) if batch.messages.keys is None else batch.keys.to_pylist()
-    return Delivery(
-        claim.shard,
-        claim.lease,
-        sequences.tolist(),
-        np.concatenate([batch.times for batch in batches]).tolist(),
-        keys,
-        [payload for batch in batches for payload in bytes_list(batch.payloads)],
-        claim.deliveries[np.searchsorted(claim.sequences, sequences)].tolist(),
-    )
+        messages, count = batch.messages, len(batch)
+        keys += [None] * count if messages.keys is None else messages.keys.to_pylist()
+        times += [batch.time_us] * count if messages.times is None else messages.times.tolist()
+        payloads += bytes_list(messages.payloads)
+    sequences, deliveries = claim.sequences, claim.deliveries
+    if len(payloads) < len(sequences):  # some were trimmed meanwhile, or found no room
+        read = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
+        sequences, deliveries = read, deliveries[np.searchsorted(sequences, read)]
+    return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist())

@@ -106,7 +106,7 @@ def dump(fs: FileSystem, folder: str, *, past_damage: bool = False) -> Iterator[
                 continue
             note = " (since the manifest)" if offset >= file.size else ""
             when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.time_us)
-            size = int(found.messages.ends()[-1])
+            size = found.messages.size_bytes()
             yield (
                 f"  {offset:>10}  {found.first} to {found.next - 1}, LSN {found.lsn}, {when:%Y-%m-%dT%H:%M:%S.%fZ}, "
                 f"{size} bytes{note}"

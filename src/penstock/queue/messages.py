@@ -130,6 +130,15 @@ class Messages:
             None if self.times is None else self.times[start:stop],
         )
 
+    def size_bytes(self) -> int:
+        """The bytes of all keys and payloads."""
+        size = 0
+        for column in (self.payloads, self.keys):
+            if column is not None:
+                offsets = offsets_of(column)
+                size += int(offsets[-1]) - int(offsets[0])
+        return size
+
     def ends(self) -> NDArray[np.int64]:
         """For each message, the bytes of keys and payloads up to its end."""
         total = np.zeros(len(self), np.int64)

@@ -257,6 +257,8 @@ def runs(sequences: Sequence[int] | NDArray[np.int64]) -> list[Range]:
     """Ascending sequences as ranges."""
     if not len(sequences):
         return []
+    if sequences[-1] - sequences[0] == len(sequences) - 1:  # one range: nearly always
+        return [(int(sequences[0]), int(sequences[-1]) + 1)]
     found = np.asarray(sequences, np.int64)
     breaks = np.flatnonzero(found[1:] - found[:-1] != 1)
     lows, highs = found[np.r_[0, breaks + 1]], found[np.r_[breaks, len(found) - 1]] + 1

@@ -89,7 +89,7 @@ class QueueReader:
                 if len(part):
                     found.append(part)
                     limit_messages -= len(part)
-                    limit_bytes -= int(part.messages.ends()[-1])
+                    limit_bytes -= part.messages.size_bytes()
                 if start < batch.next or limit_messages <= 0 or limit_bytes <= 0:
                     return found
             if start < span.next:

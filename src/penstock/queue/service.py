@@ -130,7 +130,7 @@ class QueueService:
         while end < place + count and used < bytes_max:
             left = max(1, min(8 << 20, bytes_max - used))
             batches = queue.read(end, limit_messages=place + count - end, limit_bytes=left)
-            used += sum(int(batch.messages.ends()[-1]) for batch in batches)
+            used += sum(batch.messages.size_bytes() for batch in batches)
             if used > bytes_max and end > place:
                 break
             end = batches[-1].next

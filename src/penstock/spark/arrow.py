@@ -80,16 +80,6 @@ def _filtered(batch: Any, filters: Filters) -> Any:
     return batch
 
 
-def from_spark(batches: Iterator[Any], schema: Any) -> Iterator[Any]:
-    """Batches with the columns that a kind loads, in its types."""
-    for batch in batches:
-        try:
-            columns = [batch.column(field.name).cast(field.type) for field in schema]
-        except pa.ArrowInvalid as error:  # a whole number that no float is, or a time past what microseconds hold
-            raise Invalid(f"a value does not fit the type of its column ({error}): cast it first") from None
-        yield pa.record_batch(columns, schema=schema)
-
-
 def arrow_schema(schema: StructType) -> Any:
     """A DataFrame's schema in Arrow."""
     return to_arrow_schema(schema, timezone="UTC")

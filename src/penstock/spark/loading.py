@@ -1,7 +1,7 @@
 """Rows of Spark's tasks on their way into a store: prepared by the tasks, committed once, together.
 
-A task turns its rows into loads (see `Kind.load`) and returns them; the committer puts the loads of all tasks and
-tables into one group. A task that is tried again makes other files; those that no commit names are purged.
+A task turns its rows into a load (see `store/loading.py`) and returns it; the committer puts the loads of all tasks
+and tables into one group. A task that is tried again makes other files; those that no commit names are purged.
 
 Thread: Spark's; a task's part runs in its worker, the commit wherever Spark commits.
 Invariant: nothing is seen before the commit, and all of it after.
@@ -16,13 +16,14 @@ import msgspec
 
 from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import table_of
-from penstock.kinds import PreparedRows, as_loadable, as_replaceable
-from penstock.spark.arrow import arrow_schema, from_spark
+from penstock.kinds import as_loadable, as_replaceable
+from penstock.spark.arrow import arrow_schema
 from penstock.spark.table_ref import PlannedTable, check_range, workplace
 from penstock.store.batch import StoreBatch
+from penstock.store.loading import PreparedLoad, bundle, prepare_batches
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(list[PreparedRows])
+_decoder = msgspec.msgpack.Decoder(PreparedLoad)
 
 
 def check_schema(table: PlannedTable, schema: Any) -> None:
@@ -33,36 +34,27 @@ def check_schema(table: PlannedTable, schema: Any) -> None:
 def make_loads(
     table: PlannedTable, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
-    """In a task: prepare its rows, all of which are in the range that is replaced; the loads, for the committer."""
-    kind, info = table.kind, table.info
-    loader = as_loadable(kind, info)
-    rows = from_spark(batches, loader.load_schema(arrow_schema(schema), info.options))
-    if replace is not None:
-        rows = as_replaceable(kind, info).inside(rows, *replace)
-    with workplace(table) as (place, hand_over):
-        return _encode([hand_over(load) for load in loader.load(rows, info, place)])
+    """In a task: prepare its rows, all of which are in the range that is replaced; the load, for the committer."""
+    with workplace(table) as place:
+        return _encode(prepare_batches(place, table.info, arrow_schema(schema), batches, replace))
 
 
 def add_loads(
     batch: StoreBatch, table: PlannedTable, encoded: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
 ) -> int:
     """Put the loads of all tasks for a table into a batch; how many rows they hold."""
-    kind = table.kind
-    loads = [load for some in encoded for load in _decoder.decode(some)]
-    if any(table_of(load.partition) != table.info.table for load in loads):
-        raise NotFound(f"table {table.info.name} was dropped while rows for it were prepared: nothing was written")
-    by_tasks = {load.file for load in loads}  # which they handed over
-    with workplace(table) as (place, hand_over):
-        if replace is None:
-            bundled = as_loadable(kind, table.info).bundle(loads, table.info, place)
+    kind, info = table.kind, table.info
+    loads = [_decoder.decode(load) for load in encoded]
+    parts = [part for load in loads for part in load.parts]
+    if any(table_of(part.partition) != info.table for part in parts):
+        raise NotFound(f"table {info.name} was dropped while rows for it were prepared: nothing was written")
+    with workplace(table) as place:
+        parts = bundle(place, info, parts, replace)
+    for part in parts:
+        if part.file is not None:
+            batch.add_files(part.partition, [part.file])
         else:
-            bundled = as_replaceable(kind, table.info).bundle_in_place(loads, table.info, place, replace)
-        bundled = [load if load.file in by_tasks else hand_over(load) for load in bundled]
-    for load in bundled:
-        if load.file is not None:
-            batch.add_files(load.partition, [load.file])
-        else:
-            batch.add_section(load.partition, kind.decode(load.payload), len(load.payload))
+            batch.add_section(part.partition, kind.decode(part.payload), len(part.payload))
     return sum(load.rows for load in loads)
 
 

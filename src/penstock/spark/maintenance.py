@@ -28,6 +28,7 @@ from pyspark.errors import PySparkException
 from penstock.client.port import FlightPort
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import CorruptionError, Invalid, PenstockError, RetryLater
+from penstock.host import threads
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
@@ -38,7 +39,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.offers import JobPart, Offer
 from penstock.scheduler.work import pack, perform, unpack
 from penstock.spark.format import register
-from penstock.spark.table_ref import TableRef, maker
+from penstock.spark.table_ref import TableRef
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ def _perform(ref: TableRef, encoded: bytes, number: int) -> bytes:
 def _performed(function: str, part: JobPart, root: str) -> bytes:
     arguments = unpack(part.arguments)
     assert isinstance(arguments, dict)
-    return perform(function, pack({**arguments, "root": root, "maker": maker()}), threading.Event())
+    return perform(function, pack({**arguments, "root": root, "maker": threads.process_name()}), threading.Event())
 
 
 def _fetch(port: FlightPort, offer: str, name: str, path: str) -> None:

@@ -113,7 +113,7 @@ class TableReader(DataSourceReader):
         partitions = partitions_of(self._info)
         wanted = [(partitions[shard], low, high) for shard, low, high in ranges]
         store = self._ref.store()
-        port = store.snapshot(self._snapshot)._port if self._snapshot else store.port
+        port = store.snapshot(self._snapshot).port if self._snapshot else store.port
         if self._splits is None:
             cuts = port.cut_ranges(wanted, threads.cores(), TASK_BYTES_MIN, TASK_BYTES_MAX)
         else:
@@ -170,11 +170,11 @@ class TableReader(DataSourceReader):
         """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
         root, identity = self._ref.root, self._ref.store().identity
         if root is not None and isinstance(kind, FileReadable):
-            for piece in snapshot._port.pieces(number, 1, wanted.start, wanted.end):
+            for piece in snapshot.port.pieces(number, 1, wanted.start, wanted.end):
                 batches = kind.read_piece(piece, root, identity) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches
         else:
-            yield from snapshot._port.scan_arrow(number, wanted.start, wanted.end)
+            yield from snapshot.port.scan_arrow(number, wanted.start, wanted.end)
 
     def _renewed(self, batches: Iterator[Any], snapshot: RemoteSnapshot) -> Iterator[Any]:
         """The batches; the snapshot is kept while they are read."""

@@ -12,31 +12,26 @@ import difflib
 import gc
 import os
 import re
-import socket
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark import TaskContext
 
+from penstock.client.building import building
 from penstock.client.connect import SCHEME, connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
-from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
-from penstock.host.paths import parent
-from penstock.kinds import Kind, PreparedRows, Workplace
+from penstock.kinds import Kind, Workplace
 from penstock.partition.ledger import TableInfo
-from penstock.partition.reference import files_of
 from penstock.protocol import wire
 from penstock.registry import kind_named
-from penstock.store.identity import IDENTITY_BYTES
+from penstock.store.identity import read_identity
+from penstock.store.loading import LEASE_S
 
 OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
-LEASE_S = 3_600.0  # of staged files
 _FILE = re.compile("^file:/+")  # as Spark writes a path in some statements
 _lock = threads.lock("spark.stores")
 _stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
@@ -97,11 +92,6 @@ class TableRef:
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
         return NotFound(f"there is no table {self.table} in {self.path}: {hint}")
 
-    def kind(self) -> tuple[Kind, TableInfo]:
-        """The table and its kind."""
-        info = self.info()
-        return kind_named(info.kind, info.name), info
-
     @property
     def root(self) -> str | None:
         """The store's folder, if this process sees it and it is the right one."""
@@ -150,11 +140,6 @@ class PlannedTable:
     def kind(self) -> Kind:
         return kind_named(self.info.kind, self.info.name)
 
-    @property
-    def root(self) -> str | None:
-        """The store's folder, if this process sees it and it is the right one."""
-        return self.store_path if _identity(self.store_path) == self.identity else None
-
 
 @dataclass(frozen=True)
 class BatchTables:
@@ -194,50 +179,10 @@ def freeze_imports() -> None:
 
 def _identity(folder: str) -> bytes | None:
     """Of the store in a folder; None if there is none to be seen here."""
-    try:
-        with open(f"{folder}/STORE", "rb") as file:
-            return file.read(IDENTITY_BYTES)
-    except OSError:
-        return None
+    return read_identity(OsFileSystem(), folder)
 
 
-def maker() -> str:
-    """This process, as the files that it builds name it."""
-    return f"{socket.gethostname()}:{threads.process_id()}"
-
-
-@contextmanager
-def workplace(table: PlannedTable) -> Iterator[tuple[Workplace, Any]]:
-    """Where a task builds files: in the store's folder if it sees it, otherwise elsewhere, to be handed over.
-
-    Gives the workplace, and what a load goes through when it is built. The owner is asked only when a file is begun.
-    """
+def workplace(table: PlannedTable) -> AbstractContextManager[Workplace]:
+    """Where a task builds files. The owner is asked only when a file is begun."""
     freeze_imports()
-    root = table.root
-
-    def reserve(partition: Any, count: int) -> Any:
-        return table.ref.store().port.stage(partition, count, LEASE_S)
-
-    if root is not None:
-        yield Workplace(root, table.identity, reserve, table.time_us, maker()), lambda load: load
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-load-") as spare:
-
-        def reserve_here(partition: Any, count: int) -> Any:
-            files = reserve(partition, count)
-            for staged in files:  # the owner has the folders that they are in, and nobody has them here
-                make_dirs(OsFileSystem(), parent(f"{spare}/{staged.file_name}"))
-            return files
-
-        def hand_over(load: PreparedRows) -> PreparedRows:
-            staged = load.file
-            if staged is not None:
-                for name in files_of(staged.file_name):
-                    file = OsFileSystem().open(f"{spare}/{name}")
-                    try:
-                        table.ref.store().port.send_file(load.partition, staged, name, file)
-                    finally:
-                        file.close()
-            return load
-
-        yield Workplace(spare, table.identity, reserve_here, table.time_us, maker()), hand_over
+    return building(lambda: table.ref.store().port, table.store_path, table.identity, table.time_us, LEASE_S)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from penstock.host import threads
 from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.tree import Stall, Tree
+from penstock.lsm.tree import Tree
+from penstock.lsm.tree_settings import Stall
 from penstock.store.port import Coordinator
 
 GROWING_PART = 8  # of the memory may be in memtables that grow

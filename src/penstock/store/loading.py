@@ -61,16 +61,23 @@ def prepare(port: Port, info: TableInfo, rows: Any, lease_s: float = LEASE_S) ->
 
 
 def prepare_batches(
-    place: Workplace, info: TableInfo, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    place: Workplace,
+    info: TableInfo,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    replace: tuple[bytes, bytes | None] | None = None,
 ) -> PreparedLoad:
-    """Turn record batches of one schema into sections and staged files."""
+    """Turn record batches of one schema, all in the range that is replaced, into sections and staged files."""
     kind = as_loadable(kind_named(info.kind, info.name), info)
     wanted = kind.load_schema(schema, info.options)
     count = 0
 
     def fitting() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        for batch in _cast(batches, wanted):
+        fitted = _cast(batches, wanted)
+        if replace is not None:
+            fitted = as_replaceable(kind_named(info.kind, info.name), info).inside(fitted, *replace)
+        for batch in fitted:
             count += batch.num_rows
             yield batch
 

@@ -34,8 +34,15 @@ from penstock.log import Log
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.offering import MergeOffers
-from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, TreeTask, job_runners, merge_on, tree_tasks
+from penstock.lsm.merge_offers import MergeOffers
+from penstock.lsm.tasks import (
+    COMPACTION_JOBS,
+    FLUSH_JOBS,
+    TreeTask,
+    job_runners,
+    merge_on,
+    tree_tasks,
+)
 from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree
 from penstock.manifest.engine import EngineOpener
@@ -71,7 +78,9 @@ from penstock.store.tables import Tables
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
-LEAVE_BYTES = 4 << 20  # of journal: an opening reads so much in little time
+LEAVE_BYTES = 4 << 20  # of journal: an opening reads that in little time
+QUIET_BYTES = 16 << 20  # of journal that a quiet store keeps
+QUIET_S = 30.0  # without a record: the store is quiet
 
 
 class OpenedParts(Tables):
@@ -89,6 +98,7 @@ class OpenedParts(Tables):
         self._process = threads.process_id()
         self._closed = False
         self._started = False  # background work is done by threads
+        self._seen_lsn, self._seen_s = -1, 0.0  # the last record that the checkpoint's task saw, and since when
         self.metrics = Metrics()
         memory.map_large_blocks()
         self._parts = ExitStack()  # closes what is open, the newest first
@@ -180,6 +190,7 @@ class OpenedParts(Tables):
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._dropped.close)
+        self._parts.callback(self._collect_at_close)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
@@ -232,8 +243,6 @@ class OpenedParts(Tables):
             coordinator=self._coordinator,
             port=self._port,
             dispatcher=self._dispatcher,
-            maintenance=self._maintenance,
-            consensus=self._consensus,
             checkpoint=self._checkpoint,
             clock=self._clock,
             waiting_bytes_max=settings.coordinator.bytes_max,
@@ -344,7 +353,25 @@ class OpenedParts(Tables):
 
     def _checkpoint_task(self) -> Outcome:
         report = self._checkpoint.run()
-        return TaskLoad.BUSY if report.segments_dropped else TaskLoad.IDLE
+        if self._is_quiet() and self._journal_bytes() > QUIET_BYTES:
+            report = self._checkpoint.clear()  # nobody is kept waiting by it now
+        return TaskLoad.BUSY if report.segments_dropped else None
+
+    def _is_quiet(self) -> bool:
+        """Whether no record came for a while."""
+        now_s, lsn = self._clock.monotonic_s(), self._ledger.tree.lsn
+        if lsn != self._seen_lsn:
+            self._seen_lsn, self._seen_s = lsn, now_s
+        return now_s - self._seen_s >= QUIET_S
+
+    def _journal_bytes(self) -> int:
+        folder, size = f"{self.path}/journal", 0
+        for name in filter(is_segment, self._fs.listdir(folder)):
+            with suppress(FileNotFoundError):  # dropped meanwhile
+                file = self._fs.open(f"{folder}/{name}")
+                size += file.size()
+                file.close()
+        return size
 
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
@@ -380,6 +407,7 @@ class OpenedParts(Tables):
 
     def _relieved(self) -> None:
         self._governor.look()
+        self._wake("checkpoint")  # a flush may have been what the journal was kept for
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:
@@ -428,20 +456,23 @@ class OpenedParts(Tables):
             self._port.end()
 
     def _leave(self) -> None:
-        """Spare the next opening a long journal, if that is cheap now. If it cannot be, nothing is lost."""
-        folder, size = f"{self.path}/journal", 0
+        """Spare the next opening a long journal. If that cannot be, nothing is lost."""
         try:
-            for name in filter(is_segment, self._fs.listdir(folder)):
-                file = self._fs.open(f"{folder}/{name}")
-                size += file.size()
-                file.close()
-            if size > LEAVE_BYTES:
-                self._checkpoint.leave()
+            if self._journal_bytes() > LEAVE_BYTES:
+                self._checkpoint.clear()
         except (OSError, PenstockError) as error:
             logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
 
     def _cut_off(self) -> None:
         self._port.cut_off()
+
+    def _collect_at_close(self) -> None:
+        """Remove what the end of compactions left; if that cannot be, the next opening does."""
+        try:
+            if not self.readers.may_be_there():  # else their pins are gone, but not their leases
+                self._collector.collect(closing=True)
+        except (OSError, PenstockError) as error:
+            logger.warning("%s: files that nobody needs are removed later (%s)", self.path, error)
 
     def _check_usable(self) -> None:
         if self._closed:

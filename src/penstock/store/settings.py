@@ -13,7 +13,7 @@ from penstock.errors import Invalid
 from penstock.kinds import Kind
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
-from penstock.lsm.tree import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.registry import check_settings

@@ -16,8 +16,6 @@ from contextlib import suppress
 from penstock.errors import DiskFull, PenstockError
 from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
-from penstock.journal.consensus import Consensus
-from penstock.lsm.maintenance import Maintenance
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.store.port import Coordinator, LocalPort
@@ -42,8 +40,6 @@ class DiskSpace:
         coordinator: Coordinator,
         port: LocalPort,
         dispatcher: Dispatcher,
-        maintenance: Maintenance,
-        consensus: Consensus,
         checkpoint: Checkpoint,
         clock: Clock,
         waiting_bytes_max: int,
@@ -53,8 +49,6 @@ class DiskSpace:
         self._coordinator = coordinator
         self._port = port
         self._dispatcher = dispatcher
-        self._maintenance = maintenance
-        self._consensus = consensus
         self._checkpoint = checkpoint
         self._clock = clock
         self._short_bytes = SHORT_RATIO * waiting_bytes_max
@@ -107,12 +101,9 @@ class DiskSpace:
         self.claim_reserve()
 
     def _reclaim_journal(self, lsn: int) -> None:
-        """Give up the journal, also the segment that still grows. Nothing is spilled: that would take space."""
+        """Give up the journal. Nothing is spilled: that would take space."""
         try:
-            for tree, _ in self._maintenance.trees():
-                self._maintenance.flush(tree)
-            self._consensus.roll()
-            self._checkpoint.run(everything=True)
+            self._checkpoint.clear()
             self._reclaimed_lsn = lsn
         except (OSError, PenstockError) as error:
             logger.warning("%s: the journal keeps its space for now (%s)", self._path, error)

@@ -20,7 +20,7 @@ from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import Random, system_random
 from penstock.kinds import partitions_of
-from penstock.lsm.compacting import CompactionReport, compact_trees
+from penstock.lsm.manual_compaction import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.partition.aside import Trouble

@@ -116,8 +116,8 @@ class SlowMerge:
 
     def __init__(self, store: Store) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self._merge = store._maintenance._merge_here
-        store._maintenance._merge = self
+        self._merge = store._maintenance._work._merge_here
+        store._maintenance._work._merge = self
 
     def __call__(self, plan: MergePlan, stop: Callable[[], bool]) -> Sequence[Summary]:
         self.begun.set()

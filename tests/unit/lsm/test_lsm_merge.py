@@ -15,6 +15,7 @@ from lsm_files import STORE, ModelRows, puts, write
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.lsm import merge as merge_module
+from penstock.lsm.index import homes_for
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, slices, sstable_path
 from penstock.lsm.operators import ADD_I64, APPEND, MAX_I64, UNION, fold, union_of
 from penstock.lsm.order import Keys, shared_prefix, sort
@@ -88,8 +89,7 @@ def read(runs: list[tuple[ModelRows, list[RangeDelete]]], key: bytes, now: int) 
 def run_of(table: Sstable) -> tuple[ModelRows, list[RangeDelete]]:
     rows: ModelRows = {}
     for piece in table.scan():
-        for i, key in enumerate(piece.keys):
-            rows[key] = (int(piece.kinds[i]), piece.values[i], int(piece.lsns[i]), int(piece.expires[i]))
+        rows.update(zip(piece.keys, piece.rows(), strict=True))
     return rows, list(table.range_deletes)
 
 
@@ -211,7 +211,7 @@ def test_numbers_are_folded_alike_by_numpy_and_one_by_one(monkeypatch: pytest.Mo
     inputs = write_runs(disk, runs)
     merge(plan_of(inputs), fs=disk)
     fast = run_of(Sstable.open(sstable_path("/", 100), fs=disk))
-    monkeypatch.setattr("penstock.lsm.folding._numeric", lambda work: np.zeros(len(work.start), np.bool_))
+    monkeypatch.setattr("penstock.lsm.operand_fold._numeric", lambda work: np.zeros(len(work.start), np.bool_))
     merge(plan_of(inputs, chunk_ids=(300,)), fs=disk)
     assert fast == run_of(Sstable.open(sstable_path("/", 300), fs=disk))
 
@@ -271,6 +271,25 @@ def test_too_few_chunk_ids_are_refused() -> None:
         merge_module.SLICE_ROWS = slice_rows
     assert sorted(disk.listdir("/")) == ["0.idx", "0.sst", "1.idx", "1.sst"]
     assert outputs_max(10, 10) == 1
+
+
+def test_a_file_ends_before_its_index_would_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From half its size on: an index whose slots are a quarter full takes as much as one of twice the rows."""
+    monkeypatch.setattr(merge_module, "SLICE_ROWS", 10)
+    disk = SimulatedDisk()
+    rows = puts({b"%08d" % i: bytes(92) for i in range(5_000)})
+    inputs = write_runs(disk, [(rows, []), (puts({b"00000000": bytes(92)}), [])])
+    most = outputs_max(5_001, 500_100, 100_000)
+    summaries = merge(plan_of(inputs, chunk_ids=tuple(range(100, 100 + most)), output_bytes=100_000), fs=disk)
+    assert sum(summary.rows for summary in summaries) == 5_000
+    assert all(homes_for(summary.rows) == 1_024 for summary in summaries[:-1])
+    assert all(summary.rows > 0.9 * 512 for summary in summaries[:-1])
+
+
+@given(st.lists(keys_strategy, min_size=1, max_size=20))
+def test_the_shared_prefix_of_keys(keys: list[bytes]) -> None:
+    expected = shared_prefix(min(keys), max(keys))
+    assert Keys.of([binary_column(keys)]).shared_prefix() == expected
 
 
 def _merge_elsewhere(plan: MergePlan) -> list[int]:

@@ -10,11 +10,11 @@ from tree_real import RealPlace, rows_of
 
 from penstock.errors import Backpressure, Closed, PenstockError
 from penstock.host.metrics import Metrics
-from penstock.lsm import maintenance as maintenance_module
-from penstock.lsm.maintenance import METRIC_COMPACTION_BYTES, METRIC_FLUSH_BYTES, METRIC_LEVEL0_RUNS
+from penstock.lsm import tree_files
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import Columns
 from penstock.lsm.tasks import COMPACTION, FLUSH, export, job_runners, merge_on, tree_tasks
+from penstock.lsm.tree_jobs import METRIC_COMPACTION_BYTES, METRIC_FLUSH_BYTES, METRIC_LEVEL0_RUNS
 from penstock.lsm.writer import SstableWriter
 from penstock.manifest.keys import MetricKey
 from penstock.manifest.records import JobKind
@@ -86,7 +86,7 @@ def test_a_flush_encodes_few_rows_at_a_time(place: Place, monkeypatch: pytest.Mo
     place.write([Write("put", b"%06d" % n, b"") for n in range(10_000)])
     place.maintenance.flush(place.tree)
     assert sum(sizes) == 10_000
-    assert max(sizes) <= maintenance_module.FLUSH_CHUNK_ROWS
+    assert max(sizes) <= tree_files.FLUSH_CHUNK_ROWS
 
 
 def test_writers_stop_when_level_0_piles_up(place: Place) -> None:
@@ -101,14 +101,14 @@ def test_writers_stop_when_level_0_piles_up(place: Place) -> None:
 
 def test_two_shards_share_a_gate_and_neither_starves(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     other = place.maintenance.open_tree(1, 1, "tables/1-1", place.tree.settings)
-    write = place.maintenance._write
+    write = place.maintenance._files.write
 
     def failing_for_shard_0(rows: object, catalog: object, ids: object) -> object:
         if catalog.shard == 0:  # type: ignore[attr-defined]
             raise OSError("shard 0 cannot be written")
         return write(rows, catalog, ids)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(place.maintenance, "_write", failing_for_shard_0)
+    monkeypatch.setattr(place.maintenance._files, "write", failing_for_shard_0)
     scheduler, engines = Scheduler(clock=place.clock), Engines()
     for task in tree_tasks(place.maintenance, place.collector):
         scheduler.register(task)
@@ -152,7 +152,7 @@ def test_merge_on_another_process_gives_what_a_merge_here_gives(tmp_path: Path) 
             place.tree.apply(Edit(lsn=lsn, time_us=1, rows=rows_of(lsn)))
             place.maintenance.flush(place.tree)
         before = list(place.tree.scan())
-        assert place.maintenance._merge is not place.maintenance._merge_here
+        assert place.maintenance._work._merge is not place.maintenance._work._merge_here
         assert place.maintenance.compact(place.tree, everything=True)
         assert list(place.tree.scan()) == before
         assert merge_on(place.engines) is not None

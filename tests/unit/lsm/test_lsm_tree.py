@@ -13,7 +13,8 @@ from penstock.lsm import merge
 from penstock.lsm.compaction import LevelLimits, compact_everything, pick_compaction
 from penstock.lsm.memtable import Edit, Memtable, sort_keys
 from penstock.lsm.rows import NEVER, PUT
-from penstock.lsm.tree import Stall, Tree, TreeSettings
+from penstock.lsm.tree import Tree
+from penstock.lsm.tree_settings import Stall, TreeSettings
 from penstock.lsm.version import FileMeta, Run, TableFile
 from penstock.lsm.view import prefix_end
 from penstock.manifest.jobs import Lease
@@ -112,12 +113,12 @@ def test_unlisted_files_go_after_their_grace(place: Place) -> None:
 
 
 def test_a_file_being_published_is_not_collected(place: Place) -> None:
-    place.tree.announce([77])
+    place.tree.use.announce([77])
     place.disk.create("/store/tables/1/00000000000000000077.sst")
     place.collector.collect()
     place.clock.advance(100)
     assert place.collector.collect() == 0
-    place.tree.withdraw([77])
+    place.tree.use.withdraw([77])
     place.collector.collect()
     place.clock.advance(100)
     assert place.collector.collect() == 1
@@ -200,7 +201,7 @@ def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> 
     lease = place.jobs.acquire("doomed")
     assert lease is not None
     chunk_id = int(place.manifest.reserve_chunk_id())
-    writer = place.maintenance._writer(place.maintenance.trees()[0][1], chunk_id)
+    writer = place.maintenance._files.writer(place.maintenance.trees()[0][1], chunk_id)
     writer.append(place.tree._version.frozen[0].columns())
     writer.finish()  # ... and the process dies before it could commit
     place.reopen()
@@ -210,9 +211,6 @@ def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> 
     place.maintenance.flush(place.tree)  # does the repair first
     assert not place.jobs.gate(1, 1).is_shut()
     assert place.tree.stored == 1
-    place.clock.advance(31)
-    place.collector.collect()
-    place.clock.advance(31)
     assert place.collector.collect() == 2
     assert not left & set(place.files())
 
@@ -286,6 +284,7 @@ def test_files_outlive_a_lease_after_an_opening(place: Place) -> None:
     for number in range(2):
         put(place, b"%d" % number)
         place.maintenance.flush(place.tree)
+    place.collector.readers.expect(1.0)  # less than the grace
     place.reopen()
     place.maintenance.compact(place.tree, everything=True)
     gc.collect()
@@ -306,22 +305,31 @@ def test_the_longest_lease_is_waited_for_after_an_opening(place: Place) -> None:
     place.maintenance.flush(place.tree)
     place.collector.readers.expect(3_600.0)  # somebody elsewhere was told names of files
     place.collector.readers.expect(60.0)
+    named = set(place.files())
     place.reopen()
     compacted(place)
     place.clock.advance(3_599)
-    assert place.collector.collect() == 0
+    place.collector.collect()
+    assert named <= set(place.files())
     place.collector.readers.forget()  # too early: who came before the opening may be there
+    named = set(place.files())
     place.reopen()
     compacted(place)
     place.clock.advance(3_599)
-    assert place.collector.collect() == 0
+    place.collector.collect()
+    assert named <= set(place.files())
     place.clock.advance(1)
     assert place.collector.collect() > 0
+    place.clock.advance(31)  # what is found by its name alone waits for its grace
+    place.collector.collect()
+    assert not named & set(place.files())
     place.collector.readers.forget()
+    named = set(place.files())
     place.reopen()
     compacted(place)
     place.clock.advance(31)
     assert place.collector.collect() > 0
+    assert not named & set(place.files())
 
 
 def test_expiry_in_a_compaction_is_judged_by_what_is_stored(place: Place) -> None:

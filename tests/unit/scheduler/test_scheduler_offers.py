@@ -12,7 +12,7 @@ from penstock.scheduler.offers import JobPart, OfferBoard, OfferSettings
 from penstock.scheduler.work import WorkCancelled, WorkerLost, WorkFailed, pack, unpack
 from penstock.testing import FakeClock
 
-FUNCTION = "penstock.lsm.offering:merge_part"
+FUNCTION = "penstock.lsm.merge_offers:merge_part"
 
 
 class Desk:

@@ -16,7 +16,7 @@ from penstock.server.rights import LOCAL, Rights
 from penstock.server.work import Workload
 from penstock.testing import FakeClock, SimulatedDisk
 
-FUNCTION = "penstock.lsm.offering:merge_part"
+FUNCTION = "penstock.lsm.merge_offers:merge_part"
 
 
 class Owner:

@@ -17,7 +17,8 @@ from penstock.errors import Closed
 from penstock.kinds import Machine, ShardSnapshot
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit, Memtable
-from penstock.lsm.tree import Snapshot, Tree
+from penstock.lsm.snapshot import Snapshot
+from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.testing.kinds.accounts import section

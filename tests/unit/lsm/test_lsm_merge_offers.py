@@ -15,10 +15,10 @@ import pytest
 from lsm_files import STORE, ModelRows, write
 
 from penstock.errors import PenstockError
-from penstock.lsm import offering, writer
+from penstock.lsm import merge_offers, writer
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
-from penstock.lsm.offering import merge_part, share
+from penstock.lsm.merge_offers import merge_part, share
 from penstock.lsm.operators import OPERATORS
 from penstock.lsm.ranges import RangeDelete, RangeDeletes
 from penstock.lsm.rows import DELETE, NEVER, PUT, RANGE_DELETE
@@ -158,7 +158,7 @@ def driver(store: Store, answer: Answer) -> Iterator[list[Offer]]:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(writer, "BATCH_ROWS", 512)
     monkeypatch.setattr(writer, "BATCH_ROWS_LEAST", 256)
-    monkeypatch.setattr(offering, "PART_BYTES_MIN", 1)
+    monkeypatch.setattr(merge_offers, "PART_BYTES_MIN", 1)
     settings = StoreSettings(offer_bytes_min=1, collection=CollectionSettings(grace_s=0))
     with open_store(str(tmp_path / "store"), settings=settings) as opened:
         fill(opened)
@@ -285,11 +285,11 @@ def test_inputs_that_changed_meanwhile_are_not_committed(store: Store) -> None:
             inputs=tuple(MergeInput(path=meta.file_name, lsn=meta.lsn) for meta in metas),
             folder=catalog.folder,
             store=store.identity,
-            chunk_ids=tuple(maintenance._reserve(4)),
+            chunk_ids=tuple(maintenance._work.reserve(4)),
             now_us=0,
         )
-        made = maintenance._open_files([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-        store._manifest.apply(catalog.publish([file.meta for file in made], metas, sealing=maintenance._sealing))
+        made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
+        store._manifest.apply(catalog.publish([file.meta for file in made], metas, sealing=maintenance._files.sealing))
         tree.end_compaction(compaction, made)
         return do_all(store, offer)
 

@@ -1,0 +1,183 @@
+"""Flush and compaction of a tree: files written, published in one transaction, swapped in.
+
+Order of publication: files synced under their names and opened, one manifest transaction (rows, watermark, job,
+generation), the swap of the version. Every attempt writes under ids of its own, so what a vanished one left can never
+be taken for something else; `collection` removes it.
+
+Thread: at most one flush and one compaction of a table at a time (the job's gate sees to it).
+Invariants: (1) a listed file is whole and durable. (2) what was committed is swapped in: nothing between can fail. (3)
+if nobody can tell whether a commit happened, the tree is not flushed again before it is reopened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.errors import Backpressure, CommitFailed, OutcomeUnknown, PenstockError, Poisoned
+from penstock.host import memory
+from penstock.host.clock import Clock
+from penstock.lsm.catalog import Catalog
+from penstock.lsm.compaction import Compaction
+from penstock.lsm.index import Summary
+from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
+from penstock.lsm.merge_offers import MergeOffers, Reserve
+from penstock.lsm.tree import Tree
+from penstock.lsm.tree_files import TreeFiles, files_of
+from penstock.manifest.jobs import JobQueue, Lease
+from penstock.manifest.keys import MetricKey
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.operations import ManifestOp, MergeMetric
+from penstock.manifest.records import Completed, MetricDelta
+
+OUTCOME_ATTEMPTS = 10  # to find out whether a commit happened
+
+METRIC_FLUSH_BYTES, METRIC_FLUSH_US, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US = range(1, 5)
+METRIC_MEMTABLE_BYTES, METRIC_LEVEL0_RUNS = 5, 6
+
+Stop = Callable[[], bool]
+Merge = Callable[[MergePlan, Stop], Sequence[Summary]]
+
+
+class TreeJobs:
+    """The work of jobs on the files of trees. `merge_files` does a merge elsewhere, if that is possible."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        jobs: JobQueue,
+        files: TreeFiles,
+        *,
+        clock: Clock,
+        merge_files: Merge | None = None,
+        offers: MergeOffers | None = None,
+    ) -> None:
+        self._manifest = manifest
+        self._jobs = jobs
+        self._files = files
+        self._clock = clock
+        # Sealed files are merged here: no other process has the keys.
+        plain = files.sealing.plain
+        self._merge: Merge = self._merge_here if merge_files is None or not plain else merge_files
+        self._offers = offers if plain else None
+
+    def reserve(self, count: int) -> list[int]:
+        """Chunk ids for new files."""
+        return [int(self._manifest.reserve_chunk_id()) for _ in range(count)]
+
+    def flush(self, tree: Tree, catalog: Catalog, lease: Lease) -> bool:
+        """Write what is frozen as files; whether there was anything, and the job is completed."""
+        work = tree.begin_flush()
+        if work is None:
+            return False
+        ids: list[int] = []
+        try:
+            rows, frozen = work
+            began_s = self._clock.monotonic_s()
+            ids = self.reserve(files_of(rows))
+            tree.use.announce(ids)
+            summaries = self._files.write(rows, catalog, ids)
+            files = self._files.open_all([catalog.describe(summary, level=0, run=ids[0]) for summary in summaries])
+            stored = (frozen[0].lsn_last, rows.time_us)
+            metas, operators = [file.meta for file in files], tree.operators
+            operations = catalog.publish(metas, stored=stored, operators=operators, sealing=self._files.sealing)
+            operations += self._observe(catalog, METRIC_FLUSH_BYTES, METRIC_FLUSH_US, summaries, began_s)
+            self._commit(lease, operations)
+        except Poisoned:
+            raise  # it may have been committed: these rows must not be flushed again
+        except BaseException:
+            tree.abandon_flush()
+            tree.use.withdraw(ids)
+            raise
+        tree.end_flush(frozen, files, rows.time_us)
+        tree.use.withdraw(ids)
+        del work, rows, frozen
+        memory.release_free_memory()
+        return True
+
+    def compact(self, tree: Tree, catalog: Catalog, lease: Lease, *, everything: bool, stop: Stop) -> bool:
+        """Merge what is due, or all files; whether there was anything, and the job is completed."""
+        compaction = tree.pick(everything=everything)
+        if compaction is None:
+            return False
+        began_s = self._clock.monotonic_s()
+        inputs = [file.meta for file in compaction.inputs]
+        ids = self.reserve(outputs_max(sum(meta.rows for meta in inputs), sum(meta.size_bytes for meta in inputs)))
+        plan = MergePlan(
+            inputs=tuple(MergeInput(path=meta.file_name, lsn=meta.lsn) for meta in inputs),
+            folder=catalog.folder,
+            store=self._files.store,
+            chunk_ids=tuple(ids),
+            # Of what is in files: a later record may be replayed, and must find what it found the first time.
+            now_us=tree.stored_time_us,
+            bottom=compaction.bottom,
+            lsn_floor=tree.oldest_snapshot(),
+        )
+        announced = [*ids, *(meta.chunk_id for meta in inputs)]  # the inputs too: they are unlisted before the swap
+        tree.use.announce(announced)
+
+        def reserve(count: int) -> list[int]:
+            more = self.reserve(count)
+            tree.use.announce(more)
+            announced.extend(more)
+            return more
+
+        try:
+            summaries = self._outputs_of(compaction, plan, reserve, stop)
+            files = self._files.open_all([catalog.describe(s, level=compaction.target, run=0) for s in summaries])
+            if not tree.is_current(compaction):
+                raise PenstockError("the inputs of a compaction changed under it")
+            operations = catalog.publish([file.meta for file in files], inputs, sealing=self._files.sealing)
+            operations += self._observe(catalog, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, summaries, began_s)
+            self._commit(lease, operations)
+        except Poisoned:
+            raise  # it may have been committed: neither inputs nor outputs are for collection
+        except BaseException:
+            tree.use.withdraw(announced)
+            raise
+        tree.end_compaction(compaction, files)
+        tree.use.withdraw(announced)
+        return True
+
+    def _outputs_of(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
+        """Merge on a driver that asks for work, or here. A driver that gave up had ids of its own: it may go on."""
+        if self._offers is not None:
+            summaries = self._offers.merge(plan, compaction.inputs, reserve, stop)
+            if summaries is not None:
+                return summaries
+        return self._merge(plan.under(self._files.root), stop)
+
+    def _merge_here(self, plan: MergePlan, stop: Stop) -> Sequence[Summary]:
+        return merge(plan, fs=self._files.fs, keys=self._files.sealing.keys, sealing=self._files.sealing, stop=stop)
+
+    def _commit(self, lease: Lease, operations: list[ManifestOp]) -> None:
+        """Commit; if the outcome is unknown, find out. `Poisoned` if that is not possible either."""
+        try:
+            self._jobs.complete(lease, also=operations)
+        except OutcomeUnknown as error:
+            if not self._was_committed(lease):
+                raise CommitFailed("the commit of a job did not happen: it will be tried again") from error
+
+    def _was_committed(self, lease: Lease) -> bool:
+        for _ in range(OUTCOME_ATTEMPTS):
+            try:
+                self._manifest.sync()
+                job = self._manifest.get_job(lease.job.job_id)
+                return job is not None and isinstance(job.state, Completed)
+            except (Backpressure, OutcomeUnknown):
+                continue
+        raise Poisoned(f"nobody can tell whether job {lease.job.job_id} was committed: open the store again")
+
+    def _observe(
+        self, catalog: Catalog, size_kind: int, time_kind: int, summaries: Sequence[Summary], began_s: float
+    ) -> list[ManifestOp]:
+        took_us = (self._clock.monotonic_s() - began_s) * 1e6
+        size = float(sum(summary.file_bytes for summary in summaries))
+        return [
+            MergeMetric(MetricKey(catalog.db_id, size_kind), observation(size)),
+            MergeMetric(MetricKey(catalog.db_id, time_kind), observation(took_us)),
+        ]
+
+
+def observation(value: float) -> MetricDelta:
+    """One value, as the metrics of the manifest take it."""
+    return MetricDelta(sum=value, count=1, min=value, max=value)
