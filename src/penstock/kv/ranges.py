@@ -24,7 +24,7 @@ def key_of(text: str) -> bytes:
         raise Invalid(f"{text!r} is no key: after 0x come pairs of hexadecimal digits") from None
 
 
-def narrowed_keys(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
+def filtered_key_range(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
     """The range outside which no key passes all of (operation, value)."""
     low, high = b"", None
     for operation, value in filters:

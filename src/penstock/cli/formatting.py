@@ -10,7 +10,7 @@ from typing import Any
 from penstock.kv.ranges import key_of
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Text as it is, other bytes in hexadecimal digits after 0x: what `given` takes."""
     if not isinstance(value, bytes):
         return str(value)
@@ -21,4 +21,4 @@ def shown(value: Any) -> str:
     return text if text.isprintable() and not text.startswith("0x") else "0x" + value.hex()
 
 
-given = key_of
+parse_bytes = key_of
