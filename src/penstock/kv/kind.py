@@ -27,7 +27,7 @@ from penstock.kv import section
 from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
-from penstock.kv.ranges import filtered_key_range, key_of
+from penstock.kv.ranges import filtered_key_range, parse_key
 from penstock.kv.table import KvReader, KvTable, kv_schema
 from penstock.kv.validation import check_options, receive, weight
 from penstock.kv.values import Options, ValueType, arrow_values, check_value_type, decode_options, encode_options
@@ -87,7 +87,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         return pa.record_batch(columns, schema=kv_schema(kept))
 
     def parse_key(self, text: str) -> bytes:
-        return key_of(text)
+        return parse_key(text)
 
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_key_range([(operation, value) for column, operation, value in filters if column == "key"])

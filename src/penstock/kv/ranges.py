@@ -14,7 +14,7 @@ from penstock.lsm.rows import KEY_BYTES_MAX
 PAST_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # an end that no key reaches
 
 
-def key_of(text: str) -> bytes:
+def parse_key(text: str) -> bytes:
     """A key in text: as it is, or in hexadecimal digits after 0x."""
     if not text.startswith("0x"):
         return text.encode()
