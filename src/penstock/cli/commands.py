@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from penstock.cli.formatting import parse_bytes, format_value
+from penstock.cli.formatting import format_value, parse_bytes
 from penstock.errors import NotFound, Poisoned
 from penstock.partition.aside import Trouble
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli.formatting import parse_bytes, format_value
+from penstock.cli.formatting import format_value, parse_bytes
 from penstock.journal.record import Section, SegmentedRecordHeader
 from penstock.store.store import Store
 
