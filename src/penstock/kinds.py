@@ -49,7 +49,7 @@ QUERY_S, QUERY_S_MAX = 30.0, 60.0  # for each batch of a query
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class MachineContext:
     """Where a kind's state machines live: the parts of the store they may use."""
 
     fs: FileSystem
@@ -112,7 +112,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class BuildContext:
     """Where files are built for a store that somebody else owns."""
 
     root: str  # the store's folder, or one that stands for it until the files are handed over
@@ -175,10 +175,10 @@ class TableService(Protocol):
     def admit(self, name: str, argument: bytes) -> None:
         """Refuse a condition before anything is written, by what only the owner's memory knows."""
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Called every now and then."""
 
-    def engaged(self) -> bool:
+    def has_leases(self) -> bool:
         """Whether somebody holds something here that would be lost if the owner went."""
 
     def close(self) -> None:
@@ -200,10 +200,10 @@ class Host(Protocol):
 
     def machine(self, partition: PartitionId) -> Any: ...
 
-    def remembered(self, key: bytes) -> bytes | None:
+    def ledger_row(self, key: bytes) -> bytes | None:
         """A row of the ledger."""
 
-    def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows of the ledger that begin so."""
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
@@ -235,7 +235,7 @@ class Kind(Protocol):
         `options`: of the table it is for. What passes can be applied, by any process, at any time.
         """
 
-    def gives_room(self, section: Any) -> bool:
+    def frees_space(self, section: Any) -> bool:
         """Whether a section may be written to a full disk, because it deletes."""
         return False
 
@@ -244,7 +244,7 @@ class Kind(Protocol):
     def check_options(self, options: bytes) -> None:
         """`Invalid` if the options of a table are malformed: what passes decodes for ever."""
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> Machine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> Machine:
         """Open the state machine of a shard."""
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
@@ -256,15 +256,15 @@ class Kind(Protocol):
     def schema(self, options: bytes) -> Any:
         """Return the Arrow schema of a table, as users see it."""
 
-    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+    def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
         """Return a record batch of a shard's scan in the table's schema."""
 
     # -- ranges of keys, for readers that share a scan
 
-    def key_of(self, text: str) -> bytes:
+    def parse_key(self, text: str) -> bytes:
         """Parse a key that an option gives as text; `Invalid` if it is not a key."""
 
-    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+    def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         """Return a range of keys outside which no row of a shard passes all filters."""
         return b"", None
 
@@ -301,7 +301,7 @@ class StreamSource(Protocol):
     def offsets(self, start: str) -> dict[int, int]:
         """Return for each shard the sequence to begin with, as an option names it: earliest, latest, consumer:NAME."""
 
-    def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+    def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """Return how far a batch goes from these places, within the limits."""
 
     def lag(self, consumer: str) -> int:
@@ -333,10 +333,10 @@ class Loadable(Protocol):
     def load_schema(self, given: Any, options: bytes) -> Any:
         """Return the Arrow schema that rows of the schema `given` are cast to; `Invalid` if they do not fit."""
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         """Prepare rows to be written, in another process than the owner: few as sections, many as files."""
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         """Arrange the loads of several processes for one group."""
         return list(loads)
 
@@ -355,7 +355,7 @@ class Replaceable(Protocol):
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
-        place: Workplace,
+        place: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
         """Arrange loads for one group that deletes the rows in a range of keys before it."""
@@ -503,7 +503,7 @@ class Port(Reading, Protocol):
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         """Put a group of its own into the pending delta."""
 
-    def settle(self, group: PendingGroup, size: int) -> Epoch:
+    def commit_and_wait(self, group: PendingGroup, size: int) -> Epoch:
         """Submit a group and wait until it is judged: `group.verdict` says how."""
 
     def flush(self, epoch: int | None, timeout_s: float = 60.0, *, table: int | None = None) -> Acknowledgement:
@@ -530,13 +530,13 @@ class Port(Reading, Protocol):
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         """Places for files to be built elsewhere."""
 
-    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+    def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         """Where files for this store are built; each file waits `lease_s` seconds for its commit."""
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """What a group says of files that were built elsewhere, checked and synced."""
 
-    def was_used(self, token: tuple[str, int]) -> bool:
+    def is_token_used(self, token: tuple[str, int]) -> bool:
         """Whether a token is known to be used."""
 
     def snapshot(self) -> SnapshotReading:

@@ -14,7 +14,7 @@ import pytest
 import test_kinds
 
 from penstock.errors import Invalid
-from penstock.kinds import PreparedRows, QueryContext, Site, Workplace
+from penstock.kinds import BuildContext, MachineContext, PreparedRows, QueryContext
 from penstock.lsm.memtable import Edit
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import Entry, PartitionDescriptor
@@ -57,7 +57,7 @@ class OtherSchema(AccountsKind):
 class _Machines(AccountsKind):
     machine: type[AccountsMachine]
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> AccountsMachine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> AccountsMachine:
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
         return self.machine(tree, site.maintenance, descriptor)
 
@@ -126,7 +126,7 @@ class TakesAnyQuery(AccountsKind):
 
 
 class LoadsHalf(AccountsKind):
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         return super().load((batch.slice(0, batch.num_rows // 2) for batch in batches), info, place)
 
 

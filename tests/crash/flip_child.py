@@ -98,7 +98,7 @@ def everything(store: Store) -> dict[str, Any]:
     ]
     seen["bounds"] = [(bounds.first, bounds.next) for bounds in queue.bounds()]
     seen["consumer"] = sorted(queue.consumer("reader").position.items())
-    seen["tokens"] = [number for number in range(5 * ROWS) if store._ledger.was_used("flips", number)]
+    seen["tokens"] = [number for number in range(5 * ROWS) if store._ledger.is_token_used("flips", number)]
     return seen
 
 

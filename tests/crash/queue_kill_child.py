@@ -106,7 +106,7 @@ def audit(store: Store) -> None:
 def maintain(store: Store) -> None:
     while True:
         store.checkpoint()
-        store._port.tend()
+        store._port.maintain()
         threading.Event().wait(0.05)
 
 

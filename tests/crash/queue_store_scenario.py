@@ -19,7 +19,7 @@ from store_model import START_US
 
 from penstock.errors import LeaseLost, PenstockError
 from penstock.journal.partitions import shard_of
-from penstock.queue.positions import decode_place, parse_key, rows_of
+from penstock.queue.positions import decode_position, parse_row_key, rows_of
 from penstock.queue.qmft import data_files
 from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
@@ -109,9 +109,9 @@ def observe(store: Store) -> dict[str, Any]:
         done: dict[str, list[Place]] = {}
         info = store._ledger.table(queue)
         assert info is not None
-        for key, row in store._port.remembered_range(rows_of(info.table)):
-            shard, consumer = parse_key(info.table, key)
-            place = decode_place(row)
+        for key, row in store._port.ledger_rows(rows_of(info.table)):
+            shard, consumer = parse_row_key(info.table, key)
+            place = decode_position(row)
             flags = place.flags()
             done.setdefault(consumer, []).extend(
                 (shard, n) for n in live[shard] if n < place.floor or flags[n - place.floor]
@@ -304,7 +304,7 @@ def compare(found: dict[str, Any], model: Queues) -> None:
 def tend(user: QueueUser) -> None:
     """What the background does: retention, files that nobody needs, dropped tables, abandoned files."""
     store = user.store
-    store._port.tend()
+    store._port.maintain()
     store._retry_task()
     store._staging.purge(info.table for info in store._ledger.tables())
 
@@ -354,7 +354,7 @@ class QueueStoreScenario:
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         user = QueueUser(disk, history)
         try:
-            self.settle(user)
+            self.commit_and_wait(user)
             for queue in SHARDS:
                 user.create(queue)
             self.no_missing(user)
@@ -370,7 +370,7 @@ class QueueStoreScenario:
         finally:
             user.store.close()
 
-    def settle(self, user: QueueUser) -> None:
+    def commit_and_wait(self, user: QueueUser) -> None:
         """Find out how far the history went: all that was told, and then any number of what was only tried."""
         model, open_end = play(user.history)
         found, states = observe(user.store), [model]

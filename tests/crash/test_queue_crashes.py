@@ -305,7 +305,7 @@ def pointer_not_settled(patch: Patch) -> None:
     def nothing(self: QmftWriter) -> None:
         self._pointer_sound = True
 
-    patch.setattr(QmftWriter, "settle", nothing)
+    patch.setattr(QmftWriter, "commit_and_wait", nothing)
 
 
 def files_forgotten_at_roll(patch: Patch) -> None:

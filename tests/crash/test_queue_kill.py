@@ -21,7 +21,7 @@ LINES_MIN = 40
 
 
 @dataclass
-class Told:
+class TaskResult:
     """What the processes said so far."""
 
     put: set[int] = field(default_factory=set)
@@ -43,7 +43,7 @@ class Told:
 
 
 def kill_rounds(root: str, rounds: int) -> None:
-    chance, told, first = random.Random(3), Told(), 0
+    chance, told, first = random.Random(3), TaskResult(), 0
     for _ in range(rounds):
         with subprocess.Popen(
             [sys.executable, str(SCRIPT), root, str(first)], stdout=subprocess.PIPE, text=True
@@ -70,7 +70,7 @@ def messages_of(store: Store) -> dict[tuple[int, int], bytes]:
     return {(row["shard"], row["sequence"]): row["payload"] for row in rows}
 
 
-def check(store: Store, told: Told) -> int:
+def check(store: Store, told: TaskResult) -> int:
     """Every message that was told is there once, under a number that has no hole; results are there once, or not."""
     there = messages_of(store)
     numbers = [int(payload.split()[0]) for payload in there.values()]
@@ -92,7 +92,7 @@ def check(store: Store, told: Told) -> int:
     return first
 
 
-def work_off(store: Store, told: Told) -> None:
+def work_off(store: Store, told: TaskResult) -> None:
     """What is left comes now, and then every message has come, and has one result."""
     there, queue = messages_of(store), store.queue("events")
     for name in ("work", "audit"):

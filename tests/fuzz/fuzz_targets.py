@@ -30,8 +30,8 @@ from penstock.errors import (
     UnsupportedVersion,
 )
 from penstock.journal import record as journal_record
-from penstock.kv import received as kv_received
 from penstock.kv import section as kv_section
+from penstock.kv import validation as kv_received
 from penstock.kv.values import VALUE_TYPES, Options, encode_options
 from penstock.log import record as log_record
 from penstock.log.chain import SegmentName
@@ -44,8 +44,8 @@ from penstock.manifest import codec, tables
 from penstock.partition.ledger import Condition, TableInfo, Verdict, decode_condition, encode_condition
 from penstock.partition.reference import Reference, StagedFile, decode_reference, encode_reference
 from penstock.protocol import wire
-from penstock.queue import received as queue_received
 from penstock.queue import section as queue_section
+from penstock.queue import validation as queue_received
 from penstock.queue.messages import Messages
 from penstock.queue.options import encode_queue_options, queue_options
 from penstock.queue.positions import (

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from store_model import SETTINGS, START_US, open_simulated
 
 from penstock.errors import Invalid, PenstockError
-from penstock.kv import received, section, table, values
+from penstock.kv import section, table, validation, values
 from penstock.kv.machine import KvMachine
 from penstock.kv.table import KvTable
 from penstock.kv.values import VALUE_TYPES, ValueType
@@ -37,7 +37,7 @@ from penstock.testing import FakeClock, SimulatedDisk
 
 BYTES_MAX = 64
 Draw = Callable[..., Any]
-_PLACES = (operators, section, table, values, received)
+_PLACES = (operators, section, table, values, validation)
 
 
 @contextmanager
@@ -330,11 +330,11 @@ def _operands_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def _types_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(received, "check_stored", lambda column, value_type: None)
+    patch.setattr(validation, "check_stored", lambda column, value_type: None)
 
 
 def _any_operand(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(received, "_check_operands", lambda kind, value, value_type: None)
+    patch.setattr(validation, "_check_operands", lambda kind, value, value_type: None)
 
 
 def _bytes_are_operands(patch: pytest.MonkeyPatch) -> None:

@@ -320,9 +320,9 @@ class QueueMachineTest(RuleBasedStateMachine):
         self.store._checkpoint.run(everything=everything)
 
     @rule()
-    def tend(self) -> None:
+    def maintain(self) -> None:
         self.flush()
-        self.store._port.tend()
+        self.store._port.maintain()
         self.store._retry_task()
 
     @rule(how=st.sampled_from(["close", "crash", "flush and crash", "restart"]))

@@ -26,13 +26,13 @@ def main(folder: str) -> None:
         builder = builder.config(f"spark.{name}", value)
     spark = builder.getOrCreate()
 
-    def narrowed() -> Any:
+    def key_range() -> Any:
         reader = spark.read.format("penstock").option("table", "t").option("pushdown", "true").option("splits", "1")
         return reader.load(folder).where("key >= X'62'")
 
     attempt("count", lambda: spark.read.format("penstock").option("table", "t").load(folder).count())
-    attempt("narrowed", lambda: [bytes(row.key).decode() for row in narrowed().collect()])
-    attempt("again", lambda: narrowed().count())
+    attempt("key_range", lambda: [bytes(row.key).decode() for row in key_range().collect()])
+    attempt("again", lambda: key_range().count())
     attempt("views", lambda: penstock.spark.views(spark, folder))
     spark.stop()
 

@@ -279,7 +279,7 @@ def run_plain(folder: str, **environment: str | None) -> tuple[dict[str, Any], s
 def test_a_session_of_ones_own(small: str) -> None:
     """The format registers itself; filters are not pushed down, which is said once and changes nothing."""
     told, said = run_plain(small, PYSPARK_PYTHON=sys.executable)
-    assert told == {"count": 3, "narrowed": ["b", "c"], "again": 2, "views": ["t"]}
+    assert told == {"count": 3, "key_range": ["b", "c"], "again": 2, "views": ["t"]}
     assert said.count(f"penstock: filters are not pushed down, set {PUSHDOWN}=true to read less") == 1
 
 

@@ -64,7 +64,7 @@ def work(store: Store, clock: FakeClock, round_: int) -> None:
         store.checkpoint()
         clock.advance(7_200.0)
         messages.put(b"the last of %d" % round_, durable=True)
-        store._port.tend()
+        store._port.maintain()
         store.flush()
     store.drop("other")
     store._retry_task()

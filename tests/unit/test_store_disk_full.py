@@ -207,7 +207,7 @@ def work(store: Store, durable: dict[bytes, bytes], failures: list[Exception]) -
             lambda: store.kv("rows").delete(b"nothing", durable=True),
             store.checkpoint,
             lambda: store.compact("rows"),
-            store._port.tend,
+            store._port.maintain,
             store._retry_task,
             store._collector.collect,
         ]

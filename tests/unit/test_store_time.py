@@ -60,7 +60,7 @@ class Place:
         self.store.flush()
         self.store.compact("rows")
         self.store.checkpoint()
-        self.store._port.tend()
+        self.store._port.maintain()
         self.store.flush()
 
     def reopen(self) -> None:

@@ -2,7 +2,7 @@
 
 main        the program; every command connects, so it works beside an owner
 commands    what it can do
-shown       bytes as a person reads them
+formatting  bytes as a person reads them
 """
 
 from __future__ import annotations

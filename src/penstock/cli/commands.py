@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from penstock.cli.shown import given, shown
+from penstock.cli.formatting import format_value, parse_bytes
 from penstock.errors import NotFound, Poisoned
 from penstock.partition.aside import Trouble
 
@@ -45,7 +45,7 @@ def tables(store: Store) -> None:
 def scan(store: Store, table: Name, limit: Limit = 20, prefix: str = "", reverse: bool = False) -> None:
     """Print rows of a kv table in the order of their keys."""
     with _connect(store) as opened:
-        rows = opened.kv(table, create=False).scan(prefix=given(prefix), reverse=reverse, limit=limit)
+        rows = opened.kv(table, create=False).scan(prefix=parse_bytes(prefix), reverse=reverse, limit=limit)
         _print(("key", "value"), rows)
 
 
@@ -53,10 +53,10 @@ def scan(store: Store, table: Name, limit: Limit = 20, prefix: str = "", reverse
 def get(store: Store, table: Name, key: str) -> None:
     """Print the value of a key."""
     with _connect(store) as opened:
-        value = opened.kv(table, create=False).get(given(key))
+        value = opened.kv(table, create=False).get(parse_bytes(key))
         if value is None:
             raise NotFound(f"there is no key {key} in {table}")
-        console.print(shown(value), markup=False)
+        console.print(format_value(value), markup=False)
 
 
 @app.command()
@@ -65,14 +65,14 @@ def put(store: Store, table: Name, key: str, value: str) -> None:
     with _connect(store) as opened:
         found = opened.kv(table, create=False)
         text = found.schema.field("value").type == "string"
-        found.put(given(key), value if text else given(value), durable=True)
+        found.put(parse_bytes(key), value if text else parse_bytes(value), durable=True)
 
 
 @app.command()
 def delete(store: Store, table: Name, key: str) -> None:
     """Remove a key of a kv table, durably."""
     with _connect(store) as opened:
-        opened.kv(table, create=False).delete(given(key), durable=True)
+        opened.kv(table, create=False).delete(parse_bytes(key), durable=True)
 
 
 @app.command()
@@ -90,7 +90,7 @@ def read(
 def send(store: Store, queue: Name, payload: str, key: str = "") -> None:
     """Add a message to a queue; print where it is."""
     with _connect(store) as opened:
-        where = opened.queue(queue, create=False).append(given(payload), key=given(key) if key else None)
+        where = opened.queue(queue, create=False).append(parse_bytes(payload), key=parse_bytes(key) if key else None)
         console.print(f"shard {where.shard}, sequence {where.sequence}, LSN {where.lsn}")
 
 
@@ -163,5 +163,5 @@ def serve(  # noqa: PLR0917 - typer reads the signature
 def _print(columns: tuple[str, ...], rows: Iterator[Any]) -> None:
     out = Table(*columns)
     for row in islice(rows, 100_000):
-        out.add_row(*map(shown, row))
+        out.add_row(*map(format_value, row))
     console.print(out)

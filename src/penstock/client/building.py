@@ -17,7 +17,7 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Workplace
+from penstock.kinds import BuildContext
 from penstock.partition.reference import StagedFile, files_of
 from penstock.store.identity import read_identity
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @contextmanager
 def building(
     port: Callable[[], FlightPort], root: str, identity: bytes, time_us: int, lease_s: float
-) -> Iterator[Workplace]:
+) -> Iterator[BuildContext]:
     """A place to build files for the store `identity`, which `root` holds if this process sees it.
 
     `port` is called when the first file is begun, and `time_us` is the store's time: few rows need neither.
@@ -39,7 +39,7 @@ def building(
         return port().stage(partition, count, lease_s)
 
     if read_identity(fs, root) == identity:
-        yield Workplace(root, identity, reserve, time_us, threads.process_name())
+        yield BuildContext(root, identity, reserve, time_us, threads.process_name())
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
 
@@ -57,4 +57,4 @@ def building(
                 finally:
                     file.close()
 
-        yield Workplace(folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send)
+        yield BuildContext(folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send)

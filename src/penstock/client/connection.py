@@ -68,7 +68,7 @@ class Connection:
         self._closed = False  # guarded by _lock
         self._in_child = False
 
-    def cut_off(self) -> None:
+    def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without a look at a lock that nobody there will release."""
         self._in_child = True
         if self._line is not None:

@@ -28,7 +28,7 @@ from penstock.host.clock import Clock
 from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import QUERY_S, Insert, Kind, Piece, Workplace, as_serviced
+from penstock.kinds import QUERY_S, BuildContext, Insert, Kind, Piece, as_serviced
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
@@ -57,7 +57,7 @@ class _FlightReading:
         self._connection = connection
         self._random = random
 
-    def _settle_writes(self) -> None:
+    def _flush_writes(self) -> None:
         """Send what was written here."""
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
@@ -88,13 +88,13 @@ class _FlightReading:
 
     def scan_ranges(self, ranges: Sequence[wire.KeyRange]) -> Iterator[tuple[int, Any]]:
         """Record batches of several ranges of one table at one moment, each with the number of its range."""
-        self._settle_writes()
+        self._flush_writes()
         name = self._random.randbytes(16).hex()
         return chain.from_iterable(self._connection.pages(wire.ScanRanges(name, self.snapshot_id, list(ranges))))
 
     def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
         check_query(info, name, argument, timeout_s)
-        self._settle_writes()
+        self._flush_writes()
         scan = self._random.randbytes(16).hex()
         request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
         # The first page waits for two batches: one to send, and whether there is another.
@@ -103,7 +103,7 @@ class _FlightReading:
     def _scan(
         self, partition: PartitionId, start: bytes, end: bytes | None, *, arrow: bool, reverse: bool
     ) -> Iterator[Page]:
-        self._settle_writes()
+        self._flush_writes()
         name = self._random.randbytes(16).hex()
         return self._connection.pages(wire.Scan(name, self.snapshot_id, partition, start, end, arrow, reverse))
 
@@ -115,7 +115,7 @@ class _FlightReading:
         self, ranges: Sequence[wire.KeyRange], count: int, bytes_min: int = 0, bytes_max: int = 0
     ) -> list[list[bytes]]:
         """The keys at which each of several ranges is cut for tasks that read it, in one request."""
-        self._settle_writes()
+        self._flush_writes()
         request = wire.CutRanges(self.snapshot_id, list(ranges), count, bytes_min, bytes_max)
         return self._connection.ask(request, list[list[bytes]])
 
@@ -202,7 +202,7 @@ class FlightPort(_FlightReading):
     def _submit(self, group: WholeGroup, size: int) -> Epoch:
         return self._write_into(add_group, size + GROUP_BYTES, group, None, None, self._write_s)
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float | None = None) -> Epoch:
+    def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float | None = None) -> Epoch:
         whole = WholeGroup(group, awaited=True)
         if timeout_s is None:
             adopts = any(isinstance(part, Reference) for held in group.sections.values() for part in parts(held))
@@ -261,13 +261,13 @@ class FlightPort(_FlightReading):
             with suppress(WaitExpired):  # said above, in words that fit
                 views.wait_newer(left_s)
 
-    def _settle_writes(self) -> None:
+    def _flush_writes(self) -> None:
         if self._coordinator.applied < self._coordinator.last:
             self._wait(self._coordinator.last, self._connection.patience_s)
 
-    def cut_off(self) -> None:
+    def disable_after_fork(self) -> None:
         """In a forked child: refuse everything."""
-        self._connection.cut_off()
+        self._connection.disable_after_fork()
         self._write_into = self._refuse_in_child
         self._coordinator = _InChild(self._refuse_in_child)  # type: ignore[assignment]
 
@@ -284,7 +284,7 @@ class FlightPort(_FlightReading):
         while True:
             answers = self._flusher.answers
             try:
-                self._settle_writes()
+                self._flush_writes()
                 break
             except WaitExpired as error:
                 if self._flusher.answers == answers:
@@ -299,7 +299,7 @@ class FlightPort(_FlightReading):
     # -- reading
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._settle_writes()
+        self._flush_writes()
         values = self._first_values(partition, keys) if keys else []
         if len(values) == len(keys):
             return values
@@ -324,7 +324,7 @@ class FlightPort(_FlightReading):
         return info
 
     def drop(self, name: str) -> None:
-        self._settle_writes()
+        self._flush_writes()
         self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
 
     def check(self) -> list[Trouble]:
@@ -349,7 +349,7 @@ class FlightPort(_FlightReading):
         bytes_max: int = 0,
     ) -> wire.BatchPlan:
         """All that a batch needs to know, in one request: see `wire.PlanBatch`."""
-        self._settle_writes()
+        self._flush_writes()
         begin = [] if start is None else sorted(start.items())
         request = wire.PlanBatch(list(tables), source, consumer, begin, rows_max, bytes_max)
         plan = self._connection.ask(request, wire.BatchPlan)
@@ -359,7 +359,7 @@ class FlightPort(_FlightReading):
     # -- what kinds do for their tables
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
-        self._settle_writes()
+        self._flush_writes()
         repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
@@ -373,7 +373,7 @@ class FlightPort(_FlightReading):
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
 
-    def building(self, lease_s: float) -> AbstractContextManager[Workplace]:
+    def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         owner = self._connection.owner
         root = self._connection.folder or owner.path
         return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
@@ -420,7 +420,7 @@ class FlightPort(_FlightReading):
         """Some bytes of a file that an offer writes; at 0 it begins anew."""
         self._connection.ask(wire.WriteOffered(offer, name, offset, data), None)  # type: ignore[arg-type]
 
-    def was_used(self, token: tuple[str, int]) -> bool:
+    def is_token_used(self, token: tuple[str, int]) -> bool:
         return self._connection.ask(wire.AskToken(*token), bool)
 
     # -- snapshots
@@ -434,7 +434,7 @@ class FlightPort(_FlightReading):
             snapshot.close()
 
     def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
-        self._settle_writes()
+        self._flush_writes()
         held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.SnapshotHandle)
         return self._held(held, ours=True)
 

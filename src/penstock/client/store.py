@@ -87,7 +87,7 @@ class RemoteStore(Tables):
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
-        threads.after_fork(self, RemoteStore._cut_off)
+        threads.after_fork(self, RemoteStore._disable_after_fork)
 
     @property
     def port(self) -> FlightPort:
@@ -141,8 +141,8 @@ class RemoteStore(Tables):
         if self._closed:
             raise Closed(f"the connection to {self._locator.name} was closed: connect again")
 
-    def _cut_off(self) -> None:
-        self._port.cut_off()
+    def _disable_after_fork(self) -> None:
+        self._port.disable_after_fork()
 
     def close(self) -> None:
         """Send what was written, wait until it is durable, and hang up. A second call does nothing.

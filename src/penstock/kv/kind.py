@@ -11,25 +11,25 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.kinds import (
+    BuildContext,
     FileReadable,
     Filters,
     Kind,
     Loadable,
+    MachineContext,
     Piece,
     Port,
     PreparedRows,
     Reading,
     Replaceable,
-    Site,
-    Workplace,
 )
 from penstock.kv import section
 from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
-from penstock.kv.ranges import key_of, narrowed_keys
-from penstock.kv.received import check_options, receive, weight
+from penstock.kv.ranges import filtered_key_range, parse_key
 from penstock.kv.table import KvReader, KvTable, kv_schema
+from penstock.kv.validation import check_options, receive, weight
 from penstock.kv.values import Options, ValueType, arrow_values, check_value_type, decode_options, encode_options
 from penstock.lsm.rows import DELETE
 from penstock.partition.ledger import TableInfo
@@ -63,12 +63,12 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
     def check_options(self, options: bytes) -> None:
         check_options(options)
 
-    def gives_room(self, part: Any) -> bool:
+    def frees_space(self, part: Any) -> bool:
         return isinstance(part, section.Ranges) or all(
             not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values()
         )
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> KvMachine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> KvMachine:
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
         return KvMachine(tree, site.maintenance, descriptor, options)
 
@@ -81,24 +81,24 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
     def schema(self, options: bytes) -> Any:
         return kv_schema(decode_options(options))
 
-    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+    def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
         kept = decode_options(options)
         columns = [batch.column("key"), arrow_values(batch.column("value"), kept), batch.column("lsn")]
         return pa.record_batch(columns, schema=kv_schema(kept))
 
-    def key_of(self, text: str) -> bytes:
-        return key_of(text)
+    def parse_key(self, text: str) -> bytes:
+        return parse_key(text)
 
-    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
-        return narrowed_keys([(operation, value) for column, operation, value in filters if column == "key"])
+    def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+        return filtered_key_range([(operation, value) for column, operation, value in filters if column == "key"])
 
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given, decode_options(options))
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         return Loader(info, decode_options(info.options), place).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         return bundle(loads, info, place, None)
 
     def check_staged(self, machine: KvMachine, files: Sequence[StagedFile]) -> None:
@@ -111,7 +111,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
-        place: Workplace,
+        place: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
         return bundle(loads, info, place, replaced)

@@ -21,7 +21,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
-from penstock.kinds import PreparedRows, Workplace, partitions_of
+from penstock.kinds import BuildContext, PreparedRows, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import MERGES, Options, arrow_type, stored_values
@@ -82,7 +82,7 @@ class _Shard:
 class Loader:
     """Prepares the rows of one call."""
 
-    def __init__(self, info: TableInfo, options: Options, place: Workplace) -> None:
+    def __init__(self, info: TableInfo, options: Options, place: BuildContext) -> None:
         self._info = info
         self._options = options
         self._place = place
@@ -270,7 +270,7 @@ def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[
 
 
 def bundle(
-    loads: Sequence[PreparedRows], info: TableInfo, place: Workplace, replace: tuple[bytes, bytes | None] | None
+    loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:
     """In each shard either sections or files: a group that names files has them applied by themselves.
 
@@ -295,7 +295,7 @@ def bundle(
 
 
 def _as_files(
-    partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: Workplace
+    partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: BuildContext
 ) -> list[PreparedRows]:
     """Rows that came as sections, and the delete of a range, as files beside the others."""
     fs, columns = place.fs, None

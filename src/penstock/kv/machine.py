@@ -12,7 +12,7 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import Waiting
 from penstock.kv import section
 from penstock.kv.pieces import KvState
-from penstock.kv.received import check_table
+from penstock.kv.validation import check_table
 from penstock.kv.values import decode_options
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable

@@ -14,7 +14,7 @@ from penstock.lsm.rows import KEY_BYTES_MAX
 PAST_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # an end that no key reaches
 
 
-def key_of(text: str) -> bytes:
+def parse_key(text: str) -> bytes:
     """A key in text: as it is, or in hexadecimal digits after 0x."""
     if not text.startswith("0x"):
         return text.encode()
@@ -24,7 +24,7 @@ def key_of(text: str) -> bytes:
         raise Invalid(f"{text!r} is no key: after 0x come pairs of hexadecimal digits") from None
 
 
-def narrowed_keys(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
+def filtered_key_range(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
     """The range outside which no key passes all of (operation, value)."""
     low, high = b"", None
     for operation, value in filters:

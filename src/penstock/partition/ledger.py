@@ -187,7 +187,7 @@ class Ledger:
         """Whether a section for this partition has someone to go to."""
         return partition == LEDGER or partition >> SHARD_BITS in self.tables_by_id
 
-    def was_used(self, producer: str, number: int) -> bool:
+    def is_token_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used: then its batch need not be looked at again."""
         return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
 

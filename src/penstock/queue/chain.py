@@ -109,7 +109,7 @@ class FileChain:
             make_dirs(self._fs, self._folder)
             self._manifests.write(self._manifest)  # before any data file
             return None
-        self._manifests.settle()
+        self._manifests.secure_pointer()
         self._manifest = manifest
         active = manifest.active_file
         self._file_sequence = active.file_sequence
@@ -153,7 +153,7 @@ class FileChain:
 
     def recover(self) -> None:
         """Go on after a failure, from the last good sync."""
-        self._manifests.settle()
+        self._manifests.secure_pointer()
         if self.active is not None:
             self.go_on(self.synced, (), max(self.synced.last_time_us, self.active.opening.time_us))
 

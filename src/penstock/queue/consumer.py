@@ -171,7 +171,7 @@ class Consumer(InThisProcess):
         from penstock.queue.kind import QueueKind
 
         group = PendingGroup(encode_condition(Condition(None, ((condition, data),))))
-        self._port.settle(group, len(data))
+        self._port.commit_and_wait(group, len(data))
         if group.verdict is not Verdict.ACCEPTED:
             raise QueueKind().refusal(condition, data)
 

@@ -178,7 +178,7 @@ class Deliveries:
 
     def _place(self, consumer: str, shard: int) -> ConsumerRow:
         """Where a consumer is; what was trimmed is behind it."""
-        place = read_place(self._host.remembered, self._info.table, shard, consumer) or ConsumerRow("leased")
+        place = read_place(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
         return place.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -252,7 +252,9 @@ class Deliveries:
                     puts.add_many(part)
         # If it is refused, somebody moved the consumer meanwhile: then they are not this one's any more.
         with suppress(LeaseLost):
-            self._host.port.settle(group, sum(len(payload) for delivery in spent for payload in delivery.payloads))
+            self._host.port.commit_and_wait(
+                group, sum(len(payload) for delivery in spent for payload in delivery.payloads)
+            )
         return others
 
     def _count(self, consumer: str, claims: list[Claim], found: list[Delivery]) -> None:
@@ -307,7 +309,7 @@ class Deliveries:
     def _check_use(self, consumer: str, mode: Mode) -> None:
         """A consumer is used in one way, in all shards."""
         for shard in range(len(self._machines)):
-            place = read_place(self._host.remembered, self._info.table, shard, consumer)
+            place = read_place(self._host.ledger_row, self._info.table, shard, consumer)
             if place is not None and place.mode != mode:
                 raise self._other_use(consumer, mode)
 
@@ -317,12 +319,12 @@ class Deliveries:
 
     # -- the end
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Let go of what is not needed any more."""
         with self._changed:
             self._leases.forget_idle(self._host.clock.monotonic_s())
 
-    def engaged(self) -> bool:
+    def has_leases(self) -> bool:
         """Whether messages are out."""
         with self._changed:
             return self._leases.some_out(self._place, self._host.clock.monotonic_s())

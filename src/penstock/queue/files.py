@@ -345,13 +345,13 @@ class DataReader:
                 if not past_damage:
                     raise
                 buffer, base, at = self.file.pread(end - base - at, base + at), base + at, 0
-                at, record = next(self.sound(buffer), (-1, None))  # type: ignore[assignment]
+                at, record = next(self.valid_records(buffer), (-1, None))  # type: ignore[assignment]
                 if record is None:
                     return
             yield base + at, record
             at += encoded_size(len(record.body))
 
-    def sound(self, data: bytes) -> Iterator[tuple[int, Record]]:
+    def valid_records(self, data: bytes) -> Iterator[tuple[int, Record]]:
         """Sound records anywhere in `data`, which begins at a multiple of 8 of this file.
 
         Numpy finds the few places whose header could be one of this file's; only those are decoded.

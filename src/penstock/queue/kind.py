@@ -12,20 +12,20 @@ from typing import Any
 from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import (
+    BuildContext,
     FileReadable,
     Filters,
     Host,
     Kind,
     Loadable,
+    MachineContext,
     Piece,
     Port,
     PreparedRows,
     Reading,
     Serviced,
-    Site,
     Streamable,
     StreamColumns,
-    Workplace,
 )
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
@@ -42,7 +42,10 @@ from penstock.queue.options import (
 )
 from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, Move, argument, read_argument
-from penstock.queue.received import (
+from penstock.queue.service import QueueService
+from penstock.queue.staged import MessageLoader, bundle, load_schema
+from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, filtered_sequence_range, in_table_schema
+from penstock.queue.validation import (
     ASKING,
     REPEATABLE,
     check_call,
@@ -52,9 +55,6 @@ from penstock.queue.received import (
     waits,
     weight,
 )
-from penstock.queue.service import QueueService
-from penstock.queue.staged import MessageLoader, bundle, load_schema
-from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, in_table_schema, narrowed_sequences
 
 
 class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
@@ -102,10 +102,10 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def check_options(self, options: bytes) -> None:
         check_options(options)
 
-    def gives_room(self, part: Any) -> bool:
+    def frees_space(self, part: Any) -> bool:
         return isinstance(part, section.Trim)
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> QueueMachine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> QueueMachine:
         return QueueMachine(descriptor, site)
 
     def service(self, info: TableInfo, host: Host) -> QueueService:
@@ -143,24 +143,24 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def schema(self, options: bytes) -> Any:
         return TABLE_SCHEMA
 
-    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+    def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
         return in_table_schema(batch, shard)
 
-    def key_of(self, text: str) -> bytes:
+    def parse_key(self, text: str) -> bytes:
         if not text.isdecimal() or len(text) > 19 or int(text) >= SEQUENCE_MAX:
             raise Invalid(f"{in_short(text)} is not the sequence of a message: give a whole number")
         return KEY.pack(int(text))
 
-    def narrowed(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
-        return narrowed_sequences(filters, QueueTable(port, info), shard)
+    def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
+        return filtered_sequence_range(filters, QueueTable(port, info), shard)
 
     def load_schema(self, given: Any, options: bytes) -> Any:
         return load_schema(given)
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         return MessageLoader(info, place).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         return bundle(loads, info, place)
 
     def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:

@@ -22,7 +22,7 @@ from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Machine, Piece, Site
+from penstock.kinds import Machine, MachineContext, Piece
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
@@ -51,7 +51,7 @@ class QueueMachine(Machine):
 
     stores_cheaply = True
 
-    def __init__(self, descriptor: PartitionDescriptor, site: Site) -> None:
+    def __init__(self, descriptor: PartitionDescriptor, site: MachineContext) -> None:
         self._descriptor = descriptor
         self._site = site
         self._key = WalStateKey(descriptor.table, descriptor.shard)

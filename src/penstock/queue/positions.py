@@ -153,7 +153,7 @@ def row_key(table: int, shard: int, consumer: str) -> bytes:
     return rows_of(table) + _SHARD.pack(shard) + consumer.encode()
 
 
-def parse_key(table: int, key: bytes) -> tuple[int, str]:
+def parse_row_key(table: int, key: bytes) -> tuple[int, str]:
     """(shard, consumer) of a row."""
     rest = key[len(rows_of(table)) :]
     return _SHARD.unpack_from(rest)[0], rest[_SHARD.size :].decode()
@@ -162,10 +162,10 @@ def parse_key(table: int, key: bytes) -> tuple[int, str]:
 def read_place(get: Get, table: int, shard: int, consumer: str) -> ConsumerRow | None:
     """Where a consumer is in a shard; None if it is new."""
     kept = get(row_key(table, shard, consumer))
-    return None if kept is None else decode_place(kept)
+    return None if kept is None else decode_position(kept)
 
 
-def decode_place(row: bytes) -> ConsumerRow:
+def decode_position(row: bytes) -> ConsumerRow:
     """What a row holds."""
     try:
         return _place.decode(row)

@@ -247,7 +247,7 @@ class QmftWriter:
         self._slot, self._pointer_sound, self._spare_sound = value[0], False, False
         return manifest
 
-    def settle(self) -> None:
+    def secure_pointer(self) -> None:
         """Make sure that the pointer is durable as it was read, or as the last good `write` left it.
 
         A process that died may have left one that only the page cache holds: what builds on it would go with it.
@@ -259,10 +259,10 @@ class QmftWriter:
     def write(self, manifest: QmftManifest) -> None:
         """Make `manifest` the one that counts, durably. Requires: all that it says of data files is durable.
 
-        `DiskFull`, `ProcessLimit`: nothing changed. Any other error: the old one counts, or the new one; `settle` goes
-        back to the old.
+        `DiskFull`, `ProcessLimit`: nothing changed. Any other error: the old one counts, or the new one;
+        `secure_pointer` goes back to the old.
         """
-        self.settle()
+        self.secure_pointer()
         target = 2 if self._slot == 1 else 1
         data = manifest.encode()
         fresh, self._spare_sound = not self._spare_sound, False

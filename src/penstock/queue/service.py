@@ -20,9 +20,9 @@ from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, Shard
 from penstock.queue.delivery import Deliveries
 from penstock.queue.machine import QueueMachine
 from penstock.queue.options import Retention, decode_queue_options
-from penstock.queue.positions import decode_place, parse_key, rows_of
-from penstock.queue.received import check_request
+from penstock.queue.positions import decode_position, parse_row_key, rows_of
 from penstock.queue.retention import trim_before
+from penstock.queue.validation import check_request
 
 logger = logging.getLogger(__name__)
 
@@ -139,10 +139,10 @@ class QueueService:
     def _places(self, call: QueueCall) -> list[ConsumerPosition]:
         """Where consumers are: one of them, or all."""
         found = []
-        for key, row in self._host.remembered_range(rows_of(self._info.table)):
-            shard, consumer = parse_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
+            shard, consumer = parse_row_key(self._info.table, key)
             if call.consumer in ("", consumer):
-                place, machine = decode_place(row), self._machine(self._partitions[shard])
+                place, machine = decode_position(row), self._machine(self._partitions[shard])
                 place = place if place.mode == "streamed" else place.raised(machine.first)
                 lag = max(0, machine.next - max(place.floor, machine.first) - int(place.flags().sum()))
                 found.append(ConsumerPosition(consumer, shard, place.mode, place.floor, lag))
@@ -155,19 +155,19 @@ class QueueService:
 
     # -- retention
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Trim what the retention lets go, then remove files that nobody needs. A bad shard leaves others alone."""
-        self._deliveries.tend()
+        self._deliveries.maintain()
         failure: Exception | None = None
         for shard in range(len(self._partitions)):
             try:
-                self._tend(shard)
+                self._maintain(shard)
             except (OSError, PenstockError) as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    def _tend(self, shard: int) -> None:
+    def _maintain(self, shard: int) -> None:
         machine = self._machine(self._partitions[shard])
         floors = self._floors(shard) if self._retention.acknowledged else []
         before = trim_before(machine, self._retention, floors, self._host.port.time_us())
@@ -178,15 +178,15 @@ class QueueService:
     def _floors(self, shard: int) -> list[int]:
         """Where all consumers are in a shard. One that got nothing from it so far is at its beginning."""
         floors: dict[str, int] = {}
-        for key, row in self._host.remembered_range(rows_of(self._info.table)):
-            found, consumer = parse_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
+            found, consumer = parse_row_key(self._info.table, key)
             floors.setdefault(consumer, 1)
             if found == shard:
-                floors[consumer] = decode_place(row).floor
+                floors[consumer] = decode_position(row).floor
         return list(floors.values())
 
-    def engaged(self) -> bool:
-        return self._deliveries.engaged()
+    def has_leases(self) -> bool:
+        return self._deliveries.has_leases()
 
     def close(self) -> None:
         self._deliveries.close()

@@ -17,14 +17,14 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.files import File, FileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, shards_of
-from penstock.kinds import PreparedRows, Workplace, partitions_of
+from penstock.kinds import BuildContext, PreparedRows, partitions_of
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
+from penstock.queue.arrow_files import validated_batches
 from penstock.queue.messages import Messages, decode_batch
-from penstock.queue.sound import sound_batches
 
 STAGED_SCHEMA = pa.schema(
     [
@@ -42,7 +42,7 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
         data = file.pread(file.size(), 0)
     finally:
         file.close()
-    yield from sound_batches(data, STAGED_SCHEMA, path)
+    yield from validated_batches(data, STAGED_SCHEMA, path)
 
 
 INLINE_BYTES_MAX = 1 << 20  # of messages that go as sections
@@ -70,7 +70,7 @@ def load_schema(given: Any) -> Any:
 class MessageLoader:
     """Prepares messages outside the owner: few as sections, many as files, in the order in which they come."""
 
-    def __init__(self, info: TableInfo, place: Workplace) -> None:
+    def __init__(self, info: TableInfo, place: BuildContext) -> None:
         self._place = place
         self._now_us = place.time_us  # for messages without a time
         self._fs = place.fs
@@ -169,7 +169,7 @@ class MessageLoader:
         return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
 
 
-def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
     """In each shard either sections or files: a group that names files has them applied by themselves."""
     shards = {load.partition for load in loads if load.file is not None}
     beside = [load for load in loads if load.file is None and load.partition in shards]

@@ -257,7 +257,7 @@ class QueueTable(QueueView):
     def _commit_once(self, token: Any, delta: PendingDelta, size: int) -> Epoch:
         group = PendingGroup(encode_condition(Condition(check_token(token))))
         group.sections = delta.groups[0].sections
-        epoch = self._port.settle(group, size)
+        epoch = self._port.commit_and_wait(group, size)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
             raise self._too_old(token)
         return epoch
@@ -313,7 +313,7 @@ class QueueTable(QueueView):
             )
         return given
 
-    def advanced(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+    def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
         """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
         asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
         return self._port.ask(self._info, "advance", asked, dict[int, int])
@@ -387,7 +387,7 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
     return Messages.of(list(messages), keys)
 
 
-def narrowed_sequences(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:
+def filtered_sequence_range(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:
     """The sequences outside which no message of a shard passes all filters on shard, sequence and timestamp.
 
     A message may have a time of its own, earlier or later than its record's: then times say nothing about sequences, so

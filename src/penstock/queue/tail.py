@@ -61,7 +61,7 @@ def _refuse_damage(
 ) -> None:
     """Raise if what does not read at `place` was synced once: then it is damage, not a torn tail."""
     expected = place.next_sequence
-    synced = any(record.synced >= expected for _, record in reader.sound(rest))
+    synced = any(record.synced >= expected for _, record in reader.valid_records(rest))
     if not synced and cut_after_lsn is not None and len(rest) >= HEADER.size + 8:
         # A store syncs a record before it calls its LSN stored; so one that bears such an LSN was whole once.
         _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)

@@ -31,7 +31,7 @@ class Bell:
         with threads.without_forks():
             self._listener = locator.listen(folder)
             self._ended, self._end = socket.socketpair()
-            threads.after_fork(self, Bell._cut_off)
+            threads.after_fork(self, Bell._disable_after_fork)
         self._thread = threads.spawn(self._run, name="penstock-bell")
 
     def _run(self) -> None:
@@ -66,7 +66,7 @@ class Bell:
         except OSError:
             logger.debug("nobody waited for an answer")
 
-    def _cut_off(self) -> None:
+    def _disable_after_fork(self) -> None:
         """In a forked child too: who knocks must not wait for it when the owner is gone."""
         self._listener.close()
         self._ended.close()
@@ -77,4 +77,4 @@ class Bell:
         self._end.send(b"x")
         self._thread.join(10.0)
         with threads.without_forks():  # a child that is forked while one is being closed would keep it
-            self._cut_off()
+            self._disable_after_fork()

@@ -27,8 +27,8 @@ from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
-from penstock.server.held import LeaseCounts, LeasedObjects
-from penstock.server.offered import OfferDesk
+from penstock.server.leased_objects import LeaseCounts, LeasedObjects
+from penstock.server.offer_desk import OfferDesk
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
@@ -169,7 +169,7 @@ class Gateway:
 
     # -- coming to an end
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Close what was not used for its lease. Called every now and then."""
         self._scans.sweep()
         self._snapshots.sweep()
@@ -182,7 +182,7 @@ class Gateway:
         """What clients hold in the owner; nothing if it may go."""
         if self._scans.needed() or self._snapshots.needed():
             return "a snapshot is being read"
-        if self._port.engaged():
+        if self._port.has_leases():
             return "somebody holds a lease"
         if self._store.offers.has_taken_offers():
             return "a driver works on its files"
@@ -209,7 +209,7 @@ class Gateway:
         return self._owner if tells else structs.replace(self._owner, path="")
 
     def _ask_token(self, request: wire.AskToken, work: Work) -> bool:
-        return self._port.was_used(work.rights.own_token(check_token((request.producer, request.number))))
+        return self._port.is_token_used(work.rights.own_token(check_token((request.producer, request.number))))
 
     # -- tables
 

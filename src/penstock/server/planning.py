@@ -76,5 +76,5 @@ def _source_state(port: Port, request: wire.PlanBatch) -> wire.SourceState | Non
     position = table.offsets(f"consumer:{request.consumer}") if request.consumer else {}
     earliest = table.offsets("earliest")
     start = {shard: max(sequence, earliest.get(shard, 0)) for shard, sequence in request.start}
-    end = table.advanced(start, request.rows_max, request.bytes_max) if start else {}
+    end = table.advance(start, request.rows_max, request.bytes_max) if start else {}
     return wire.SourceState(info, earliest, table.offsets("latest"), position, end)

@@ -61,7 +61,7 @@ class Service:
         self._folder, self._bell = self._hang_bell(self._path)
         store.at_close(self.close)
         _services[store] = ref(self)
-        threads.after_fork(self, Service._cut_off)
+        threads.after_fork(self, Service._disable_after_fork)
 
     def _hang_bell(self, path: str) -> tuple[str, Bell]:
         folder = locator.make_sockets_folder(path)
@@ -104,7 +104,7 @@ class Service:
         with self._lock:
             if self._gateway is None:
                 self._gateway = Gateway(self._store, random=self._random, detached=self._detached)
-                threads.spawn(self._tend, name="penstock-gateway")
+                threads.spawn(self._maintain, name="penstock-gateway")
             return self._gateway
 
     def location(self) -> str:
@@ -135,11 +135,11 @@ class Service:
             self._guards.append(guard)
         return guard.port
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
         while not self._ended.wait(TEND_S):
-            self.gateway().tend()
+            self.gateway().maintain()
 
-    def _cut_off(self) -> None:
+    def _disable_after_fork(self) -> None:
         """In a forked child: what comes in is for the parent, and must fail when the parent is gone."""
         for server in self._servers:
             abandon(server)

@@ -125,7 +125,7 @@ class GroupTaker:
         return wire.Outcome(int(outcome.verdict), refused_by=outcome.refused_by)
 
     def _was_used(self, group: _Checked) -> bool:
-        return group.asked.token is not None and self._port.was_used(group.asked.token)
+        return group.asked.token is not None and self._port.is_token_used(group.asked.token)
 
     def _pending(self, group: _Checked, *, again: bool) -> PendingGroup | None:
         """A group for the coordinator; None if it is known to have happened."""

@@ -66,7 +66,7 @@ def replaced_range(table: PlannedTable, options: dict[str, str], overwrite: bool
         return None
     kind = table.kind
     as_replaceable(kind, table.info)  # before any work
-    start = kind.key_of(options["start"]) if "start" in options else b""
-    key_range = start, kind.key_of(options["end"]) if "end" in options else None
+    start = kind.parse_key(options["start"]) if "start" in options else b""
+    key_range = start, kind.parse_key(options["end"]) if "end" in options else None
     check_range(*key_range)
     return key_range

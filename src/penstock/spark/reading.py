@@ -97,8 +97,8 @@ class TableReader(DataSourceReader):
         self._snapshot = options.get("snapshot", "")
         self._splits = whole_number(options, "splits", 0) if "splits" in options else None
         kind = kind_named(info.kind, info.name)
-        self._start = kind.key_of(options["start"]) if "start" in options else b""
-        self._end = kind.key_of(options["end"]) if "end" in options else None
+        self._start = kind.parse_key(options["start"]) if "start" in options else b""
+        self._end = kind.parse_key(options["end"]) if "end" in options else None
         check_range(self._start, self._end)
         self._plan = uuid.uuid4().hex
         self._wanted: list[tuple[str, str, Any]] = []
@@ -129,7 +129,7 @@ class TableReader(DataSourceReader):
         kind = kind_named(info.kind, info.name)
         ranges: list[tuple[int, bytes, bytes | None]] = []
         for shard in range(info.shards):
-            low, high = kind.narrowed(self._wanted, info, shard, port)
+            low, high = kind.key_range(self._wanted, info, shard, port)
             low, high = max(low, self._start), _least(high, self._end)
             if high is None or low < high:
                 ranges.append((shard, low, high))
@@ -146,7 +146,9 @@ class TableReader(DataSourceReader):
             )
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
-        shown = (kind.shown(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot))
+        shown = (
+            kind.to_table_schema(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot)
+        )
         return for_spark(shown, self._schema, self._wanted)
 
     def _moment(self) -> RemoteSnapshot:

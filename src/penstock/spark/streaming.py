@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         key = as_streamable(kind, info).sequence_key
         wanted = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
         batches = self._whole(self._ref.store().port.scan_ranges(wanted), partition.ranges)
-        shown = (kind.shown(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
+        shown = (kind.to_table_schema(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
         return for_spark(shown, self._schema)
 
     def _whole(self, batches: Iterator[tuple[int, Any]], ranges: list[ShardRange]) -> Iterator[tuple[int, Any]]:

@@ -24,7 +24,7 @@ from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.os_files import OsFileSystem
-from penstock.kinds import Kind, Workplace
+from penstock.kinds import BuildContext, Kind
 from penstock.partition.ledger import TableInfo
 from penstock.protocol import wire
 from penstock.registry import kind_named
@@ -182,7 +182,7 @@ def _identity(folder: str) -> bytes | None:
     return read_identity(OsFileSystem(), folder)
 
 
-def workplace(table: PlannedTable) -> AbstractContextManager[Workplace]:
+def workplace(table: PlannedTable) -> AbstractContextManager[BuildContext]:
     """Where a task builds files. The owner is asked only when a file is begun."""
     freeze_imports()
     return building(lambda: table.ref.store().port, table.store_path, table.identity, table.time_us, LEASE_S)

@@ -25,7 +25,7 @@ from penstock.spark.table_ref import TableRef
 
 
 @dataclass
-class Told(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What a task made."""
 
     loads: bytes
@@ -42,11 +42,11 @@ class TableWriter(DataSourceArrowWriter):
         self._token = f"spark-{uuid.uuid4()}"
         check_schema(self._table, schema)
 
-    def write(self, iterator: Iterator[Any]) -> Told:
-        return Told(make_loads(self._table, self._schema, iterator, self._replace))
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
+        return TaskResult(make_loads(self._table, self._schema, iterator, self._replace))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        encoded = [message.loads for message in messages if isinstance(message, Told)]
+        encoded = [message.loads for message in messages if isinstance(message, TaskResult)]
         store = self._table.ref.store()
         store.port.learn([self._table.info])  # it was planned in another process
         with store.batch(token=(self._token, 0)) as batch:
@@ -67,15 +67,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._schema = schema
         check_schema(self._ref.planned(), schema)
 
-    def write(self, iterator: Iterator[Any]) -> Told:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query:
             raise Invalid("Spark did not say which query this is, so that its batches cannot be told from others")
-        return Told(make_loads(self._ref.planned(), self._schema, iterator), query)
+        return TaskResult(make_loads(self._ref.planned(), self._schema, iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = [message for message in messages if isinstance(message, Told)]
+        told = [message for message in messages if isinstance(message, TaskResult)]
         if not told:
             return
         table = self._ref.planned()

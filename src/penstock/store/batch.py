@@ -100,7 +100,7 @@ class StoreBatch(NamedTables):
         return sum(load.rows for load in loads)
 
     def _is_used(self) -> bool:
-        return self._token is not None and self._port.was_used(self._token)
+        return self._token is not None and self._port.is_token_used(self._token)
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
         """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
@@ -154,7 +154,7 @@ class StoreBatch(NamedTables):
         if not group.condition and not self._durable:
             self.epoch = self._port.submit(group, self._bytes)
             return
-        self.epoch = self._port.settle(group, self._bytes)
+        self.epoch = self._port.commit_and_wait(group, self._bytes)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
             raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
         if group.verdict is Verdict.REFUSED:

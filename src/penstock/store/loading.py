@@ -22,7 +22,7 @@ from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import table_of
-from penstock.kinds import Port, PreparedRows, Workplace, as_loadable, as_replaceable
+from penstock.kinds import BuildContext, Port, PreparedRows, as_loadable, as_replaceable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import LEASE_S_MAX
 from penstock.registry import kind_named
@@ -61,7 +61,7 @@ def prepare(port: Port, info: TableInfo, rows: Any, lease_s: float = LEASE_S) ->
 
 
 def prepare_batches(
-    place: Workplace,
+    place: BuildContext,
     info: TableInfo,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
@@ -104,7 +104,10 @@ def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
 
 
 def bundle(
-    place: Workplace, info: TableInfo, parts: Sequence[PreparedRows], replace: tuple[bytes, bytes | None] | None = None
+    place: BuildContext,
+    info: TableInfo,
+    parts: Sequence[PreparedRows],
+    replace: tuple[bytes, bytes | None] | None = None,
 ) -> list[PreparedRows]:
     """Fit what several calls prepared into one group; `replace`: in place of all rows in a range of keys."""
     with translate_os_errors():

@@ -29,7 +29,7 @@ from penstock.host.steady_clock import SteadyClock, read_note
 from penstock.journal.consensus import Alone
 from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.kinds import Machine, Site
+from penstock.kinds import Machine, MachineContext
 from penstock.log import Log
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
@@ -118,7 +118,7 @@ class OpenedParts(Tables):
             if isinstance(error, OSError) and is_disk_full(error):
                 raise DiskFull(f"{self.path} cannot be opened, the disk is full: free some space") from error
             raise
-        threads.after_fork(self, OpenedParts._cut_off)
+        threads.after_fork(self, OpenedParts._disable_after_fork)
 
     # -- opening
 
@@ -158,7 +158,7 @@ class OpenedParts(Tables):
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
-        self._site = Site(
+        self._site = MachineContext(
             fs=self._fs,
             root=self.path,
             identity=self.identity,
@@ -383,7 +383,7 @@ class OpenedParts(Tables):
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
 
     def _services_task(self) -> Outcome:
-        self._port.tend()
+        self._port.maintain()
         return None
 
     def _housekeeping_task(self) -> Outcome:
@@ -463,8 +463,8 @@ class OpenedParts(Tables):
         except (OSError, PenstockError) as error:
             logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
 
-    def _cut_off(self) -> None:
-        self._port.cut_off()
+    def _disable_after_fork(self) -> None:
+        self._port.disable_after_fork()
 
     def _collect_at_close(self) -> None:
         """Remove what the end of compactions left; if that cannot be, the next opening does."""

@@ -24,6 +24,7 @@ from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import (
     QUERY_S,
+    BuildContext,
     Insert,
     Loadable,
     Machine,
@@ -32,7 +33,6 @@ from penstock.kinds import (
     Serviced,
     ShardSnapshot,
     TableService,
-    Workplace,
     as_loadable,
     as_serviced,
     partitions_of,
@@ -96,7 +96,7 @@ class LocalPort:
         """The store's time, by which the trees judge what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
-    def cut_off(self) -> None:
+    def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without a look at locks that nobody there will release."""
         self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
         self._lock = self._coordinator  # type: ignore[assignment]
@@ -125,22 +125,22 @@ class LocalPort:
         if self.read_only is not None:
             alone = PendingDelta()
             insert(alone, partition, a, b)
-            if not all(map(self._gives_room, alone.groups)):
+            if not all(map(self._frees_space, alone.groups)):
                 raise self.read_only
 
-    def _gives_room(self, group: PendingGroup) -> bool:
+    def _frees_space(self, group: PendingGroup) -> bool:
         """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
         for partition, sections in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
                 kind = kind_named(info.kind, info.name)
-                if not all(not isinstance(part, Reference) and kind.gives_room(part) for part in parts(sections)):
+                if not all(not isinstance(part, Reference) and kind.frees_space(part) for part in parts(sections)):
                     return False
         return True
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
-        if self.read_only is not None and not self._gives_room(group):
+        if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
@@ -148,7 +148,7 @@ class LocalPort:
         condition = decode_condition(group.condition)
         for name, argument in condition.others:
             self._check_condition(name, argument)
-        if condition.token is None or not self.was_used(condition.token):  # a duplicate needs no lease any more
+        if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease any more
             for name, argument in condition.others:
                 service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
                 if service is not None:
@@ -162,7 +162,7 @@ class LocalPort:
             raise NotFound("the table was dropped")
         kind_named(info.kind, info.name).check_condition(info, name, argument, own=True)
 
-    def settle(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
+    def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
         self.wait_applied(epoch, timeout_s)
         return epoch
@@ -179,8 +179,8 @@ class LocalPort:
         """Why writes are refused until the store recovers; None while they are taken."""
         return self._coordinator.failure
 
-    def was_used(self, token: tuple[str, int]) -> bool:
-        return self._dispatcher.ledger.was_used(*token)
+    def is_token_used(self, token: tuple[str, int]) -> bool:
+        return self._dispatcher.ledger.is_token_used(*token)
 
     # -- tables
 
@@ -214,7 +214,7 @@ class LocalPort:
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = operations
-        self.settle(group, len(operations))
+        self.commit_and_wait(group, len(operations))
 
     # -- files that are built elsewhere
 
@@ -225,12 +225,12 @@ class LocalPort:
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
 
     @contextmanager
-    def building(self, lease_s: float) -> Iterator[Workplace]:
+    def building(self, lease_s: float) -> Iterator[BuildContext]:
         def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
             return self.stage(partition, count, lease_s)
 
         staging, name = self._staging, threads.process_name()
-        yield Workplace(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
@@ -294,19 +294,19 @@ class LocalPort:
                     service = self._services[info.table] = kind.service(info, self)
             return service
 
-    def engaged(self) -> bool:
+    def has_leases(self) -> bool:
         """Whether somebody holds something that would be lost if this process went."""
         with self._lock:
             services = list(self._services.values())
-        return any(service.engaged() for service in services)
+        return any(service.has_leases() for service in services)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Let every table's service do its maintenance; a failing service does not stop the others."""
         for info in self.tables():
             try:
                 service = self._service(info)
                 if service is not None:
-                    service.tend()
+                    service.maintain()
             except Exception as error:  # whatever it is, it must not keep the other tables waiting
                 logger.warning("table %s could not be looked after (%s): it is tried again", info.name, error)
 
@@ -317,10 +317,10 @@ class LocalPort:
         for service in services:
             service.close()
 
-    def remembered(self, key: bytes) -> bytes | None:
+    def ledger_row(self, key: bytes) -> bytes | None:
         return self._dispatcher.ledger.tree.get(key)
 
-    def remembered_range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._dispatcher.ledger.tree.scan(prefix=prefix)
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:

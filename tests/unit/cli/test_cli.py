@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli.shown import given, shown
+from penstock.cli.formatting import format_value, parse_bytes
 from penstock.journal.record import Section, SegmentedRecordHeader
 from penstock.store.store import Store
 
@@ -61,7 +61,7 @@ def test_errors_are_one_line(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"ada", b"\x00\xff", b"0x12", "ä".encode(), b"a\nb"])
 def test_what_is_shown_can_be_given(value: bytes) -> None:
-    assert given(shown(value)) == value
+    assert parse_bytes(format_value(value)) == value
 
 
 def test_what_is_wrong_with_a_store(store: Store) -> None:

@@ -98,7 +98,7 @@ def test_what_is_refused_never_happens(
         batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
     assert len(failed) == 2
     assert count(owner) == 0
-    assert not owner.port.was_used(("p", 1))
+    assert not owner.port.is_token_used(("p", 1))
     counts.merge(b"n", 1, operator="add_i64", durable=True)
     assert count(owner) == 1
 

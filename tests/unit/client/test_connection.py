@@ -54,7 +54,7 @@ READS: dict[str, Callable[[Tables], Any]] = {
     "bounds": lambda t: t.events.bounds(),
     "lag": lambda t: t.consumer.lag,
     "time": lambda t: t.users.put(b"x", b"1", ttl_s=60.0),
-    "was used": lambda t: t.client.port.was_used(("p", 1)),
+    "was used": lambda t: t.client.port.is_token_used(("p", 1)),
     "offer": lambda t: t.client.port.take_offer(1),
     "flush": lambda t: (t.users.put(b"flushed", b"1"), t.client.flush()),
     "flush for so long": lambda t: t.client.flush(timeout_s=0.2),

@@ -15,7 +15,7 @@ import penstock
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
-from penstock.kv.received import check_options, receive
+from penstock.kv.validation import check_options, receive
 from penstock.kv.values import VALUE_TYPES, Options, ValueType, decode_options, encode_options
 from penstock.lsm.operators import ADD_I64, APPEND, CHAIN, MAX_F64, UNION, union_of
 from penstock.lsm.rows import DELETE, NEVER, PUT, VALUE_BYTES_MAX, Columns, binary_column

@@ -296,7 +296,7 @@ def test_a_table_of_another_penstock_keeps_no_other_out_of_reach(
                 store.table(name)
         store.queue("kept").put(b"m", durable=True)
         assert store.queue("kept").consumer("c").get()[0].payload == b"m"
-        store.port.tend()
+        store.port.maintain()
         store._dispatcher.retry()
         for number in range(40):
             store.kv("t").put(b"%d" % number, bytes(200), durable=True)

@@ -164,5 +164,5 @@ def test_idle_producers_are_forgotten_by_the_time_of_records() -> None:
     ledger.judge(late, 2)
     forget = command(ForgetVerdicts(1))
     ledger.judge(JournalRecord(PRODUCER_IDLE_US + 1, 1, forget.groups), 3)
-    assert not ledger.was_used("old", 1)
-    assert ledger.was_used("busy", 1)
+    assert not ledger.is_token_used("old", 1)
+    assert ledger.is_token_used("busy", 1)

@@ -918,14 +918,14 @@ def test_a_look_at_what_is_out_changes_nothing(store: Store, queue: QueueTable) 
     fill(queue, 20)
     queue.trim(11, durable=True)
     consumer = queue.consumer("c")
-    assert not store._port.engaged()
+    assert not store._port.has_leases()
     found = consumer.get(3)
-    assert store._port.engaged()
+    assert store._port.has_leases()
     assert numbers(consumer.get(3)) == [14, 15, 16], "the first three are still out"
     consumer.ack(found)
-    assert store._port.engaged()
+    assert store._port.has_leases()
     consumer.seek("latest")
-    assert not store._port.engaged()
+    assert not store._port.has_leases()
 
 
 def test_a_stream_that_comes_between_takes_nothing(store: Store) -> None:
@@ -937,4 +937,4 @@ def test_a_stream_that_comes_between_takes_nothing(store: Store) -> None:
     for _ in range(2):
         with pytest.raises(KindMismatch):
             queue.consumer("c").get(100)
-    assert not store._port.engaged()
+    assert not store._port.has_leases()

@@ -420,7 +420,7 @@ def test_trim(store: Store) -> None:
     for place in (2, 5, 20):
         with pytest.raises(NotFound, match="begins at 21"):
             queue.read(from_sequence=place, limit=2)
-    store._port.tend()
+    store._port.maintain()
     assert len(files_of(store, "events")) < before
     assert payloads(queue) == [b"%d" % number * 30 for number in range(20, 40)]
     queue.trim(5, durable=True)  # a floor does not go down
@@ -433,7 +433,7 @@ def test_trim_of_everything_and_more(store: Store) -> None:
     queue.trim(1_000, durable=True)
     queue.put(b"c", durable=True)
     assert queue.read() == [Message(0, 3, START_US, None, b"c")]
-    store._port.tend()
+    store._port.maintain()
     queue.put(b"d", durable=True)
     assert payloads(queue) == [b"c", b"d"]
 
@@ -481,15 +481,15 @@ def test_retention_by_age(disk: SimulatedDisk, clock: FakeClock) -> None:
     for number in range(30):
         queue.put(b"%d" % number * 30, durable=True)
         clock.advance(10)
-    store._port.tend()
+    store._port.maintain()
     store.flush()
-    store._port.tend()
+    store._port.maintain()
     assert list(contents(queue)[0]) == list(range(21, 31))
     assert len(files_of(store, "events")) < 5
     clock.advance(1_000)
-    store._port.tend()
+    store._port.maintain()
     store.flush()
-    store._port.tend()
+    store._port.maintain()
     assert contents(queue) == [{}]
     store.close()
     store = open_queues(disk, clock)
@@ -501,9 +501,9 @@ def test_retention_by_size(store: Store) -> None:
     queue = store.queue("events", retention=Retention(bytes_max=5_000))
     for number in range(100):
         queue.put(b"%03d" % number * 30, durable=True)
-    store._port.tend()
+    store._port.maintain()
     store.flush()
-    store._port.tend()
+    store._port.maintain()
     kept = list(contents(queue)[0])
     assert kept == list(range(kept[0], 101))
     assert 2_000 < queue.statistics().bytes <= 5_000
@@ -514,29 +514,29 @@ def test_retention_by_acknowledgement(store: Store) -> None:
     queue = store.queue("events", shards=2, retention=Retention(acknowledged=True))
     names = {shard: next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)}
 
-    def tend() -> list[list[int]]:
-        store._port.tend()
+    def maintain() -> list[list[int]]:
+        store._port.maintain()
         store.flush()
-        store._port.tend()
+        store._port.maintain()
         return [list(shard) for shard in contents(queue)]
 
     for _ in range(3):
         queue.put(b"m", key=names[0], durable=True)
-    assert tend() == [[1, 2, 3], []], "there is no consumer yet"
+    assert maintain() == [[1, 2, 3], []], "there is no consumer yet"
     fast, slow = queue.consumer("fast"), queue.consumer("slow")
     fast.ack(fast.get())
     slow.ack(slow.get(1))
-    assert tend() == [[2, 3], []], "one of them is behind"
+    assert maintain() == [[2, 3], []], "one of them is behind"
     queue.put(b"m", key=names[1], durable=True)
     fast.ack(fast.get())
-    assert tend() == [[2, 3], [1]], "the slow one never got anything of that shard, but will"
+    assert maintain() == [[2, 3], [1]], "the slow one never got anything of that shard, but will"
     slow.ack(slow.get())
-    assert tend() == [[], []]
+    assert maintain() == [[], []]
     queue.put_many([b"m", b"m"], keys=[names[0]] * 2, durable=True)
     fast.ack(fast.get())
-    assert tend() == [[4, 5], []]
+    assert maintain() == [[4, 5], []]
     slow.forget()
-    assert tend() == [[], []]
+    assert maintain() == [[], []]
 
 
 def test_a_bad_queue_keeps_no_other_from_its_retention(store: Store, clock: FakeClock, caplog: Any) -> None:
@@ -546,7 +546,7 @@ def test_a_bad_queue_keeps_no_other_from_its_retention(store: Store, clock: Fake
         queue.put_many([b"x"], keys=[b"k"], durable=True)
     clock.advance(10)
     machine_of(store, "a").queue._failure = OSError("bad sector")
-    store._port.tend()
+    store._port.maintain()
     assert "table a could not be looked after" in caplog.text
     store.flush()
     assert contents(good) == [{}, {}]
@@ -634,11 +634,11 @@ def test_a_snapshot_shows_its_moment_while_files_go(store: Store) -> None:
     for number in range(30, 60):
         queue.put(b"%d" % number * 30, durable=True)
     queue.trim(55, durable=True)
-    store._port.tend()
+    store._port.maintain()
     for _ in range(2):
         assert contents(snapshot.queue("events")) == expected  # type: ignore[arg-type]
         store.checkpoint()
-        store._port.tend()
+        store._port.maintain()
     assert [message.sequence for message in snapshot.queue("events").read(limit=2)] == [6, 7]
     pieces = snapshot._port.pieces(PartitionId(store._ledger.table("events").table << 16), 4)  # type: ignore[union-attr]
     assert len(pieces) == 4
@@ -649,7 +649,7 @@ def test_a_snapshot_shows_its_moment_while_files_go(store: Store) -> None:
     snapshot.close()
     with pytest.raises(Closed):
         snapshot.queue("events").read()
-    store._port.tend()
+    store._port.maintain()
     assert len(files_of(store, "events")) < held
     assert list(contents(queue)[0]) == list(range(55, 61))
 
@@ -666,11 +666,11 @@ def test_live_reads_hold_no_files(store: Store, monkeypatch: pytest.MonkeyPatch)
     next(half)
     queue.trim(31, durable=True)
     held = len(files_of(store, "events"))
-    store._port.tend()
+    store._port.maintain()
     assert len(files_of(store, "events")) == held > 1, "somebody reads"
     assert sum(batch.num_rows for batch in half) == 30 - 1
     del half
-    store._port.tend()
+    store._port.maintain()
     assert len(files_of(store, "events")) == 1
 
 
@@ -693,7 +693,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     store.drop("events")
     store._retry_task()
     assert str(info.table) not in disk.listdir("/store/tables")
-    assert list(store._port.remembered_range(b"k")) == []
+    assert list(store._port.ledger_rows(b"k")) == []
     for use in (
         lambda: queue.put(b"x"),
         lambda: queue.append(b"x"),
@@ -716,7 +716,7 @@ def test_a_write_that_a_drop_overtakes_leaves_nothing(store: Store) -> None:
     queue.put_many([b"a", b"b"], durable=True)
     queue.consumer("c").get()  # its count of deliveries is pending
     store.drop("events")
-    assert list(store._port.remembered_range(b"k")) == []
+    assert list(store._port.ledger_rows(b"k")) == []
 
 
 # -- what stays after a restart
@@ -961,7 +961,7 @@ def test_locks_are_taken_in_one_order(tmp_path: Any) -> None:
             batch.kv(store.kv("keys").name).put(b"a", b"b")
             consumer.ack(consumer.get(5, 5.0), batch=batch)
         with store.snapshot() as snapshot:
-            store._port.tend()
+            store._port.maintain()
             snapshot.queue("events").to_arrow()
         store.checkpoint()
         store.drop("dead")

@@ -35,7 +35,7 @@ from penstock.queue.positions import ACK, DELIVER, SEEK, Ack, Deliver, Seek, arg
 from penstock.registry import KINDS
 from penstock.server import work as work_module
 from penstock.server.gateway import Gateway
-from penstock.server.held import LeasedObjects
+from penstock.server.leased_objects import LeasedObjects
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
 from penstock.server.work import READING, WAITING, WRITING, Gone

@@ -59,7 +59,7 @@ def test_the_plan_of_a_batch(store: Store, client: RemoteStore) -> None:
     assert source.earliest == events.offsets("earliest") == {0: 1, 1: 4}
     assert source.latest == events.offsets("latest")
     assert source.position == {0: 3, 1: 9}
-    assert source.end == events.advanced({0: 2, 1: 4}, 10, None) == {0: 7, 1: 9}
+    assert source.end == events.advance({0: 2, 1: 4}, 10, None) == {0: 7, 1: 9}
 
 
 def test_a_plan_without_a_source(store: Store, client: RemoteStore) -> None:

@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.protocol import wire
 from penstock.scheduler.offers import JobPart, OfferBoard
 from penstock.scheduler.work import pack
-from penstock.server.offered import OfferDesk
+from penstock.server.offer_desk import OfferDesk
 from penstock.server.rights import LOCAL, Rights
 from penstock.server.work import Workload
 from penstock.testing import FakeClock, SimulatedDisk

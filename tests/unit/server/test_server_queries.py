@@ -82,7 +82,7 @@ def test_all_tasks_of_a_query_read_one_moment(store: Store, gateway: Gateway) ->
 def test_a_query_whose_snapshot_is_gone_gets_no_other(store: Store, gateway: Gateway, clock: FakeClock) -> None:
     take(gateway, "app-1", lease_s=60.0)
     clock.advance(61.0)
-    gateway.tend()
+    gateway.maintain()
     with pytest.raises(Closed, match="run the query again"):
         take(gateway, "app-1")
     take(gateway, "app-2")

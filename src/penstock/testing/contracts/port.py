@@ -345,7 +345,7 @@ class PortContract(ABC):
             lambda: port.stage(partition, 1, 60.0),
             lambda: port.call(events, "bounds", b""),
             lambda: port.flush(table.put(b"b", b"2"), table=info.table),
-            lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
+            lambda: port.commit_and_wait(_group({partition: {b"b": b"2"}}), 100),
             lambda: port.drop(name),
         ]
         for act in acts:
@@ -400,26 +400,26 @@ class PortContract(ABC):
     def test_a_token_counts_once(self, port: Port) -> None:
         (partition,), producer = partitions_of(make_kv(port, _name())), _name()
 
-        def settle(number: int, value: bytes) -> Verdict | None:
+        def commit(number: int, value: bytes) -> Verdict | None:
             group = _group({partition: {b"%d" % number: value}}, Condition((producer, number)))
-            port.settle(group, 100)
+            port.commit_and_wait(group, 100)
             return group.verdict
 
-        assert not port.was_used((producer, 7))
-        assert settle(7, b"first") is Verdict.ACCEPTED
-        assert port.was_used((producer, 7))
-        assert not port.was_used((producer, 6))
-        assert settle(7, b"second") is Verdict.DUPLICATE
-        assert settle(3, b"below") is Verdict.ACCEPTED
-        assert settle(5_000, b"far") is Verdict.ACCEPTED
-        assert settle(8, b"too old") is Verdict.TOKEN_TOO_OLD
+        assert not port.is_token_used((producer, 7))
+        assert commit(7, b"first") is Verdict.ACCEPTED
+        assert port.is_token_used((producer, 7))
+        assert not port.is_token_used((producer, 6))
+        assert commit(7, b"second") is Verdict.DUPLICATE
+        assert commit(3, b"below") is Verdict.ACCEPTED
+        assert commit(5_000, b"far") is Verdict.ACCEPTED
+        assert commit(8, b"too old") is Verdict.TOKEN_TOO_OLD
         assert dict(port.scan(partition, b"", None, False)) == {b"7": b"first", b"3": b"below", b"5000": b"far"}
 
     def test_a_token_counts_without_a_section(self, port: Port) -> None:
         verdicts, token = [], (_name(), 1)
         for _ in range(2):
             group = _group({}, Condition(token))
-            port.settle(group, 0)
+            port.commit_and_wait(group, 0)
             verdicts.append(group.verdict)
         assert verdicts == [Verdict.ACCEPTED, Verdict.DUPLICATE]
 
@@ -431,7 +431,7 @@ class PortContract(ABC):
         def move(start: int, end: int, key: bytes) -> Verdict | None:
             moved = QUEUE.move(events, "stream", [(0, start, end)])
             group = _group({partition: {key: b"written"}}, Condition(None, (moved,)))
-            port.settle(group, 100)
+            port.commit_and_wait(group, 100)
             return group.verdict
 
         assert move(1, 5, b"first") is Verdict.ACCEPTED
@@ -449,16 +449,18 @@ class PortContract(ABC):
             ("queue.move", make_queue(port, _name()).table.to_bytes(8, "big") + b"\xc1"),
         ):
             with pytest.raises(Invalid):
-                port.settle(_group({partition: {b"a": b"1"}}, Condition(None, ((name, argument),))), 100)
+                port.commit_and_wait(_group({partition: {b"a": b"1"}}, Condition(None, ((name, argument),))), 100)
         with pytest.raises(NotFound):
-            port.settle(_group({partition: {b"a": b"1"}}, Condition(None, (("queue.move", b"\xff" * 9),))), 100)
+            port.commit_and_wait(
+                _group({partition: {b"a": b"1"}}, Condition(None, (("queue.move", b"\xff" * 9),))), 100
+            )
         assert port.lookup(partition, b"a") is None
 
     def test_a_section_for_nobody_is_refused(self, port: Port) -> None:
         (partition,) = partitions_of(make_kv(port, _name()))
         for absent in (ABSENT, PartitionId(partition + 1)):
             with pytest.raises((NotFound, Invalid)):
-                port.settle(_group({partition: {b"a": b"1"}, absent: {b"b": b"2"}}), 100)
+                port.commit_and_wait(_group({partition: {b"a": b"1"}, absent: {b"b": b"2"}}), 100)
         assert port.lookup(partition, b"a") is None
 
     def test_writers_do_not_disturb_each_other(self, port: Port) -> None:
@@ -590,9 +592,9 @@ class PortContract(ABC):
         ]
         for expected in (Verdict.ACCEPTED, Verdict.DUPLICATE):
             group = PendingGroup(encode_condition(Condition((producer, 1))))
-            if not port.was_used((producer, 1)):
+            if not port.is_token_used((producer, 1)):
                 group.sections[partition] = port.accept(partition, files)
-            port.settle(group, 100)
+            port.commit_and_wait(group, 100)
             assert group.verdict is expected
         assert dict(port.scan(partition, b"", None, False)) == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
@@ -610,24 +612,24 @@ class PortContract(ABC):
             StagedFile(good.chunk_id, "../STORE", good.size_bytes, good.digest),
         ]
 
-        def settle(place: PartitionId, file: StagedFile) -> None:
+        def commit_and_wait(place: PartitionId, file: StagedFile) -> None:
             group = PendingGroup()
             group.sections[place] = port.accept(place, [file])
-            port.settle(group, 100)
+            port.commit_and_wait(group, 100)
 
         for file in wrong:
             with pytest.raises(Invalid):
-                settle(partition, file)
+                commit_and_wait(partition, file)
         with pytest.raises(Invalid):
-            settle(partitions_of(other)[0], good)  # of another table
+            commit_and_wait(partitions_of(other)[0], good)  # of another table
         for absent in (ABSENT, PartitionId(partition + 2)):
             with pytest.raises((NotFound, Invalid)):
-                settle(absent, good)
+                commit_and_wait(absent, good)
         assert list(port.scan(partition, b"", None, False)) == []
-        settle(partition, good)
+        commit_and_wait(partition, good)
         assert list(port.scan(partition, b"", None, False)) == [(b"a", b"1")]
         with pytest.raises(Invalid):
-            settle(partition, good)  # it is the table's by now
+            commit_and_wait(partition, good)  # it is the table's by now
 
     def test_staging_has_limits(self, port: Port) -> None:
         (partition,) = partitions_of(make_kv(port, _name()))
@@ -676,12 +678,12 @@ class PortContract(ABC):
             port.time_us,
             lambda: table.put(b"b", b"2"),
             lambda: port.submit(_group({partition: {b"b": b"2"}}), 100),
-            lambda: port.settle(_group({partition: {b"b": b"2"}}), 100),
+            lambda: port.commit_and_wait(_group({partition: {b"b": b"2"}}), 100),
             lambda: port.call(events, "bounds", b""),
             lambda: make_kv(port, "u"),
             lambda: port.drop("t"),
             lambda: port.stage(partition, 1, 60.0),
-            lambda: port.was_used(("p", 1)),
+            lambda: port.is_token_used(("p", 1)),
             port.snapshot,
         ]
         for place, act in enumerate(acts):

@@ -18,6 +18,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.journal.partitions import shard_number
 from penstock.kinds import (
     QUERY_BYTES_MAX,
+    BuildContext,
     FileReadable,
     Loadable,
     PreparedRows,
@@ -25,7 +26,6 @@ from penstock.kinds import (
     Replaceable,
     Serviced,
     Streamable,
-    Workplace,
     partitions_of,
 )
 from penstock.partition.ledger import TableInfo
@@ -45,10 +45,10 @@ class HurriedClock(FakeClock):
         return super().monotonic_s()
 
 
-def _workplace(store: Store | RemoteStore) -> Workplace:
+def _workplace(store: Store | RemoteStore) -> BuildContext:
     """Where files for a store are built that is in this machine's view."""
     port = store.port
-    return Workplace(
+    return BuildContext(
         store.path,
         store.identity,
         lambda partition, number: port.stage(partition, number, 60.0),
@@ -207,7 +207,7 @@ class AbilityContract:
                 first, last = source.offsets("earliest"), source.offsets("latest")
                 assert source.offsets(f"consumer:{consumer}") == first
                 assert sum(last[shard] - first[shard] for shard in first) == 12 == source.lag(consumer)
-                some = source.advanced(first, 5, None)
+                some = source.advance(first, 5, None)
                 assert 0 < sum(some[shard] - first[shard] for shard in first) <= 5
                 ranges = [(shard, first[shard], some[shard]) for shard in sorted(first)]
                 for duplicate in (False, True):
@@ -238,7 +238,8 @@ class AbilityContract:
                 for low, high in ((first[shard], last[shard]), (first[shard] + 1, last[shard] - 1)):
                     keys = kind.sequence_key(low), kind.sequence_key(high)
                     batches = [
-                        kind.shown(batch, info.options, shard) for batch in store.port.scan_arrow(partition, *keys)
+                        kind.to_table_schema(batch, info.options, shard)
+                        for batch in store.port.scan_arrow(partition, *keys)
                     ]
                     rows = pa.Table.from_batches(batches, schema)
                     assert rows.column(columns.sequence).to_pylist() == list(range(low, high))

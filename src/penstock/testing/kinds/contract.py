@@ -302,5 +302,5 @@ class KindContract(AbilityContract):
                 group = PendingGroup()
                 group.sections[partitions_of(info)[0]] = self.sample.sections[0]
                 with pytest.raises(Invalid):
-                    client.port.settle(group, len(payload))
+                    client.port.commit_and_wait(group, len(payload))
             assert self.sample.rows(store.table(NAME)) == self.sample.expected(())

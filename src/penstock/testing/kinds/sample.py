@@ -100,7 +100,7 @@ def scanned(kind: Kind, reading: Reading, name: str = NAME) -> pa.Table:
     info = info_of(reading, name)
     with reading.moment(partitions_of(info)) as moment:
         batches = [
-            kind.shown(batch, info.options, shard)
+            kind.to_table_schema(batch, info.options, shard)
             for shard, partition in enumerate(partitions_of(info))
             for batch in moment.scan_arrow(partition, b"", None)
         ]

@@ -16,15 +16,15 @@ import pyarrow as pa
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import shard_of
 from penstock.kinds import (
+    BuildContext,
     Kind,
     Loadable,
+    MachineContext,
     Port,
     PreparedRows,
     Queryable,
     QueryContext,
     Reading,
-    Site,
-    Workplace,
     partitions_of,
 )
 from penstock.lsm.view import prefix_end
@@ -71,7 +71,7 @@ class AccountsKind(Kind, Loadable, Queryable):
         if options:
             raise Invalid("accounts have no options")
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: Site) -> AccountsMachine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> AccountsMachine:
         tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
         return AccountsMachine(tree, site.maintenance, descriptor)
 
@@ -84,10 +84,10 @@ class AccountsKind(Kind, Loadable, Queryable):
     def schema(self, options: bytes) -> Any:
         return TABLE_SCHEMA
 
-    def shown(self, batch: Any, options: bytes, shard: int) -> Any:
+    def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
         return in_table_schema(batch)
 
-    def key_of(self, text: str) -> bytes:
+    def parse_key(self, text: str) -> bytes:
         return section.check(text, 0)[0]
 
     # -- loads: always as sections
@@ -100,7 +100,7 @@ class AccountsKind(Kind, Loadable, Queryable):
             raise Invalid("an account is a string and an amount an integer: cast the columns first")
         return LOAD_SCHEMA
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: Workplace) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         shards = [section.Bookings() for _ in range(info.shards)]
         for batch in batches:
             columns = batch.column("account").to_pylist(), batch.column("amount").to_pylist()

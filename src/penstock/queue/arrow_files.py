@@ -23,7 +23,7 @@ _HEADER_TYPE, _HEADER = 1, 2  # fields of a Message
 _COMPRESSION = 3  # a field of a RecordBatch
 
 
-def sound_batches(data: bytes, schema: Any, path: str) -> Iterator[Any]:
+def validated_batches(data: bytes, schema: Any, path: str) -> Iterator[Any]:
     """The record batches of an Arrow file of that schema; `Invalid` if it is none."""
     try:
         expected = pa.ipc.open_file(pa.BufferReader(data)).num_record_batches

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.kv.ranges import key_of
+from penstock.kv.ranges import parse_key
 
 
-def shown(value: Any) -> str:
-    """Text as it is, other bytes in hexadecimal digits after 0x: what `given` takes."""
+def format_value(value: Any) -> str:
+    """Text as it is, other bytes in hexadecimal digits after 0x: what `parse_bytes` takes."""
     if not isinstance(value, bytes):
         return str(value)
     try:
@@ -21,4 +21,4 @@ def shown(value: Any) -> str:
     return text if text.isprintable() and not text.startswith("0x") else "0x" + value.hex()
 
 
-given = key_of
+parse_bytes = parse_key
