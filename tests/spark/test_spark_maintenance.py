@@ -192,7 +192,7 @@ def test_inputs_that_changed_meanwhile_are_dropped(spark: Any, folder: str) -> N
         store.offers.finish = finish_late  # type: ignore[method-assign]
         with maintaining(spark, folder) as done:
             wait_for_driver(store)
-            with pytest.raises(PenstockError, match="changed under it"):
+            with pytest.raises(PenstockError, match="changed while it ran"):
                 store.compact("t")
         assert done == [1]
         (listed,) = files(store, "t")

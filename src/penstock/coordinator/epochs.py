@@ -55,5 +55,5 @@ class EpochTracker:
                 "read the data to see whether the write survived"
             )
         if epoch > self.last:
-            raise Invalid(f"epoch {epoch} was not given out yet (the last is {self.last}): pass what a write returned")
+            raise Invalid(f"epoch {epoch} was not assigned yet (the last is {self.last}): pass what a write returned")
         return Epoch(epoch)

@@ -1,23 +1,23 @@
-"""What readers see, layers of writes over a view, and the buffer that puts writes into them.
+"""The state that readers see, layers of writes over a view, and the buffer that adds writes to it.
 
-A reader takes `coordinator.layers`: one reference, no lock. In it every write made before is in exactly one place: the
+A reader takes `coordinator.layers`: one reference, no lock. Every earlier write is in exactly one part of it: the
 pending delta, one of the other deltas, or the view. A seal, a flush and an apply each replace the whole object in one
-assignment. So there is no moment at which a write is in none or, for a merge, in two, and an interrupt between any two
-lines finds the state before a step or the state after it, never half a step.
+assignment. So a write is never in no part or, for a merge, in two, and an interrupt between any two lines finds the
+state before a step or after it, never half a step.
 
-How to read: a lookup asks `pending`, then `deltas` in order, then `view`; a merge folds through all of them. `pending`
-is live while it is the coordinator's: a reader may do to it only what is one step under the interpreter's lock (a dict
-lookup), and sees it grow. What walks over a delta, a scan, uses `seal_pending()` and reads `deltas` and `view` only.
+How to read: a lookup checks `pending`, then `deltas` in order, then `view`; a merge folds through all of them.
+`pending` is live until it is sealed: a reader may only use operations that are one step under the interpreter's lock (a
+dict lookup), and sees it grow. A scan, which iterates over deltas, calls `seal_pending()` and reads only `deltas` and
+`view`.
 
-`room` makes a write cheap: it is the number of bytes that may still be written before somebody must look around (start
-the timer, flush by size, wait for memory, refuse). Below that a write checks nothing else; SHUT sends every write to
-look.
+`room` makes a write cheap: it is the number of bytes that can be written before the next full check (start the timer,
+flush by size, wait for memory, refuse). While there is room a write checks nothing else; SHUT forces the full check.
 
 Thread: `Layers` any; a `Subscription` one thread at a time; a `DeltaBuffer` under the coordinator's lock, but its
-`layers` may be read by any.
-Invariants: (1) `applied <= durable <= taken <= sealed`, and none of them ever goes back. (2) bytes count from the write
+`layers` may be read by any thread.
+Invariants: (1) `applied <= durable <= taken <= sealed`, and none of them ever decreases. (2) bytes count from the write
 until the view that holds them is published. An interrupt between two lines may count some twice: the next flush takes
-them all and begins anew.
+them all and resets the count.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _new: Callable[[type[T], tuple[Any, ...]], T] = tuple.__new__  # type: ignore[as
 
 
 class Layers(NamedTuple, Generic[D, V]):
-    """One consistent state of everything written."""
+    """One consistent state of all writes."""
 
     pending: D  # live, until the next flush or seal replaces it
-    deltas: tuple[D, ...]  # newest first; they do not change any more
+    deltas: tuple[D, ...]  # newest first; immutable
     view: V
     applied: Epoch  # the last epoch in `view`
     durable: Epoch  # the last epoch that is durable
     taken: Epoch  # the last epoch in a batch
     sealed: Epoch  # the last epoch that is not in `pending`
     batches: tuple[Batch[D], ...] = ()  # taken and not in `view`, oldest first
-    results: tuple[Any, ...] = ()  # what `make_durable` returned, for the first of `batches`
+    results: tuple[Any, ...] = ()  # results of `make_durable`, for the first of `batches`
 
     @property
     def sealed_deltas(self) -> tuple[D, ...]:
@@ -54,19 +54,19 @@ class Layers(NamedTuple, Generic[D, V]):
             return self.deltas
         return self.deltas[: len(self.deltas) - sum(len(batch.deltas) for batch in self.batches)]
 
-    # `_new` builds the tuple in one step: the constructor is a call more, and every flush takes three steps.
+    # `_new` builds the tuple directly: the constructor is one more call, and every flush builds three.
 
     def seal(self, pending: D, last: Epoch) -> Layers[D, V]:
-        """With the pending delta, which holds all up to `last`, among the others, and a new one in its place."""
+        """Return layers with the pending delta, which ends at `last`, among `deltas`, and a new one in its place."""
         before, deltas, view, applied, durable, taken, _, batches, results = self
         return _new(Layers, (pending, (before, *deltas), view, applied, durable, taken, last, batches, results))
 
     def fold(self, folded: D) -> Self:
-        """With one delta in the place of all that are sealed and in no batch."""
+        """Return layers with one delta in place of all sealed deltas that are in no batch."""
         return self._replace(deltas=(folded, *self.deltas[len(self.sealed_deltas) :]))
 
     def take(self, pending: D, last: Epoch, size: int) -> Layers[D, V]:
-        """With everything up to `last` that is in no batch in one of its own; `pending` takes the next writes."""
+        """Return layers with a new batch of all writes up to `last`; `pending` takes the next writes."""
         before, deltas, view, applied, durable, taken, sealed, batches, results = self
         taking = self.sealed_deltas[::-1] if deltas else ()
         if last > sealed:
@@ -77,13 +77,13 @@ class Layers(NamedTuple, Generic[D, V]):
         return _new(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
 
     def harden(self, result: Any) -> Layers[D, V]:
-        """With the oldest batch that was not durable known to be so."""
+        """Return layers with the oldest batch that was not durable marked durable."""
         pending, deltas, view, applied, _, taken, sealed, batches, results = self
         last = batches[len(results)].last
         return _new(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
 
     def retire(self, view: V) -> Layers[D, V]:
-        """With the oldest batch in the view, and its deltas gone."""
+        """Return layers with the oldest batch in the view, and without its deltas."""
         pending, deltas, _, _, durable, taken, sealed, batches, results = self
         batch = batches[0]
         deltas = deltas[: len(deltas) - len(batch.deltas)]
@@ -91,7 +91,7 @@ class Layers(NamedTuple, Generic[D, V]):
 
 
 class Subscription(Generic[V_co]):
-    """Shows the latest view. One that is not read misses views, and costs the coordinator nothing."""
+    """Reads the latest view. A subscription that is not read misses views, and costs the coordinator nothing."""
 
     def __init__(self, read: Callable[[], tuple[V_co, Epoch]], wait: Callable[[Epoch, float], None]) -> None:
         self._read = read
@@ -99,22 +99,22 @@ class Subscription(Generic[V_co]):
         self._seen = read()[1]
 
     def latest(self) -> V_co:
-        """The view of now."""
+        """Return the current view."""
         view, self._seen = self._read()
         return view
 
     def wait_newer(self, timeout_s: float) -> V_co:
-        """Wait for a view newer than the last one shown (at first: the one of `subscribe`); `WaitExpired` if none."""
+        """Wait for a view newer than the last one returned (initially that of `subscribe`), or raise `WaitExpired`."""
         self._wait(Epoch(self._seen + 1), timeout_s)
         return self.latest()
 
 
 SHUT = -1
-SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup never goes through many
+SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup never checks many
 
 
 class DeltaBuffer(Generic[D, V]):
-    """Writes between their callers and the view."""
+    """Holds writes until the view has them."""
 
     __slots__ = (
         "_allowed",
@@ -134,10 +134,10 @@ class DeltaBuffer(Generic[D, V]):
         self.bytes_max = bytes_max
         self.layers: Layers[D, V] = Layers(make(), (), view, none, none, none, none)
         self.room = SHUT
-        self._allowed = SHUT  # what `room` was when it was opened: the difference has been written since
+        self._allowed = SHUT  # `room` when it was opened: the difference has been written since
         self._pending_bytes = 0
-        self.taken_bytes = 0  # ever put into a batch
-        self.held: str | None = None  # why no write fits at all, for now
+        self.taken_bytes = 0  # total put into batches
+        self.held: str | None = None  # why writes are blocked for now
 
     @property
     def pending_bytes(self) -> int:
@@ -161,7 +161,7 @@ class DeltaBuffer(Generic[D, V]):
         self._pending_bytes += size
 
     def open_room(self) -> None:
-        """Let writes in without a look, up to the next limit."""
+        """Let writes skip the full check, up to the next limit."""
         self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
         if self.held is not None:
@@ -175,12 +175,12 @@ class DeltaBuffer(Generic[D, V]):
         self.room = self._allowed = room if room > SHUT else SHUT
 
     def shut_room(self) -> None:
-        """Make the next write look."""
+        """Make the next write do the full check."""
         self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
 
     def seal(self, last: Epoch) -> None:
-        """Make the pending delta, if it has writes, a layer that does not change any more."""
+        """Make the pending delta, if it has writes, an immutable layer."""
         if last > self.layers.sealed:
             self.layers = self.layers.seal(self._make(), last)
 
@@ -194,7 +194,7 @@ class DeltaBuffer(Generic[D, V]):
             self.layers = self.layers.fold(folded)
 
     def take(self, last: Epoch) -> Batch[D]:
-        """Everything up to `last` that is in no batch yet, as a batch."""
+        """Put all writes up to `last` that are in no batch into a new batch, and return it."""
         was_open, size = self.room >= 0, self._pending_bytes + self._allowed - self.room
         self.layers = layers = self.layers.take(self._make(), last, size)
         self._pending_bytes, self.room, self._allowed = 0, SHUT, SHUT  # after the batch has them

@@ -1,6 +1,6 @@
 """A coordinator's statistics as metrics.
 
-Thread: any. The statistics are read when someone looks at the metrics; writes pay nothing.
+Thread: any. The statistics are read when the metrics are scraped; writes pay nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "penstock_coordinator_"
 
 
 def export(coordinator: WriteCoordinator[Any, Any, Any], metrics: Metrics) -> None:
-    """Show a coordinator in `metrics`, for as long as it lives."""
+    """Export a coordinator to `metrics`, for as long as it lives."""
     reference = weakref.ref(coordinator)
 
     def collect() -> Iterable[Metric]:

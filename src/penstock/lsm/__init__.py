@@ -4,5 +4,5 @@ From below: `rows` (columns in memory), `operators` (named merges), `ranges` (ra
 an sstable), `writer` and `sstable` (write it, read it), `order` and `operand_fold` (a slice put in order, its operands
 folded), `merge` (compaction as a pure function over files), `inspect` (for people). `memtable`, `version`, `view`,
 `snapshot` and `tree` are the state of one tree and how it is read and written; `tree_files`, `tree_jobs` and
-`maintenance` write, publish and swap its files; `file_use` and `collection` remove those that nobody needs.
+`maintenance` write, publish and swap its files; `file_use` and `collection` delete unneeded ones.
 """

@@ -1,4 +1,4 @@
-"""A tree's files in the manifest: rows to file descriptions and back, and the operations that publish a change.
+"""A tree's files in the manifest: converts rows to file descriptions and back, and builds the operations of a change.
 
 Thread: any; all state is the manifest's.
 Invariant: the rows of a tree change only together with its watermarks, in one transaction.
@@ -21,7 +21,7 @@ from penstock.manifest.records import ChunkEntryRecord, Codec, WalStateRecord
 
 
 class TableDetail(msgspec.Struct, frozen=True, array_like=True):
-    """What a chunk's row holds for a tree."""
+    """The tree's part of a chunk's row."""
 
     shard: int
     level: int
@@ -38,11 +38,11 @@ class TableDetail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TreeProgress(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition's row holds for a tree."""
+    """The tree's part of a partition's row."""
 
-    # The highest record time in files: what had expired by then stays expired, whatever the clock says.
+    # The highest record time in files: rows that had expired by then stay expired, whatever the clock says.
     time_us: int = 0
-    operators: tuple[int, ...] | None = None  # of all operands in files; None: nobody noted them
+    operators: tuple[int, ...] | None = None  # of all operands in files; None: not recorded
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +62,7 @@ class Catalog:
         return f"{self.folder}/{chunk_id:020d}.sst"
 
     def load(self) -> tuple[list[FileMeta], int, TreeProgress]:
-        """The listed files, the LSN up to which all is in them, and what else is known of them."""
+        """Return the listed files, the LSN up to which they hold everything, and the tree's progress."""
         files: list[FileMeta] = []
         for key, row in self._manifest.scan_chunks(self.db_id):
             if row.staged:
@@ -77,7 +77,7 @@ class Catalog:
         return files, watermarks.stored_lsn, _progress(watermarks)
 
     def describe(self, summary: Summary, *, level: int, run: int, lsn: int | None = None) -> FileMeta:
-        """A file that was just written."""
+        """Return the description of a file that was just written."""
         return FileMeta(
             chunk_id=summary.chunk_id,
             file_name=self.file_name(summary.chunk_id),
@@ -104,9 +104,9 @@ class Catalog:
         operators: Iterable[int] | None = None,
         sealing: Sealing,
     ) -> list[ManifestOp]:
-        """The operations of one change: rows in and out, what is stored (LSN and record time), a new generation.
+        """Return the operations of one change: rows added and removed, the stored LSN and time, a new generation.
 
-        `operators`: of all operands in what is stored.
+        `operators`: those of all operands in files.
         """
         generation = 1 + self._manifest.generation(ComponentId.MANIFEST)
         operations: list[ManifestOp] = [

@@ -1,11 +1,11 @@
-"""Collection: removes files of trees that nobody lists, reads or writes.
+"""Collection: deletes files of trees that are not listed, read or being written.
 
 Thread: one at a time (`_lock`).
-Invariants: (1) a file is removed only if it is not listed, not on its way to be listed, and not in a version that
-someone holds. (2) a file that was there before this opening stays while a reader of before it may be there
-(`readers.py`); files made since can be read by nobody but through a version of this process. (3) a file of this process
-that is found unlisted by its name alone is not removed before it was seen so for a grace period, or when the store
-closes: it may be on its way. One of an earlier process is not: ids are never given out again.
+Invariants: (1) a file is deleted only if it is not listed, not about to be listed, and not in a version in use. (2) a
+file older than this open of the store stays while a reader from before it may exist (`readers.py`); newer files can be
+read only through a version of this process. (3) a file of this process that is unlisted and known only by its name is
+deleted after a grace period, or when the store closes: it may be about to be listed. One of an earlier process is
+deleted at once: ids are never reused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILE = re.compile(r"([0-9]{20})\.(?:sst|idx)(?:\.tmp)?")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionSettings:
-    """How long a file that nobody lists is left alone."""
+    """How long an unlisted file is left alone."""
 
     grace_s: float = 60.0
 
@@ -44,7 +44,7 @@ class CollectionSettings:
 
 
 class Collector:
-    """Removes what is not needed any more."""
+    """Deletes unneeded files."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Collector:
         self._settings = settings or CollectionSettings()
         self._lock = threads.lock("lsm.collector")
         self.readers = ReaderLeases(manifest, clock, self._settings.grace_s)
-        self._last_old_id = manifest.generation(ComponentId.CHUNK_IDS)  # ids up to here were given out before
-        self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; file name: when it was first seen so
+        self._last_old_id = manifest.generation(ComponentId.CHUNK_IDS)  # ids up to here are from before this open
+        self._unlisted_since_s: dict[str, float] = {}  # guarded by _lock; by file name, when it was first seen
 
     def collect(self, *, closing: bool = False) -> int:
-        """Remove what can be removed now; how many files. `closing`: nothing is on its way any more."""
+        """Delete unneeded files and return their number. `closing`: no file is about to be listed."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             old_may_go = self.readers.may_remove()
@@ -88,13 +88,13 @@ class Collector:
                         may_go = closing or now_s - since_s >= self._settings.grace_s
                     if not may_go:
                         seen[name] = since_s
-                    elif chunk_id not in tree.use.ids():  # asked again: it may be on its way by now
+                    elif chunk_id not in tree.use.ids():  # checked again: it may be announced by now
                         removed += self._remove(name)
             self._unlisted_since_s = seen
             return removed
 
     def _unlisted(self, tree: Tree, catalog: Catalog) -> list[str]:
-        # In this order: a file on its way is announced before it has a name, and until after it is listed.
+        # In this order: a new file is announced before it has a name, and until after it is listed.
         names = self._fs.listdir(f"{self._root}/{catalog.folder}")
         in_use = tree.use.ids()
         return [
@@ -107,10 +107,10 @@ class Collector:
 
     def _remove(self, file_name: str) -> int:
         path = f"{self._root}/{file_name}"
-        return int(self._fs.exists(path) and remove_file(self._fs, path))  # one that stays is seen unlisted later
+        return int(self._fs.exists(path) and remove_file(self._fs, path))  # a file that stays is found unlisted later
 
 
 def _chunk_id(name: str) -> int | None:
-    """The chunk that a file belongs to, from its name; None for files that are not ours."""
+    """Return the chunk id in a file's name; None for files that are not ours."""
     match = _FILE.fullmatch(name.rsplit("/", 1)[-1])
     return None if match is None else int(match[1])

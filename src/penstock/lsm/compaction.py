@@ -1,8 +1,8 @@
 """Which files to merge next: a pure function of a version's levels.
 
 Level 0 is judged by its number of runs, the levels below by their size against a target that grows tenfold. A
-compaction of level 0 takes all its runs (they overlap) and what they overlap in level 1; one of a lower level takes
-the file that overlaps least below, so that the least is rewritten.
+compaction of level 0 takes all its runs (they overlap) and the files they overlap in level 1; one of a lower level
+takes the file that overlaps least below, so that the least is rewritten.
 
 Thread: pure functions.
 """
@@ -21,7 +21,7 @@ class LevelLimits:
 
     level0_runs: int = 4  # more runs than this are merged into level 1
     level1_bytes: int = 256 << 20
-    fanout: int = 10  # a level may hold so many times the bytes of the one above
+    fanout: int = 10  # ratio of a level's bytes to those of the level above
 
     def __post_init__(self) -> None:
         if self.level0_runs < 1 or self.level1_bytes < 1 or self.fanout < 2:
@@ -41,7 +41,7 @@ class Compaction:
 
 
 def pick_compaction(levels: tuple[tuple[Run, ...], ...], limits: LevelLimits) -> Compaction | None:
-    """The most urgent compaction, or None."""
+    """Return the most urgent compaction, or None."""
     scores = [(len(levels[0]) / limits.level0_runs, 0)] if len(levels[0]) > limits.level0_runs else []
     for number, level in enumerate(levels[1:], 1):
         excess = sum(run.size_bytes for run in level) / limits.target_bytes(number)
@@ -54,7 +54,7 @@ def pick_compaction(levels: tuple[tuple[Run, ...], ...], limits: LevelLimits) ->
 
 
 def compact_everything(levels: tuple[tuple[Run, ...], ...]) -> Compaction | None:
-    """Merge all into one run of the lowest level, which drops every delete; None if there is nothing to gain."""
+    """Return a merge of all files into one run of the lowest level, without deletes; None if it gains nothing."""
     files = tuple(file for level in levels for run in level for file in run.files)
     runs = sum(len(level) for level in levels)
     if not files or (runs == 1 and not any(f.meta.deletes or f.meta.has_ranges or f.meta.expires for f in files)):
@@ -83,7 +83,7 @@ def _into(levels: tuple[tuple[Run, ...], ...], upper: tuple[TableFile, ...], tar
     end = max(file.meta.end for file in upper)
     level = levels[target] if target < len(levels) else ()
     lower = tuple(file for run in level for file in run.overlapping(start, end))
-    # Deletes may go only if no row that they hide lies deeper: look at all the inputs cover, lower ones included.
+    # Deletes can be dropped only if they hide no deeper row: check the key range of all inputs, lower ones included.
     start = min([start, *(file.meta.start for file in lower)])
     end = max([end, *(file.meta.end for file in lower)])
     deeper = any(run.overlapping(start, end) for level in levels[target + 1 :] for run in level)

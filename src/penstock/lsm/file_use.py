@@ -1,10 +1,10 @@
-"""Which files of a tree are needed although the manifest does not list them: on their way in, or on their way out.
+"""Files of a tree that are needed although the manifest does not list them: not yet, or no longer.
 
 A file is *announced* before it is written and withdrawn once it is listed, or never will be. A file that a compaction
-replaced is *retired*: it is listed no more, and goes when the last version that holds it is gone.
+replaced is *retired*: it is no longer listed, and is deleted when the last version that holds it is released.
 
 Thread: any; `_lock` guards the sets. `_unread` is filled by finalizers, which may run in any thread and take no lock.
-Invariant: a file that is neither listed nor in `ids` is nobody's.
+Invariant: a file that is neither listed nor in `ids` can be deleted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class FileUse:
         self._lock = threads.lock("lsm.file_use")
         self._announced: set[int] = set()  # guarded by _lock: chunk ids
         self._retired: set[int] = set()  # guarded by _lock: chunk ids
-        self._unread: deque[FileMeta] = deque()  # retired files that no version holds any more
+        self._unread: deque[FileMeta] = deque()  # retired files that no version holds
 
     def announce(self, chunk_ids: Iterable[int]) -> None:
-        """Files of these ids are about to be written, or to be unlisted: they are not for collection."""
+        """Protect files that are about to be written, or to be unlisted, from collection."""
         with self._lock:
             self._announced.update(chunk_ids)
 
     def withdraw(self, chunk_ids: Iterable[int]) -> None:
-        """These ids are listed now, or never will be."""
+        """End the protection of `announce`: the ids are listed now, or never will be."""
         with self._lock:
             self._announced.difference_update(chunk_ids)
 
     def retire(self, files: Iterable[TableFile]) -> None:
-        """These files are listed no more. Requires: the version without them is installed."""
+        """Mark files as no longer listed. Requires: the version without them is installed."""
         files = list(files)
         with self._lock:
             self._retired.update(file.meta.chunk_id for file in files)
@@ -44,16 +44,16 @@ class FileUse:
             file.retire(self._unread)
 
     def unread(self) -> list[FileMeta]:
-        """The retired files that nobody reads any more."""
+        """Return the retired files without readers."""
         return list(self._unread)
 
     def removed(self, meta: FileMeta) -> None:
-        """A retired file is gone, or is left to be found by its name."""
+        """Forget a retired file: it was deleted, or collection will find it by its name."""
         self._unread.remove(meta)
         with self._lock:
             self._retired.discard(meta.chunk_id)
 
     def ids(self) -> set[int]:
-        """Chunk ids of files that may be unlisted and yet are needed."""
+        """Return the chunk ids of files that may be unlisted but are needed."""
         with self._lock:
             return self._announced | self._retired

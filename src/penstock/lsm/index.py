@@ -1,11 +1,11 @@
 """The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
 
 A hash slot is 32 bits: the low bits are a place (batch and row), the high bits a fingerprint from the key's hash. At
-most half of the slots are taken; a key stands at or after its home slot with no empty slot between. The hashes of
-all rows follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
+most half of the slots are used; a key is at or after its home slot with no empty slot between. The hashes of all rows
+follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
 
 Thread: `PageSums` belongs to its writer; an `Index` is shared.
-Invariant: nothing of the index is used before its checksum matched (where google-crc32c is installed).
+Invariant: no byte of the index is used before its checksum matched (if google-crc32c is installed).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.host.files import Buffer
 from penstock.lsm.rows import U32
 
 hash64: Callable[[bytes], int] | None
-try:  # A reader shipped to another machine may be without it: it then searches the sorted keys.
+try:  # A reader on another machine may lack it: it then searches the sorted keys.
     from xxhash import xxh3_64_intdigest as hash64
 except ImportError:
     hash64 = None
@@ -57,14 +57,14 @@ SOME_EXPIRE = 2
 
 
 def hash_keys(keys: list[bytes]) -> U32:
-    """The hash of each key. It holds the interpreter: give some thousands at a time."""
+    """Return the hash of each key. It blocks the interpreter: pass some thousands at a time."""
     if hash64 is None:
         raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")
     return np.fromiter(map(hash64, keys), np.uint64, len(keys)).astype(np.uint32)
 
 
 def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
-    """Slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes solves linear probing."""
+    """Return slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes probes them all."""
     homes = homes_for(len(hashes))
     # Home above, slot below: one sort of plain numbers puts all in order.
     packed = (hashes & np.uint32(homes - 1)).astype(np.uint64)
@@ -83,17 +83,17 @@ def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
 
 
 def homes_for(rows: int) -> int:
-    """The number of homes of so many rows: a power of two, so that a get has its home by one `and`."""
+    """Return the number of homes for `rows` rows: a power of two, so that a get finds its home by one `and`."""
     return 1 << max(0, 2 * rows - 1).bit_length()
 
 
 def fingerprint_mask(place_bits: int) -> int:
-    """The bits of a slot (and of a hash) that hold the fingerprint."""
+    """Return the bits of a slot (and of a hash) that hold the fingerprint."""
     return 0xFFFFFFFF & ~((1 << place_bits) - 1)
 
 
 class PageSums:
-    """Checksums of the pages of content that passes by."""
+    """Computes the checksums of pages while content is written."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
@@ -122,12 +122,12 @@ class PageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What an sstable holds, without its rows."""
+    """Counts and bounds of an sstable."""
 
     store: bytes
     chunk_id: int
     file_bytes: int  # of the sstable's content, without the index
-    rows: int  # all of them, range deletes too
+    rows: int  # range deletes included
     start: bytes  # no key and no range delete is before this
     end: bytes  # nor at or after this
     lsn_min: int
@@ -147,7 +147,7 @@ def encode_index(
     first_keys: list[bytes],
     page_sums: U32,
 ) -> tuple[bytes, memoryview]:
-    """The bytes of an index, in two parts; `hashes` are of all rows."""
+    """Return the bytes of an index, in two parts; `hashes` are of all rows."""
     if crc32c is None:
         raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
     counts = enumerate(batches["rows"].tolist(), 1)
@@ -191,7 +191,7 @@ class Index:
         (magic, version, place_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min, lsn_max,
          deletes, merges, expiring, ranges, pages, body_bytes) = _HEADER.unpack(header)  # fmt: skip
         if magic != MAGIC:
-            raise CorruptionError(path, 0, "this is no index of an sstable")
+            raise CorruptionError(path, 0, "this is not the index of an sstable")
         if version != VERSION:
             raise UnsupportedVersion(f"{path} has index version {version}: open it with a newer Penstock")
         self._slots_at = HEADER_BYTES + body_bytes
@@ -230,7 +230,7 @@ class Index:
             lsn_min=lsn_min, lsn_max=lsn_max, deletes=deletes, merges=merges, expiring=expiring, range_deletes=ranges,
         )  # fmt: skip
         self.pages = tail_pages
-        self._sound = bytearray(tail_pages)  # one per page of a mapping: whether its checksum matched
+        self._sound = bytearray(tail_pages)  # one flag per page of a mapping: its checksum matched
         self._slot_pages = -(-slots // PAGE_SLOTS)
         # The slots; those of a mapping are used as they are once `ready`, or after `check_from`.
         self.slot_view: memoryview | _OpenedSlots = _OpenedSlots(self)
@@ -240,7 +240,7 @@ class Index:
             self.ready = crc32c is None
 
     def _check_head(self, path: str, rows: int, texts_end: int, body_bytes: int) -> None:
-        """What a checksum does not say of an index that another process built: that its numbers fit each other."""
+        """Check that the numbers are consistent, which a checksum does not show: another process may have built it."""
         counts = self.batches["rows"]
         last_place = (len(counts) << BATCH_SHIFT) + int(counts[-1]) - 1 if len(counts) else 0
         if (
@@ -252,7 +252,7 @@ class Index:
             raise CorruptionError(path, HEADER_BYTES, "the numbers of the index do not fit each other")
 
     def check_places(self) -> None:
-        """`CorruptionError` if a slot leads to no row: asked once, of an index that another process built."""
+        """Raise `CorruptionError` if a slot leads to no row: checked once, for an index that another process built."""
         rows = np.concatenate([[0], self.batches["rows"]])
         for number in range(self._slot_pages):
             slots = np.frombuffer(self.page(number), np.uint32)[: self.slots - number * PAGE_SLOTS]
@@ -265,22 +265,22 @@ class Index:
             raise CorruptionError(self._chunk.path, self._slots_at, "the last slot is not empty")
 
     def page(self, number: int) -> memoryview:
-        """The slots (after them, the hashes) of a page, checked."""
+        """Return a page of slots (after them, of hashes), checked."""
         start = self._slots_at + number * PAGE_BYTES
         end = min(start + PAGE_BYTES, self._chunk.size)
         data = self._chunk.read(start, end)
         if not self._sound[number] and crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
             raise CorruptionError(self._chunk.path, start, "this page of slots does not match its checksum")
-        self._sound[number] = self._chunk.view is not None  # a page opened from blocks is opened and checked anew
+        self._sound[number] = self._chunk.view is not None  # a page opened from blocks is checked every time
         return data.cast("I")
 
     def recheck(self, number: int) -> None:
-        """Compare a page with its checksum, whatever was found before."""
+        """Compare a page with its checksum, even if it matched before."""
         self._sound[number] = 0
         self.page(number)
 
     def check_from(self, at: int) -> None:
-        """Check the pages that a probe from this slot looks at."""
+        """Check the pages that a probe from this slot reads."""
         while True:
             if not self._sound[at // PAGE_SLOTS]:
                 self.page(at // PAGE_SLOTS)
@@ -290,19 +290,19 @@ class Index:
             at += 1
 
     def hashes(self, first: int, last: int) -> U32:
-        """The hashes of the keys of rows [first, last)."""
+        """Return the hashes of the keys of rows [first, last)."""
         first, last = self.slots + first, self.slots + last
         numbers = range(first // PAGE_SLOTS, -(-last // PAGE_SLOTS))
         base = numbers.start * PAGE_SLOTS
         return np.concatenate([np.frombuffer(self.page(n), np.uint32) for n in numbers])[first - base : last - base]
 
     def close(self) -> None:
-        self.slot_view = _OpenedSlots(self)  # lets go of the mapping
+        self.slot_view = _OpenedSlots(self)  # releases the mapping
         self._chunk.close()
 
 
 class _OpenedSlots:
-    """The slots of an index that is not mapped: each look opens its page, and checks it."""
+    """The slots of an index that is not mapped: each access opens and checks its page."""
 
     def __init__(self, index: Index) -> None:
         self._index = index

@@ -1,4 +1,4 @@
-"""Looks into an sstable for people: its rows, its figures, and whether every page is what was written.
+"""Shows an sstable to people: its rows, its statistics, and whether every page is intact.
 
 Thread: any; nothing is changed.
 """
@@ -37,7 +37,7 @@ class DumpedRow:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Figures of an sstable and its index."""
+    """Statistics of an sstable and its index."""
 
     summary: Summary
     rows_by_kind: dict[str, int]
@@ -50,7 +50,7 @@ class Statistics:
 
 
 def dump(table: Sstable, start: bytes = b"", end: bytes | None = None) -> Iterator[DumpedRow]:
-    """Every row with its key in [start, end), range deletes too."""
+    """Yield every row with its key in [start, end), range deletes included."""
     for number, first, last in table.pieces(*table.rows_between(start, end)):
         for at in range(first, last, 1_024):
             columns = table.columns(number, at, min(at + 1_024, last))
@@ -62,7 +62,7 @@ def dump(table: Sstable, start: bytes = b"", end: bytes | None = None) -> Iterat
 
 
 def statistics(path: str, *, fs: FileSystem | None = None, keys: KeyRing | None = None) -> Statistics:
-    """Read a whole sstable and count."""
+    """Read a whole sstable and return its statistics."""
     fs = OsFileSystem() if fs is None else fs
     table = Sstable.open(path, fs=fs, keys=keys)
     kinds: dict[str, int] = {}
@@ -95,7 +95,7 @@ def verify(path: str, *, fs: FileSystem | None = None, keys: KeyRing | None = No
         return [error]
     damage = table.damaged_pages()
     if damage:
-        return damage  # rows of a damaged file say nothing
+        return damage  # rows of a damaged file cannot be checked
     before: bytes | None = None
     for piece in table.scan():
         for key in piece.keys:

@@ -1,10 +1,10 @@
 """The trees of a store, and the durable jobs that flush and compact them.
 
-Callers ask for work and may wait for it; a job is run by the scheduler's workers or in the thread of a caller. The
-repair of a job whose process vanished makes sure that the listed files are there; until it has, the gate of its kind
-stays shut. What a job does with files is in `tree_jobs`.
+Callers request work and may wait for it; the scheduler's workers or the caller's thread run a job. The repair of a job
+whose process died checks that the listed files exist; until then the gate of its kind stays shut. `tree_jobs` does the
+work on files.
 
-Thread: any; `_changed` guards the trees. At most one job of a kind and table runs at a time (its gate sees to it). A
+Thread: any; `_changed` guards the trees. At most one job of a kind and table runs at a time (its gate ensures it). A
 tree is closed or dropped only while no job works on it.
 """
 
@@ -39,7 +39,7 @@ from penstock.scheduler.runner import JobResult, run_job
 from penstock.scheduler.task import StopSignal
 
 BUSY_TIMEOUT_S = 60.0
-BUSY_LOOK_S = 0.05  # between two looks whether others have ended
+BUSY_LOOK_S = 0.05  # between two checks whether other jobs have ended
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -78,12 +78,12 @@ class Maintenance:
         self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
         self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _changed
-        self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: handlers at work
+        self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: number of running handlers
 
     # -- trees
 
     def open_tree(self, db_id: int, shard: int, folder: str, settings: TreeSettings | None = None) -> Tree:
-        """The tree of a shard, with its files as the manifest lists them. `folder` is relative to the store."""
+        """Open the tree of a shard, with the files that the manifest lists. `folder` is relative to the store."""
         with self._changed:
             if (db_id, shard) in self._trees:
                 raise Invalid(f"the tree of table {db_id}, shard {shard} is open already")
@@ -107,30 +107,30 @@ class Maintenance:
         return tree
 
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
-        """Forget a tree; its files stay. Waits for work on it to end."""
+        """Close a tree; its files stay. Waits for work on it to end."""
         if self._stopping.is_set():
             timeout_s = max(0.0, min(timeout_s, self._stopped_s + BUSY_TIMEOUT_S - self._clock.monotonic_s()))
         with self._changed:
-            tree, _ = self._trees.pop((db_id, shard), (None, None))  # before the wait: nothing new begins
+            tree, _ = self._trees.pop((db_id, shard), (None, None))  # before the wait: no new work begins
             if not self._changed.wait_for(lambda: not self._busy.get((db_id, shard)), timeout_s):
                 raise GateShut(f"work on table {db_id}, shard {shard} goes on after {timeout_s} s: try again later")
         if tree is not None:
             tree.close()
 
     def close(self) -> None:
-        """Forget all trees, without a wait. Requires: no handler works any more."""
+        """Close all trees without waiting. Requires: no handler is running."""
         with self._changed:
             trees, self._trees = [tree for tree, _ in self._trees.values()], {}
         for tree in trees:
             tree.close()
 
     def is_at_work(self, db_id: int, shard: int) -> bool:
-        """Whether a job works on a tree, so that closing it would wait."""
+        """Whether a job is working on a tree, so that closing it would wait."""
         with self._changed:
             return bool(self._busy.get((db_id, shard)))
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
-        """Remove a shard's rows in the manifest for good; its files are the caller's. Again does no harm."""
+        """Delete a shard's rows in the manifest; the caller deletes its files. Can be repeated."""
         self.close_tree(db_id, shard)
         txn = self._manifest.begin_write()
         for key, row in self._manifest.scan_chunks(db_id):
@@ -150,10 +150,10 @@ class Maintenance:
                 return catalog
         raise Invalid("this tree is not open here")
 
-    # -- asking for work
+    # -- requesting work
 
     def request_flush(self, tree: Tree) -> bool:
-        """Enqueue a flush of what is frozen; False if one waits already."""
+        """Enqueue a flush of the frozen memtables; False if one waits already."""
         return self._enqueue(JobKind.FLUSH, self._catalog(tree)) is not None
 
     def request_compaction(self, tree: Tree, *, everything: bool = False) -> bool:
@@ -163,7 +163,7 @@ class Maintenance:
         return self._enqueue(JobKind.COMPACTION, self._catalog(tree), everything=everything) is not None
 
     def _enqueue(self, kind: JobKind, catalog: Catalog, *, everything: bool = False) -> JobId | None:
-        """A job for a tree; None if one of its table waits or runs."""
+        """Enqueue a job for a tree; None if one of its table waits or runs."""
         gate = self._jobs.gate(catalog.db_id, kind)
         if gate.is_shut() or gate.pending_job_id() is not None:
             return None
@@ -174,9 +174,9 @@ class Maintenance:
             return None
 
     def flush(self, tree: Tree, timeout_s: float = BUSY_TIMEOUT_S) -> None:
-        """Bring all that was applied into files; when this returns, it is.
+        """Write all applied rows to files, and return when that is done.
 
-        Waits for flushes that others began; `GateShut` if that takes longer than `timeout_s`, or if one failed.
+        Waits for running flushes; `GateShut` if that takes longer than `timeout_s`, or if one failed.
         """
         target, deadline_s = tree.freeze(), self._clock.monotonic_s() + timeout_s
         catalog = self._catalog(tree)
@@ -185,12 +185,12 @@ class Maintenance:
             self._run_or_wait(JobKind.FLUSH, tree, catalog, deadline_s)
 
     def compact(self, tree: Tree, *, everything: bool = False, timeout_s: float = BUSY_TIMEOUT_S) -> bool:
-        """Compact now if anything is due; whether it was. `GateShut` as for a flush."""
+        """Compact now if a compaction is due; return whether it was. `GateShut` as for `flush`."""
         deadline_s, catalog = self._clock.monotonic_s() + timeout_s, self._catalog(tree)
         while tree.pick(everything=everything) is not None:
             job_id = self._enqueue(JobKind.COMPACTION, catalog, everything=everything)
             self._run_or_wait(JobKind.COMPACTION, tree, catalog, deadline_s)
-            while job_id is not None:  # the background may have taken it
+            while job_id is not None:  # the background may have taken the job
                 job = self._manifest.get_job(job_id)
                 if job is None or isinstance(job.state, Completed):
                     return True
@@ -200,14 +200,14 @@ class Maintenance:
         return False
 
     def _run_or_wait(self, kind: JobKind, tree: Tree, catalog: Catalog, deadline_s: float) -> None:
-        """Run what waits, whoever asked for it; if somebody else is at it, wait a moment. `GateShut` if it is late."""
+        """Run the waiting job, or wait a moment if another thread runs it. `GateShut` after the deadline."""
         if self.run(kind, db_id=catalog.db_id):
             return
         gate = self._jobs.gate(catalog.db_id, kind)
         holder = gate.state().active_job_id
         number = gate.pending_job_id() if holder is None else holder
         job = None if number is None else self._manifest.get_job(number)
-        # A job that failed waits for its next attempt and not for us; a repair that was given up, for an opening.
+        # A failed job waits for its next attempt, not for us; an abandoned repair waits for the next open.
         failed = job is not None and job.last_error is not None and isinstance(job.state, Pending)
         given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
         rest_s = deadline_s - self._clock.monotonic_s()
@@ -217,40 +217,40 @@ class Maintenance:
         tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:
-        """The store closes: merges in threads of callers end at their next step, and all trees have one deadline."""
+        """Prepare to close: merges in threads of callers end at their next step, and all trees share one deadline."""
         self._stopped_s = self._clock.monotonic_s()
         self._stopping.set()
 
     def run(self, *kinds: JobKind, db_id: int | None = None) -> int:
-        """Run the waiting jobs of these kinds (of one table), and their repairs, in this thread; how many."""
+        """Run the waiting jobs of these kinds (of one table) and their repairs in this thread; return their number."""
         ran = 0
         while lease := self._jobs.acquire("here", kinds, db_id):
             run_job(self._jobs, lease, self.handle, self._stopping, renew_every_s=self._jobs.lease_s / 3)
             ran += 1
         return ran
 
-    # -- doing it
+    # -- running jobs
 
     def handle(self, lease: Lease, stop: StopSignal) -> JobResult:
-        """Do a flush, a compaction or the repair of one, as a job."""
+        """Run a flush, a compaction or the repair of one, as a job."""
         return JobResult.COMMITTED if self._do(lease, stop.is_set) else JobResult.DONE
 
     def _do(self, lease: Lease, stop: Stop) -> bool:
-        """Whether the job was completed in its own transaction."""
+        """Run a job; return whether it was completed in its own transaction."""
         payload = msgspec.msgpack.decode(lease.job.payload, type=_Payload)
-        with self._at_work(lease.job.table, payload.shard) as found:
+        with self._at_work(lease.job.table, payload.shard) as opened:
             if lease.job.kind == JobKind.REPAIR:
                 self._check_listed(lease.job.table, payload.shard)  # raises: then the gate stays shut
                 return False
-            if found is None:
+            if opened is None:
                 return False
-            tree, catalog = found
+            tree, catalog = opened
             try:
                 if lease.job.kind == JobKind.FLUSH:
                     return self._work.flush(tree, catalog, lease)
                 done = self._work.compact(tree, catalog, lease, everything=payload.everything, stop=stop)
                 if done:
-                    self._wake("clean-up")  # now that nobody here holds its inputs any more
+                    self._wake("clean-up")  # now that this job no longer holds its inputs
                 return done
             except OSError as error:
                 if is_disk_full(error):
@@ -266,15 +266,15 @@ class Maintenance:
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:
-        place = (db_id, shard)
+        key = (db_id, shard)
         with self._changed:
-            found = self._trees.get(place)
-            self._busy[place] = self._busy.get(place, 0) + 1
+            opened = self._trees.get(key)
+            self._busy[key] = self._busy.get(key, 0) + 1
         try:
-            yield found
+            yield opened
         finally:
             with self._changed:
-                self._busy[place] -= 1
+                self._busy[key] -= 1
                 self._changed.notify_all()
 
     def check_adoptable(
@@ -284,7 +284,7 @@ class Maintenance:
         lsn: int | None = None,
         look: Callable[[Sstable], object] = lambda table: None,
     ) -> list[FileMeta]:
-        """What files built elsewhere hold; `Invalid` if they cannot be adopted as they are, or `look` says so."""
+        """Return the summaries of files built outside; `Invalid` if they cannot be adopted, or if `look` raises it."""
         catalog = self._catalog(tree)
         summaries = [self._files.inspect(catalog, chunk_id, look) for chunk_id in chunk_ids]
         if any(summary.merges for summary in summaries):
@@ -293,11 +293,10 @@ class Maintenance:
         return [catalog.describe(summary, level=0, run=runs[summary.chunk_id], lsn=lsn) for summary in summaries]
 
     def adopt(self, tree: Tree, chunk_ids: Sequence[int], lsn: int, time_us: int) -> None:
-        """Take in sorted files that were built elsewhere, all of whose rows have `lsn`.
+        """Adopt sorted files that were built outside the tree; all their rows get `lsn`.
 
-        They stand in the tree's folder under ids reserved for them, synced. Files that are disjoint by key make one
-        run; where two hold the same key, one of them wins. All that was applied before is flushed first, so that runs
-        stand in the order of their LSNs.
+        They are in the tree's folder under reserved ids, synced. Files that are disjoint by key make one run; if two
+        hold the same key, one of them wins. Earlier edits are flushed first, so that runs are in LSN order.
         """
         if lsn <= tree.lsn:
             raise Invalid(f"files cannot be adopted at LSN {lsn}: {tree.lsn} was applied already")
@@ -316,17 +315,17 @@ class Maintenance:
             tree.use.withdraw(chunk_ids)
 
     def _not_adopted(self, tree: Tree, chunk_ids: Sequence[int]) -> list[int]:
-        """Those files that no earlier record brought in: two batches may name one file, and the first counts."""
-        catalog, retired, found = self._catalog(tree), tree.use.ids(), list[int]()
+        """Return the files not adopted by an earlier record: two batches may name one file, and the first counts."""
+        catalog, retired, new = self._catalog(tree), tree.use.ids(), list[int]()
         for chunk_id in dict.fromkeys(chunk_ids):
             row = self._manifest.get_chunk(ChunkKey(catalog.db_id, chunk_id))
             if row is not None:
                 new = row.staged
-            else:  # a compaction took its rows elsewhere, and the file is gone or about to go
+            else:  # a compaction merged its rows, and the file is deleted or about to be
                 new = chunk_id not in retired and self._files.exists(catalog, chunk_id)
             if new:
-                found.append(chunk_id)
-        return found
+                new.append(chunk_id)
+        return new
 
     # -- measuring
 

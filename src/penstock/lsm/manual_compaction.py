@@ -1,4 +1,4 @@
-"""Compaction of a table by hand: what a caller asks for, waits for and is told.
+"""Manual compaction of a table: runs it, waits for it and reports the result.
 
 Thread: any.
 """
@@ -15,10 +15,10 @@ from penstock.lsm.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport:
-    """What a compaction by hand did."""
+    """The result of a manual compaction."""
 
-    shards: int  # that were looked at
-    merged: int  # of them, those whose files were merged; the others had nothing to gain
+    shards: int  # shards checked
+    merged: int  # shards whose files were merged; the others would gain nothing
     files_before: int
     files_after: int
     bytes_before: int  # in files
@@ -28,10 +28,10 @@ class CompactionReport:
 def compact_trees(
     maintenance: Maintenance, trees: Sequence[Tree], *, clock: Clock, timeout_s: float, stop: Callable[[], bool]
 ) -> CompactionReport:
-    """Bring each tree into as few files as possible.
+    """Merge each tree into as few files as possible.
 
-    `timeout_s` is for the work of others on them: `GateShut` if it takes longer. What was merged by then stays so, and
-    so it does when `stop` says that the caller wants no more.
+    `timeout_s` bounds the wait for other jobs on them: `GateShut` if they take longer. Merges done by then remain, also
+    when `stop` ends the call.
     """
     deadline_s, merged = clock.monotonic_s() + timeout_s, 0
     before = [tree.statistics() for tree in trees]

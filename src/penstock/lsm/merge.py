@@ -1,13 +1,12 @@
 """Compaction: sorted files in, sorted files out, newest row of each key, by numpy over slices of the key space.
 
-A slice holds about 49,152 rows of all inputs together, so that it fits a batch. Its keys are laid end to end, newest
-file first, put in order once (`order.sort`), and the first row of each key wins. Memory follows the slice and not the
-files.
+A slice holds about 49,152 rows of all inputs together, so that it fits a batch. Its keys are concatenated, newest file
+first, sorted once (`order.sort`), and the first row of each key wins. Memory depends on the slice, not on the files.
 
-Thread: a pure function of its plan and files; run it in a process of its own or in a thread.
-Invariants: (1) what a reader of (inputs, newest first) sees is what a reader of the outputs sees, judged at `now_us` or
-later. (2) outputs are disjoint, in key order, synced. (3) a delete goes only at the bottom and below `lsn_floor`: above
-the bottom it still hides rows of files that take no part.
+Thread: a pure function of its plan and files; run it in a separate process or in a thread.
+Invariants: (1) readers of the inputs (newest first) and of the outputs see the same rows, at `now_us` or later. (2)
+outputs are disjoint, in key order, synced. (3) a delete is dropped only at the bottom and below `lsn_floor`: above the
+bottom it still hides rows of files outside the merge.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OUTPUT_BYTES = 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """One file; `lsn` stands for the LSN of its rows where it is given (an adopted file)."""
+    """One file; `lsn`, if set, replaces the LSN of its rows (an adopted file)."""
 
     path: str
     lsn: int | None = None
@@ -49,38 +48,38 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
-    """What to merge, in plain values: it can go to another process."""
+    """What to merge, in plain values, so that it can be sent to another process."""
 
     inputs: tuple[MergeInput, ...]  # newest first; files of one level, being disjoint, in any order
-    folder: str  # where the outputs go
+    folder: str  # of the outputs
     store: bytes
     chunk_ids: tuple[int, ...]  # ids for the outputs, in order; not all need be used
     now_us: int  # rows that expire at or before this are expired
     bottom: bool = False  # nothing below these inputs can hold a row of their keys
-    lsn_floor: int = 0  # at the bottom, deletes below this LSN go
+    lsn_floor: int = 0  # at the bottom, deletes below this LSN are dropped
     start: bytes = b""
     end: bytes | None = None  # only keys in [start, end)
-    output_bytes: int = OUTPUT_BYTES  # an output is closed when it holds this much
+    output_bytes: int = OUTPUT_BYTES  # an output is closed at this size
 
     def __post_init__(self) -> None:
         if not self.inputs or not self.chunk_ids:
             raise Invalid("a merge needs at least one input and one chunk id for its output")
         if self.output_bytes <= 0 or (self.end is not None and self.end < self.start):
-            raise Invalid("a merge needs output_bytes above 0 and a key range that does not run backwards")
+            raise Invalid("a merge needs output_bytes above 0 and start not above end")
 
     def under(self, root: str) -> MergePlan:
-        """The same, of a plan whose names are relative to a store."""
+        """Return the plan with its names, relative to a store, put under `root`."""
         inputs = tuple(replace(source, path=f"{root}/{source.path}") for source in self.inputs)
         return replace(self, inputs=inputs, folder=f"{root}/{self.folder}")
 
 
 def sstable_path(folder: str, chunk_id: int) -> str:
-    """The name of a chunk's sstable."""
+    """Return the path of a chunk's sstable."""
     return f"{folder}/{chunk_id:020d}.sst"
 
 
 def outputs_max(rows: int, content_bytes: int, output_bytes: int = OUTPUT_BYTES) -> int:
-    """How many chunk ids a merge of so much can need."""
+    """Return how many chunk ids a merge of `rows` and `content_bytes` can need."""
     return 1 + 2 * content_bytes // output_bytes + rows // (ROWS_MAX - 4 * SLICE_ROWS)
 
 
@@ -93,7 +92,7 @@ def merge(
     stop: Callable[[], bool] | None = None,
     maker: str = "",
 ) -> tuple[Summary, ...]:
-    """Write the outputs of a plan and describe them. A failure leaves no file behind; `stop` is asked at each slice."""
+    """Write the outputs of a plan and return their summaries. A failure leaves no file; `stop` is checked per slice."""
     fs = OsFileSystem() if fs is None else fs
     tables: list[Sstable] = []
     outputs = _Outputs(plan, fs, sealing, maker)
@@ -101,7 +100,7 @@ def merge(
         for source in plan.inputs:
             tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn))
         ranges = RangeDeletes.of(piece for table in tables for piece in table.range_deletes)
-        # One slice is written while the next is merged: numpy and the disk let each other's thread run.
+        # One slice is written while the next is merged: numpy and I/O release the interpreter lock.
         with ThreadPoolExecutor(1, "merge-output") as pool:
             writing: Future[None] | None = None
             for start, end in slices(tables, plan.start, plan.end):
@@ -125,7 +124,7 @@ def merge(
 
 
 class _Outputs:
-    """The files being written, closed at slice borders, so that no range delete crosses from one to the next."""
+    """The files being written, closed at slice borders, so that no range delete spans two files."""
 
     def __init__(self, plan: MergePlan, fs: FileSystem, sealing: Sealing, maker: str) -> None:
         self._plan = plan
@@ -155,7 +154,7 @@ class _Outputs:
         writer.append(columns)
 
     def _is_full(self, writer: SstableWriter, more_rows: int) -> bool:
-        """Whether to begin another file: at its size, or from half of that on before its index would double."""
+        """Whether to begin another file: at the size limit, or past half of it if the index would double."""
         rows, size, enough = writer.rows + more_rows, writer.content_bytes, self._plan.output_bytes
         if rows > ROWS_MAX or size >= enough:
             return True
@@ -177,7 +176,7 @@ class _Outputs:
 
 
 class InputTables(Protocol):
-    """Tables that are looked at one after the other."""
+    """Tables that are read one at a time."""
 
     def __len__(self) -> int: ...
 
@@ -187,10 +186,10 @@ class InputTables(Protocol):
 def slices(
     tables: InputTables, start: bytes, end: bytes | None, memtables: Sequence[Memtable] = ()
 ) -> Iterator[tuple[bytes, bytes | None]]:
-    """Cut [start, end) where all inputs together have about SLICE_ROWS rows or SLICE_BYTES bytes."""
+    """Split [start, end) into slices of about SLICE_ROWS rows or SLICE_BYTES bytes over all inputs."""
     samples: list[tuple[bytes, int, int]] = []
     every, enough = max(64, SLICE_ROWS // (4 * len(tables) or 1)), SLICE_ROWS
-    if len(tables) == 1 and not memtables:  # nothing to merge: a batch at a time, which is used as it lies
+    if len(tables) == 1 and not memtables:  # nothing to merge: one batch at a time, used in place
         every, enough = BATCH_ROWS, 1
     for table in tables:
         samples.extend(_samples(table, start, end, every))
@@ -208,7 +207,7 @@ def slices(
 
 
 def _samples(table: Sstable, start: bytes, end: bytes | None, every: int) -> Iterator[tuple[bytes, int, int]]:
-    """Keys of a table at intervals, each with the rows and bytes from it to the next."""
+    """Yield keys of a table at intervals, each with the rows and bytes up to the next."""
     for number, first, last in table.pieces(*table.rows_between(start, end)):
         ends = table.row_bytes(number)
         while first < last:
@@ -240,7 +239,7 @@ def _merge_slice(
 
 
 def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bottom: bool, lsn_floor: int) -> Columns:
-    """One run in place of several, newest first. Requires: at least one part, and none is empty."""
+    """Merge runs, newest first, into one. Requires: at least one part, and none is empty."""
     if len(parts) == 1 and not ranges and parts[0].kinds.max() == PUT and parts[0].expires.min() > now_us:
         return parts[0]
     keys = Keys.of([part.keys for part in parts])
@@ -268,12 +267,12 @@ def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bo
         value_rows[groups] = values.add(folded.values)
     if bottom:
         is_delete = new_kinds == DELETE
-        gone = is_delete & (lsns[winners] < np.uint64(lsn_floor))
-        gone |= ~is_delete & (new_expires <= now_us)
-        if gone.any():
-            kept = ~gone
-            winners, value_rows = winners[kept], value_rows[kept]
-            new_kinds, new_expires = new_kinds[kept], new_expires[kept]
+        dropped = is_delete & (lsns[winners] < np.uint64(lsn_floor))
+        dropped |= ~is_delete & (new_expires <= now_us)
+        if dropped.any():
+            live = ~dropped
+            winners, value_rows = winners[live], value_rows[live]
+            new_kinds, new_expires = new_kinds[live], new_expires[live]
     hashes = [part.hashes for part in parts if part.hashes is not None]
     return Columns(
         keys=keys.take(winners),
@@ -288,17 +287,17 @@ def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bo
 def _without_deleted(
     keys: Keys, order: I64, same: Flags, *, lsns: U64, kinds: U8, ranges: RangeDeletes
 ) -> tuple[I64, Flags]:
-    """The order without rows that a range deletes, and without the rows that are range deletes."""
+    """Return the order without range deletes and without the rows they delete."""
 
-    def place(key: bytes) -> int:
+    def position(key: bytes) -> int:
         return bisect_left(range(len(order)), key, key=lambda i: keys.key(int(order[i])))
 
     deleted_below = np.zeros(len(order), np.uint64)
-    if len(ranges) > len(order):  # then to look for every row is less work
+    if len(ranges) > len(order):  # then a lookup per row is less work
         deleted_below[:] = [ranges.lsn_over(keys.key(row)) for row in order.tolist()]
     else:
         for start, end, lsn in ranges:
-            deleted_below[place(start) : place(end)] = lsn
+            deleted_below[position(start) : position(end)] = lsn
     kept = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
     group = np.cumsum(~same)[kept]
     still_same = np.zeros(len(group), np.bool_)

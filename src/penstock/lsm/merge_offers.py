@@ -1,8 +1,7 @@
-"""Large merges for processes that ask for work: cut by key, put up on the offer board, done by whoever takes them.
+"""Large merges for external drivers: split by key, posted on the offer board, done by the driver that takes them.
 
-A part is a merge of its own over a range of keys, with ids of its own for its outputs, so that the outputs of all parts
-stand in key order and none reaches into another. What a part made is told by its chunk ids alone: the owner reads the
-rest out of the files.
+A part is a separate merge over a range of keys, with its own ids for outputs, so that the outputs of all parts are in
+key order and do not overlap. A part returns only the chunk ids of its outputs: the owner reads the rest from the files.
 
 Thread: the job's, which waits for the offer; `merge_part` runs wherever the work is done.
 Invariant: the parts of a plan together cover its keys, each key once.
@@ -32,14 +31,14 @@ from penstock.scheduler.work import WorkCancelled, pack
 logger = logging.getLogger(__name__)
 
 PARTS_MAX = 64
-PARTS_PER_SLOT = 2  # so that one that takes longer does not keep the others waiting at the end
+PARTS_PER_SLOT = 2  # so that a slow part does not delay the end
 PART_BYTES_MIN = 32 << 20
 
 Reserve = Callable[[int], Sequence[int]]
 
 
 class MergeOffers:
-    """Gives large merges of a store to drivers, if one is there."""
+    """Offers large merges of a store to drivers, if one is connected."""
 
     def __init__(self, board: OfferBoard, *, fs: FileSystem, root: str, bytes_min: int) -> None:
         self._board = board
@@ -50,7 +49,7 @@ class MergeOffers:
     def merge(
         self, plan: MergePlan, files: Sequence[TableFile], reserve: Reserve, stop: Callable[[], bool]
     ) -> list[Summary] | None:
-        """Have a merge done: what its outputs hold. None if it is to be done here: it is small, or nobody did it.
+        """Have a driver do a merge; return the outputs' summaries, or None to merge here: small, or no driver did it.
 
         Names in `plan` are relative to the store; `files` are its inputs, and the ids of outputs come from `reserve`.
         """
@@ -74,14 +73,14 @@ class MergeOffers:
         return [chunk_id for made in outputs for chunk_id in made]
 
     def _received(self, plan: MergePlan, made: Sequence[int], allowed: set[int]) -> list[Summary]:
-        """Look at the outputs, which nobody here wrote, and make them durable; an error if they cannot be taken."""
+        """Check the outputs of a driver and sync them; raise if they cannot be used."""
         if len(set(made)) < len(made) or not allowed.issuperset(made):
             raise Invalid("a driver names files that it was not to write")
-        found: list[Summary] = []
+        summaries: list[Summary] = []
         for chunk_id in made:
             path = sstable_path(f"{self._root}/{plan.folder}", chunk_id)
             table = Sstable.open(path, fs=self._fs)
-            found.append(table.summary)
+            summaries.append(table.summary)
             table.close()
             if (table.summary.store, table.summary.chunk_id) != (plan.store, chunk_id):
                 raise Invalid(f"{path} was built for another store or under another id")
@@ -91,15 +90,15 @@ class MergeOffers:
                     file.fsync()  # its writer may have been on another machine
                 finally:
                     file.close()
-        found.sort(key=lambda summary: summary.start)
-        if any(one.end > other.start for one, other in pairwise(found)):
+        summaries.sort(key=lambda summary: summary.start)
+        if any(one.end > other.start for one, other in pairwise(summaries)):
             raise Invalid("the files that a driver made reach into each other")
         self._fs.fsync_dir(f"{self._root}/{plan.folder}")
-        return found
+        return summaries
 
 
 def share(plan: MergePlan, tables: Sequence[Sstable], count: int, reserve: Reserve) -> Iterator[MergePlan]:
-    """A plan as up to `count` plans, each for a range of keys and the inputs that reach into it."""
+    """Split a plan into up to `count` plans, each for a key range and the inputs that overlap it."""
     landmarks = sorted(landmark for table in tables for landmark in table.landmarks())
     borders = [plan.start, *_cuts(landmarks, count, plan.start, plan.end), plan.end]
     for start, end in pairwise(borders):
@@ -111,10 +110,10 @@ def share(plan: MergePlan, tables: Sequence[Sstable], count: int, reserve: Reser
         ]
         if not inside:
             continue
-        # A batch counts where it begins, and may reach over the next border: one more for each input is enough.
-        mine = [(rows, size) for key, rows, size in landmarks if key >= start and (end is None or key < end)]
-        rows = sum(rows for rows, _ in mine) + len(inside) * BATCH_ROWS
-        size = sum(size for _, size in mine) + sum(_largest_batch(table) for _, table in inside)
+        # A batch counts where it begins, and may cross the next border: one more for each input is enough.
+        batches = [(rows, size) for key, rows, size in landmarks if key >= start and (end is None or key < end)]
+        rows = sum(rows for rows, _ in batches) + len(inside) * BATCH_ROWS
+        size = sum(size for _, size in batches) + sum(_largest_batch(table) for _, table in inside)
         yield replace(
             plan,
             inputs=tuple(source for source, _ in inside),
@@ -129,7 +128,7 @@ def _largest_batch(table: Sstable) -> int:
 
 
 def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes, end: bytes | None) -> list[bytes]:
-    """Up to `count - 1` keys inside (start, end) with about as many bytes between each two."""
+    """Return up to `count - 1` keys inside (start, end) that split it into parts of similar bytes."""
     total, seen, cuts = sum(size for _, _, size in landmarks), 0, list[bytes]()
     for key, _, size in landmarks:
         last = cuts[-1] if cuts else start
@@ -141,7 +140,7 @@ def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes,
 
 
 def _part(plan: MergePlan) -> JobPart:
-    """A merge as a part of an offer."""
+    """Return a merge as a part of an offer."""
     outputs = [sstable_path(plan.folder, chunk_id) for chunk_id in plan.chunk_ids]
     return JobPart(
         arguments=pack(asdict(plan)),
@@ -151,7 +150,7 @@ def _part(plan: MergePlan) -> JobPart:
 
 
 def merge_part(arguments: dict[str, Any], stop: StopSignal) -> list[int]:
-    """A part as work: merges the files under `root`, by the process `maker`, and tells the ids of its outputs."""
+    """Run a part as work: merge the files under `root`, as process `maker`, and return the ids of the outputs."""
     root, maker = arguments.pop("root"), arguments.pop("maker", "")
     inputs = tuple(MergeInput(path=source["path"], lsn=source["lsn"]) for source in arguments.pop("inputs"))
     plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})

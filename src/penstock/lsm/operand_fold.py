@@ -29,7 +29,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class _FoldWork:
-    """The rows in order, and for each group where its chain starts and ends there and what its base is."""
+    """The rows in order, and for each group the start and end of its chain, and its base."""
 
     order: I64
     kinds: U8
@@ -53,14 +53,14 @@ def fold_groups(
     now_us: int,
     bottom: bool,
 ) -> Folded:
-    """Fold the groups with these numbers; each begins with an operand that has not expired."""
+    """Fold the numbered groups; each begins with an operand that has not expired."""
     kinds, expires = kinds[order], expires[order]
     operand = (kinds >= MERGE) & (expires > now_us)
     put = (kinds == PUT) & (expires > now_us)
     n = len(order)
     starts = np.append(np.flatnonzero(~same), n)
     start, end = starts[groups], starts[groups + 1]
-    # For each place, the next one that holds no operand.
+    # For each position, the next one without an operand.
     stop = np.minimum.accumulate(np.where(operand, n, np.arange(n))[::-1])[::-1]
     chain_end = np.minimum(stop[start], end)
     has_base = chain_end < end
@@ -75,7 +75,7 @@ def fold_groups(
 
 
 def _numeric(work: _FoldWork) -> Flags:
-    """Which groups are one numeric operator over values of 8 bytes that never expire."""
+    """Return which groups have one numeric operator over 8-byte values that never expire."""
     last = work.chain_end + work.base_is_put
     odd = np.concatenate([[0], np.cumsum((work.values.lengths(work.order) != 8) | (work.expires != NEVER))])
     changes = np.concatenate([[0], np.cumsum(work.kinds[1:] != work.kinds[:-1])])

@@ -8,8 +8,8 @@
 
 There is no sum of floats: it is not associative, and replicas would drift apart. An operand is a row of its own kind;
 operands of one operator fold into one, operands of several become a *chain* row that lists them, oldest first. Folding
-onto a delete, or onto nothing at the bottom, gives a put. Nothing here refuses: a number that is not 8 bytes long, or a
-set that is not well formed, counts as absent (`check_operand` refuses it at admission).
+onto a delete, or onto nothing at the bottom, gives a put. Folding never fails: a number that is not 8 bytes long, or a
+set that is not well formed, counts as absent (`check_operand` rejects it before the write).
 
 Thread: pure functions.
 Invariant: fold(fold(a, b), c) == fold(a, fold(b, c)) for all rows a, b, c, byte for byte.
@@ -50,7 +50,7 @@ _FIRST_NUMBER, _LAST_NUMBER = ADD_I64, MAX_F64
 
 
 def check_operand(name: str, operand: bytes) -> int:
-    """The row kind of a named operator, if `operand` is one it can take."""
+    """Return the row kind of a named operator; `Invalid` if it does not accept `operand`."""
     kind = OPERATORS.get(name)
     if kind is None:
         raise Invalid(f"merge operator {name!r} is unknown: use one of {', '.join(OPERATORS)}")
@@ -64,23 +64,23 @@ def check_operand(name: str, operand: bytes) -> int:
 
 
 def union_of(items: set[bytes] | frozenset[bytes]) -> bytes:
-    """The encoding of a set."""
+    """Encode a set."""
     if any(len(item) > UNION_ITEM_BYTES_MAX for item in items):
         raise Invalid(f"an item of a union has at most {UNION_ITEM_BYTES_MAX} bytes")
     return _encode(items)
 
 
 def union_items(value: bytes) -> list[bytes]:
-    """The items of an encoded set."""
+    """Decode the items of a set."""
     items = _items(value)
     if items is None:
-        raise Invalid("the value is no encoded set")
+        raise Invalid("the value is not an encoded set")
     return items
 
 
 def _encode(items: set[bytes] | frozenset[bytes]) -> bytes:
-    kept = sorted(items)[:UNION_ITEMS_MAX]
-    return b"".join([part for item in kept for part in (_LENGTH.pack(len(item)), item)])
+    smallest = sorted(items)[:UNION_ITEMS_MAX]
+    return b"".join([part for item in smallest for part in (_LENGTH.pack(len(item)), item)])
 
 
 def _items(value: bytes) -> list[bytes] | None:
@@ -103,7 +103,7 @@ def _union(older: bytes, newer: bytes) -> bytes:
 
 
 def _ordered(bits: I64) -> I64:
-    """Float64 bits as integers that compare in IEEE total order (and back: it is its own inverse)."""
+    """Map float64 bits to integers that compare in IEEE total order (and back: it is its own inverse)."""
     return bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))
 
 
@@ -117,7 +117,7 @@ _REDUCE: dict[int, Callable[[I64, I64], I64]] = {
 
 
 def is_number(kinds: U8) -> Any:
-    """Which kinds fold by `fold_numbers`."""
+    """Return which kinds `fold_numbers` folds."""
     return (kinds >= _FIRST_NUMBER) & (kinds <= _LAST_NUMBER)
 
 
@@ -158,7 +158,7 @@ def _chain(operands: list[Operand]) -> Operand:
 
 
 def fold(older: Operand | None, newer: Operand) -> Operand:
-    """One row (kind, value) in place of two. `older` None: there is nothing, for certain, below `newer`."""
+    """Fold two rows (kind, value) into one. `older` None: certainly no row is below `newer`."""
     kind, value = newer
     if kind < MERGE:
         return newer

@@ -1,8 +1,8 @@
-"""Keys and values of a slice laid end to end, and the order of the keys.
+"""Concatenated keys and values of a slice, and the order of the keys.
 
-Keys are sorted on 8 bytes after their common prefix; only where they tie does the sort look deeper.
+Keys are sorted by the 8 bytes after their common prefix; only ties are compared further.
 
-Thread: pure functions; numpy lets the interpreter go while it sorts.
+Thread: pure functions; numpy releases the interpreter lock while it sorts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Keys:
         self.starts = starts
         self.lengths = lengths
         low, high = int(lengths.min(initial=_LONGEST)), int(lengths.max(initial=0))
-        self._width = low if low == high else 0  # of every key, where they have one width
-        self._array: Any = None  # as an Arrow array, once that is asked for
+        self._width = low if low == high else 0  # of every key, if all have the same; else 0
+        self._array: Any = None  # as an Arrow array, made on first use
         # A big-endian word at every byte position; numpy reads unaligned ones.
         self._words: Any = np.ndarray((len(data) - _WORD + 1,), dtype=">u8", buffer=data, strides=(1,))
 
     @classmethod
     def of(cls, columns: list[Any]) -> Keys:
-        """The keys of Arrow binary arrays, one array after the other."""
+        """Concatenate the keys of Arrow binary arrays."""
         parts: list[Any] = []
         lengths: list[npt.NDArray[np.int32]] = []
         for column in columns:
@@ -58,7 +58,7 @@ class Keys:
         return bytes(self.data[start : start + int(self.lengths[row])])
 
     def shared_prefix(self) -> int:
-        """How many bytes all keys have in common. Requires: there is a key."""
+        """Return the length of the keys' common prefix. Requires: there is a key."""
         shortest, depth = int(self.lengths.min()), 0
         while depth < shortest:
             words, _ = self.words(slice(None), depth)
@@ -69,7 +69,7 @@ class Keys:
         return shortest
 
     def take(self, rows: I64) -> Any:
-        """Some of the keys, as an Arrow binary array."""
+        """Return some of the keys as an Arrow binary array."""
         if self._width:
             offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(self._width)
             return binary_array(offsets, np.frombuffer(self.data, f"V{self._width}", len(self)).take(rows))
@@ -79,7 +79,7 @@ class Keys:
         return self._array.take(fixed_array(pa.int64(), rows))
 
     def words(self, rows: I64 | slice, depth: int) -> tuple[U64, I64]:
-        """For each row, 8 bytes at `depth` as a big-endian number (zeros past its end), and how many it has there."""
+        """Return, per row, 8 bytes at `depth` as a big-endian number (zeros past its end), and how many exist."""
         left = np.clip(self.lengths[rows] - depth, 0, _WORD)
         if isinstance(rows, slice) and self._width >= depth + _WORD:
             even: Any = np.ndarray((len(self),), ">u8", self.data, depth, (self._width,))
@@ -122,18 +122,18 @@ class Values:
         return each[rows].astype(np.int64)
 
     def numbers(self, rows: I64) -> I64:
-        """The values of `rows`, each of 8 bytes, as little-endian int64."""
+        """Return the values of `rows`, each of 8 bytes, as little-endian int64."""
         column = self.take(rows)
         start = int(offsets_of(column)[0])
         return np.frombuffer(column.buffers()[2], "<i8", len(rows), start).astype(np.int64)
 
     def take(self, rows: I64) -> Any:
-        """Some of the values, as an Arrow binary array."""
+        """Return some of the values as an Arrow binary array."""
         if self._bytes <= _JOIN_BYTES_MAX:
             if self._joined is None:
                 self._joined = pa.concat_arrays(self._parts)
             return self._joined.take(fixed_array(pa.int64(), rows))
-        # Many large values of one key: copy only those asked for, which differ in their keys.
+        # Many large values of one key: copy only the requested ones, which have different keys.
         number = np.searchsorted(np.array(self._firsts), rows, "right") - 1
         by_part = np.argsort(number, kind="stable")
         taken = [
@@ -146,7 +146,7 @@ class Values:
 
 
 def shared_prefix(first: bytes, last: bytes) -> int:
-    """How many bytes all keys between two keys (both included) have in common."""
+    """Return the length of the common prefix of all keys between two keys (both included)."""
     for i, (one, other) in enumerate(zip(first, last, strict=False)):
         if one != other:
             return i
@@ -154,7 +154,7 @@ def shared_prefix(first: bytes, last: bytes) -> int:
 
 
 def _order_by_high_bits(words: U64) -> I64 | None:
-    """The order of words, if their high bits alone tell them apart: one sort of plain numbers, each with its place."""
+    """Return the order of words if their high bits all differ: one sort of numbers, each with its index."""
     bits = np.uint64(len(words).bit_length())
     packed = words >> bits << bits
     packed |= np.arange(len(words), dtype=np.uint64)
@@ -167,9 +167,9 @@ def _order_by_high_bits(words: U64) -> I64 | None:
 
 
 def sort(keys: Keys, prefix: int, *, distinct: bool = False) -> tuple[I64, Flags]:
-    """The stable order of `keys`, which share their first `prefix` bytes; and where a key equals the one before it.
+    """Return the stable order of `keys`, which share `prefix` bytes, and flags where a key equals the one before.
 
-    `distinct`: no two keys are equal, so it is worth a try to sort by the high bits alone.
+    `distinct`: no two keys are equal, so it is worth trying to sort by the high bits alone.
     """
     same = np.zeros(len(keys), np.bool_)
     words, left = keys.words(slice(None), prefix)
@@ -183,7 +183,7 @@ def sort(keys: Keys, prefix: int, *, distinct: bool = False) -> tuple[I64, Flags
     if _equal(keys, order[:-1][tied], order[1:][tied], prefix + _WORD):  # all ties are versions of one key
         same[1:] = tied
         return order, same
-    active, group = _members(tied)  # places in the order that may still move, and which ones with each other
+    active, group = _members(tied)  # positions that may still move, and the group of each
     words, left = words[active], left[order[active]]
     depth = prefix
     while True:
@@ -206,7 +206,7 @@ def sort(keys: Keys, prefix: int, *, distinct: bool = False) -> tuple[I64, Flags
 
 
 def _equal(keys: Keys, rows: I64, others: I64, depth: int) -> bool:
-    """Whether each of `rows` is the key of its counterpart in `others`, if they agree up to `depth`."""
+    """Whether each of `rows` has the same key as its counterpart in `others`, given that they agree up to `depth`."""
     lengths = keys.lengths[rows]
     if not np.array_equal(lengths, keys.lengths[others]):
         return False
@@ -217,13 +217,13 @@ def _equal(keys: Keys, rows: I64, others: I64, depth: int) -> bool:
 
 
 def _members(tied: Flags) -> tuple[I64, I64]:
-    """The places that are tied to a neighbour, and the number of the group of each."""
+    """Return the positions that tie with a neighbour, and the group number of each."""
     heads = np.concatenate([[True], ~tied])
     members = np.flatnonzero(np.concatenate([tied, [False]]) | ~heads)
     return members, np.cumsum(heads)[members]
 
 
 def _ascending(group: I64, words: U64, left: I64, tied: Flags) -> bool:
-    """Whether rows of a group already stand in order: the usual case, for keys that are equal or share a long part."""
+    """Whether rows of a group are already in order: the usual case for keys that are equal or share a long prefix."""
     falls = (group[1:] == group[:-1]) & (words[1:] < words[:-1])
     return not (falls.any() or (tied & (left[1:] < left[:-1])).any())

@@ -1,7 +1,7 @@
 """Range deletes of one file or tree: disjoint key ranges, each with the LSN it deletes below.
 
 Where ranges overlap the highest LSN counts: a file keeps only the newest row of a key, and snapshots keep whole old
-files, so nobody asks for a lower one. A row of LSN m is deleted by a range of LSN n if it is inside and m < n.
+files, so a lower LSN is never needed. A row of LSN m is deleted by a range of LSN n if it is inside and m < n.
 
 Thread: immutable.
 Invariant: starts ascend, ranges neither touch with one LSN nor overlap, none is empty.
@@ -39,7 +39,7 @@ class RangeDeletes:
 
     @classmethod
     def of(cls, deletes: Iterable[RangeDelete]) -> RangeDeletes:
-        """Cut overlapping ranges into disjoint ones."""
+        """Split overlapping ranges into disjoint ones."""
         events: list[tuple[bytes, int, int]] = []
         for start, end, lsn in deletes:
             if start < end:
@@ -71,12 +71,12 @@ class RangeDeletes:
         return cls(starts, ends, lsns)
 
     def lsn_over(self, key: bytes) -> int:
-        """Rows of `key` below this LSN are deleted; 0 if none is."""
+        """Return the LSN below which rows of `key` are deleted; 0 if none are."""
         i = bisect_right(self.starts, key) - 1
         return self.lsns[i] if i >= 0 and key < self.ends[i] else 0
 
     def clip(self, start: bytes, end: bytes | None) -> RangeDeletes:
-        """The part inside [start, end)."""
+        """Return the part inside [start, end)."""
         first = bisect_right(self.ends, start)
         last = len(self.starts) if end is None else bisect_left(self.starts, end)
         if first >= last or (end is not None and end <= start):
@@ -88,11 +88,11 @@ class RangeDeletes:
 
     @classmethod
     def union(cls, sources: Sequence[RangeDeletes]) -> RangeDeletes:
-        """All of several."""
+        """Return the union of several."""
         return sources[0] if len(sources) == 1 else cls.of(chain.from_iterable(sources))
 
     def at_or_above(self, lsn: int) -> RangeDeletes:
-        """Without the ranges below `lsn`."""
+        """Return the ranges at or above `lsn`."""
         return RangeDeletes.of(piece for piece in self if piece[2] >= lsn)
 
 
@@ -100,16 +100,16 @@ NO_RANGES = RangeDeletes()
 
 
 class Unions:
-    """Remembers the last union: most versions of a tree differ in what has no ranges.
+    """Caches the last union: most versions of a tree differ only in parts without ranges.
 
-    Thread: any; what is remembered is replaced whole.
+    Thread: any; the cache is replaced whole.
     """
 
     def __init__(self) -> None:
         self._last: tuple[Sequence[RangeDeletes], RangeDeletes] = ((), NO_RANGES)
 
     def of(self, sources: Sequence[RangeDeletes]) -> RangeDeletes:
-        """All of several, each of which is never empty."""
+        """Return the union of several, none of which is empty."""
         known, union = self._last
         if len(known) != len(sources) or not all(map(is_, known, sources)):
             union = RangeDeletes.union(sources)

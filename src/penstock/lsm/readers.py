@@ -1,8 +1,8 @@
-"""Readers in other processes, who map files of a snapshot by their names, and what an opening owes to those of before.
+"""Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
-A reader elsewhere is known to its owner by a lease, which is gone with the owner. So the length of the longest lease is
-written down in the manifest before it is given out: for so long after the next opening no file is removed, because a
-reader from before may still come to it. An owner that closes with no reader left forgets it.
+The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records the length of the
+longest lease before it is granted: for that long after the next open no file is deleted, because an earlier reader may
+still use it. An owner that closes with no reader left clears it.
 
 Thread: any; `_lock` guards the length and its commit.
 """
@@ -21,7 +21,7 @@ READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the jour
 
 
 class ReaderLeases:
-    """How long readers elsewhere may hold files."""
+    """How long readers in other processes may use files."""
 
     def __init__(self, manifest: Manifest, clock: Clock, grace_s: float) -> None:
         row = manifest.get_wal_state(READERS_KEY)
@@ -29,25 +29,25 @@ class ReaderLeases:
         self._clock = clock
         self._lock = threads.lock("lsm.readers")
         self._longest_s: float = msgspec.msgpack.decode(row.detail, type=float) if row is not None else 0.0
-        # No row, or 0: nobody was told the names of files, or nobody has them any more.
+        # No row, or 0: no reader ever got file names, or none has them any more.
         self._until_s = clock.monotonic_s() + (max(grace_s, self._longest_s) if self._longest_s else 0.0)
 
     def may_remove(self) -> bool:
-        """Whether no reader of before the opening can be there any more. Those of after it hold pins."""
+        """Whether no reader from before the open can exist any more. Later readers hold pins."""
         return self._clock.monotonic_s() >= self._until_s
 
     def may_be_there(self) -> bool:
-        """Whether a reader elsewhere may have a lease, of now or of before the opening."""
+        """Whether a reader in another process may have a lease, from now or from before the open."""
         return self._longest_s > 0
 
     def expect(self, lease_s: float) -> None:
-        """A reader is about to get a lease of this length."""
+        """Record that a reader is about to get a lease of this length."""
         with self._lock:
             if lease_s > self._longest_s:
                 self._commit(lease_s)
 
     def forget(self) -> None:
-        """Nobody has a lease any more, of those who were here before the opening neither."""
+        """Record that no reader has a lease any more, not even one from before the open."""
         with self._lock:
             if self._longest_s and self.may_remove():
                 self._commit(0.0)

@@ -20,7 +20,7 @@ DELETE = 1
 RANGE_DELETE = 2  # key = start, value = end (exclusive)
 MERGE = 3  # this and above: operands, by operator; see `operators`
 
-NEVER = (1 << 63) - 1  # the expiry of a row that has none: null in the file
+NEVER = (1 << 63) - 1  # the expiry of a row that never expires: null in the file
 
 KEY_BYTES_MAX = 1 << 16
 VALUE_BYTES_MAX = 1 << 26
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 def binary_column(items: list[bytes]) -> Any:
-    """An Arrow binary array of `items`: joined once, which is twice as fast as `pa.array`."""
+    """Return an Arrow binary array of `items`: joined once, which is twice as fast as `pa.array`."""
     offsets = np.zeros(len(items) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, items), np.int64, len(items)), out=offsets[1:])
     if offsets[-1] >= 1 << 31:
@@ -55,20 +55,20 @@ def binary_column(items: list[bytes]) -> Any:
 
 
 def binary_array(offsets: npt.NDArray[np.int32], data: Any) -> Any:
-    """An Arrow binary array over int32 offsets and bytes, without a copy."""
+    """Return an Arrow binary array over int32 offsets and bytes, without a copy."""
     return pa.Array.from_buffers(
         pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)], null_count=0
     )
 
 
 def fixed_array(kind: Any, items: npt.NDArray[Any]) -> Any:
-    """An Arrow array of fixed-width items without nulls. (`pa.array` would look for pandas, and load it.)"""
+    """Return an Arrow array of fixed-width items without nulls. (`pa.array` would import pandas.)"""
     buffer = pa.py_buffer(np.ascontiguousarray(items))
     return pa.Array.from_buffers(kind, len(items), [None, buffer], null_count=0)
 
 
 def offsets_of(column: Any) -> npt.NDArray[np.int32]:
-    """The offsets of an Arrow binary array (its own slice of them), without a copy."""
+    """Return the offsets of an Arrow binary array (of its slice), without a copy."""
     if len(column) == 0:
         return np.zeros(1, np.int32)
     raw = np.frombuffer(column.buffers()[1], np.int32)
@@ -76,13 +76,13 @@ def offsets_of(column: Any) -> npt.NDArray[np.int32]:
 
 
 def is_binary(kind: Any) -> bool:
-    """Whether an Arrow type holds bytes, in whatever layout."""
+    """Whether an Arrow type holds bytes, in any layout."""
     types = pa.types
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def bytes_list(column: Any) -> list[bytes]:
-    """An Arrow binary array as a list."""
+    """Return an Arrow binary array as a list."""
     items: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
     return items
 
@@ -94,10 +94,10 @@ class Columns:
     keys: Any  # Arrow binary
     lsns: U64
     kinds: U8
-    expires: I64  # NEVER where there is none
+    expires: I64  # NEVER for a row that does not expire
     values: Any  # Arrow binary
-    key_list: list[bytes] | None = None  # the keys again, where the maker had them as a list
-    hashes: U32 | None = None  # of the keys, where the maker had them
+    key_list: list[bytes] | None = None  # the keys again, if the maker had them as a list
+    hashes: U32 | None = None  # of the keys, if the maker had them
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.lsns) == len(self.kinds) == len(self.expires) == len(self.values):
@@ -115,7 +115,7 @@ class Columns:
         kinds: npt.ArrayLike | None = None,
         expires: npt.ArrayLike | None = None,
     ) -> Columns:
-        """Rows from lists, as a memtable has them; all are puts without expiry unless told otherwise."""
+        """Make columns from lists, as a memtable has them; by default all are puts without expiry."""
         n = len(keys)
         return cls(
             keys=binary_column(keys),
@@ -127,7 +127,7 @@ class Columns:
         )
 
     def slice(self, start: int, end: int) -> Columns:
-        """Rows [start, end), without a copy."""
+        """Return rows [start, end), without a copy."""
         return Columns(
             keys=self.keys[start:end],
             lsns=self.lsns[start:end],
@@ -146,10 +146,10 @@ class Columns:
         return bytes_list(self.keys) if self.key_list is None else self.key_list
 
     def record_batch(self, schema: Any = SCHEMA) -> Any:
-        """The rows as an Arrow record batch of an sstable."""
+        """Return the rows as an Arrow record batch of an sstable."""
         never = self.expires == NEVER
         data = np.ascontiguousarray(self.expires)
-        # NEVER stays under each null, so that our own reader need not look at the bitmap.
+        # NEVER stays under each null, so that our own reader need not read the bitmap.
         bitmap = pa.py_buffer(np.packbits(~never, bitorder="little"))
         expires = pa.Array.from_buffers(pa.int64(), len(self), [bitmap, pa.py_buffer(data)])
         return pa.record_batch(

@@ -12,7 +12,7 @@ from penstock.lsm.rows import Row
 
 
 def rows_of_list(rows: list[Row], start: int, end: int) -> list[Row]:
-    """`ScanPart.rows_between` of rows that are in a list."""
+    """Return rows [start, end) of a list, as `ScanPart.rows_between`."""
     return rows[start:end]
 
 
@@ -22,16 +22,16 @@ class ScanPart(NamedTuple):
     keys: list[bytes]
     values: list[bytes]
     plain: bool  # every row is a put that never expires
-    rows_between: Callable[[int, int], list[Row]]  # the rows in full, of the part that this one was cut from ...
+    rows_between: Callable[[int, int], list[Row]]  # full rows of the part that this one was cut from ...
     start: int = 0  # ... in which it begins here
-    is_last: bool = False  # no row of its source follows; False: one may
+    is_last: bool = False  # no row of its source follows; False: unknown
 
     def rows(self) -> list[Row]:
-        """Its rows in full."""
+        """Return the full rows."""
         return self.rows_between(self.start, self.start + len(self.keys))
 
     def cut(self, start: int, end: int) -> ScanPart:
-        """Its rows [start, end)."""
+        """Return the part of rows [start, end)."""
         if start == 0 and end == len(self.keys):
             return self
         is_last = self.is_last and end == len(self.keys)

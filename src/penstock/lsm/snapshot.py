@@ -1,7 +1,7 @@
 """A tree at one LSN, for as long as a reader needs it.
 
-Thread: any; a snapshot belongs to its reader, and `close` may come from another thread.
-Invariant: a closed snapshot answers nothing: every read raises `Closed`.
+Thread: any; a snapshot belongs to its reader, and another thread may call `close`.
+Invariant: every read of a closed snapshot raises `Closed`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.lsm.view import View
 
 
 class Snapshot(View):
-    """A view of one LSN that stays as it is until it is closed. Files it needs are not collected before."""
+    """An unchanging view of one LSN. Its files are not deleted before it is closed."""
 
     __slots__ = ("__weakref__", "_forget", "lsn")
 
@@ -28,16 +28,16 @@ class Snapshot(View):
 
     @property
     def version(self) -> Version:
-        """What it shows, for a reader elsewhere."""
+        """The version it reads, for a reader in another process."""
         return self._version
 
     @property
     def now_us(self) -> int:
-        """The time by which it judges what has expired."""
+        """The time that decides which rows have expired."""
         return self._now_us()
 
     def under(self, rows: Memtable) -> View:
-        """A view of this state with newer rows on top, for as long as this snapshot is open."""
+        """Return a view of this state with newer rows on top, valid while this snapshot is open."""
         return _Overlay(replace(self._version, frozen=(rows, *self._version.frozen)), self)
 
     @property
@@ -49,12 +49,12 @@ class Snapshot(View):
             self._version.refuse()
 
     def close(self) -> None:
-        """Let go of its files."""
+        """Release its files."""
         self.end(_CLOSED)
         self._forget(self)
 
     def end(self, closed: _ClosedVersion) -> None:
-        """Answer nothing any more."""
+        """Make every later read raise `Closed`."""
         if not self.is_closed:
             self._version = closed  # type: ignore[assignment]
 
@@ -79,7 +79,7 @@ class _Overlay(View):
 
 
 class _ClosedVersion:
-    """Stands for the version of what was closed."""
+    """Replaces the version of a closed snapshot or tree."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -1,6 +1,6 @@
 """The rows of a frozen memtable in key order: what a flush writes.
 
-Thread: one; the memtable has no writer any more.
+Thread: one; the memtable no longer has a writer.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from penstock.lsm.order import Keys, sort
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_column
 
-_GATHER_ROWS = 1 << 14  # rows gathered in one go: a longer call would keep readers and writers waiting
-_LARGE_ROW_BYTES = 1 << 10  # of the mean row: from here on a second copy of all values would cost too much memory
+_GATHER_ROWS = 1 << 14  # rows gathered per call: a longer call would block readers and writers
+_LARGE_ROW_BYTES = 1 << 10  # mean row size above which a second copy of all values costs too much memory
 
 
-_KIND, _VALUE, _LSN, _EXPIRES = map(itemgetter, range(4))  # of a row in full
+_KIND, _VALUE, _LSN, _EXPIRES = map(itemgetter, range(4))  # of a full row
 
 
 class SortedRows:
     """The point rows of a frozen memtable in key order, for a flush.
 
-    Rows are gathered in order of arrival, which is the order in memory, and put into key order by numpy and Arrow on
-    all rows at once; large values stay where they are until they are asked for. Few calls let go of the interpreter on
-    purpose: each one waits for it behind busy writers.
+    Rows are gathered in insertion order, which is the order in memory, and sorted by numpy and Arrow all at once; large
+    values are not copied until they are needed. Deliberately few calls release the interpreter lock: each then waits
+    for it behind busy writers.
     """
 
     def __init__(self, memtable: Memtable) -> None:
@@ -62,23 +62,23 @@ class SortedRows:
             self._leave_out_deleted(memtable.ranges)
 
     def _leave_out_deleted(self, ranges: RangeDeletes) -> None:
-        """Forget rows that a later range delete of the same memtable covers: on a full disk they would have no room.
+        """Omit rows that a later range delete of the same memtable covers: a full disk has no room for them.
 
-        The range itself is written, so that what is older stays deleted.
+        The range itself is written, so that older rows stay deleted.
         """
-        kept, lsns = np.ones(self._count, np.bool_), self._lsns[self._order]
+        live, lsns = np.ones(self._count, np.bool_), self._lsns[self._order]
         for start, end, lsn in ranges:
             low, high = self._first_at(start), self._first_at(end)
-            kept[low:high] &= lsns[low:high] >= lsn
-        self._order = self._order[kept]
+            live[low:high] &= lsns[low:high] >= lsn
+        self._order = self._order[live]
         self._count = len(self._order)
 
     def _first_at(self, key: bytes) -> int:
-        """The place of the first row at or after a key."""
+        """Return the position of the first row at or after a key."""
         return bisect_left(range(self._count), key, key=self.key)
 
     def _spread(self, rows: list[bytes | Row], at: int, plain: bool) -> list[bytes]:
-        """The values of rows, of which some are in full: their other columns are noted at places from `at` on."""
+        """Return the values of rows, and store the other columns of full rows at positions from `at` on."""
         places, full = slice(at, at + len(rows)), in_full(rows, repeat(0))
         lsns = np.fromiter(map(_LSN, full), np.uint64, len(full))
         self._lsns[places] = np.where(lsns, lsns, self._lsns[places])  # 0: a bare value's
@@ -94,7 +94,7 @@ class SortedRows:
         return self._keys.key(int(self._order[place]))
 
     def columns(self, start: int, end: int, bytes_max: int) -> Columns:
-        """The rows at places from `start` to `end`, or as many of them as have `bytes_max` in values; at least one."""
+        """Return the rows at positions [start, end), at least one, and no more than `bytes_max` of values allow."""
         rows = self._order[start:end]
         if self._large:
             large: list[bytes] = []
@@ -118,7 +118,7 @@ class SortedRows:
 
 
 class _Strings:
-    """Byte strings laid end to end."""
+    """Concatenated byte strings."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -129,7 +129,7 @@ class _Strings:
         self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
 
     def joined(self) -> Keys:
-        """All of them; values are laid out as keys are."""
+        """Return all strings; values have the same layout as keys."""
         if len(self._data) >= 1 << 31:
             raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
         lengths = np.concatenate(self._lengths)

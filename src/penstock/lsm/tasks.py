@@ -1,6 +1,6 @@
-"""The tasks that keep trees in shape: flush, compaction, clean-up, metrics.
+"""The tasks that maintain trees: flush, compaction, clean-up, metrics.
 
-The first two only look and enqueue: the work itself is a durable job, done by the `JobRunner`s from here.
+The first two only check and enqueue: the work is a durable job, run by the `JobRunner`s made here.
 A compaction runs on the `process` engine; sealed files stay in this process, whose keys they need.
 
 Thread: the scheduler's workers.
@@ -49,22 +49,22 @@ class TreeTask:
 
 
 def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]:
-    """The four tasks, with the intervals of seed 003; flush and compaction are woken earlier when there is work."""
+    """Return the four tasks, with the intervals of seed 003; work wakes flush and compaction earlier."""
     turn = itertools.count()
 
     def trees() -> list[Tree]:
-        """All of them, from another one on each time: shards of a table share a gate, and none may starve."""
-        found = [tree for tree, _ in maintenance.trees()]
-        first = next(turn) % len(found) if found else 0
-        return found[first:] + found[:first]
+        """Return all trees, each time from another one on: shards of a table share a gate, and none may starve."""
+        everyone = [tree for tree, _ in maintenance.trees()]
+        first = next(turn) % len(everyone) if everyone else 0
+        return everyone[first:] + everyone[:first]
 
     def flush() -> Outcome:
-        asked = [maintenance.request_flush(tree) for tree in trees() if tree.wants_flush()]
-        return TaskLoad.BUSY if any(asked) else TaskLoad.IDLE
+        enqueued = [maintenance.request_flush(tree) for tree in trees() if tree.wants_flush()]
+        return TaskLoad.BUSY if any(enqueued) else TaskLoad.IDLE
 
     def compact() -> Outcome:
-        asked = [maintenance.request_compaction(tree) for tree in trees()]
-        return TaskLoad.BUSY if any(asked) else TaskLoad.IDLE
+        enqueued = [maintenance.request_compaction(tree) for tree in trees()]
+        return TaskLoad.BUSY if any(enqueued) else TaskLoad.IDLE
 
     def clean_up() -> Outcome:
         return TaskLoad.BUSY if collector.collect() else TaskLoad.IDLE
@@ -82,7 +82,7 @@ def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]
 
 
 def job_runners(maintenance: Maintenance, jobs: JobQueue) -> list[JobRunner]:
-    """One runner for flushes and one for compactions: a long merge must not keep memtables waiting."""
+    """Return a runner for flushes and one for compactions: a long merge must not delay flushes."""
     handle = maintenance.handle
     return [
         JobRunner(FLUSH_JOBS, jobs, {int(JobKind.FLUSH): handle}, settings=JobRunnerSettings(priority=2)),
@@ -91,7 +91,7 @@ def job_runners(maintenance: Maintenance, jobs: JobQueue) -> list[JobRunner]:
 
 
 def merge_on(engines: Engines, engine: str = "process") -> Merge:
-    """A merge that runs on an engine: file names go there, descriptions of files come back."""
+    """Return a merge that runs on an engine: it sends file names and receives summaries."""
 
     def merge_files(plan: MergePlan, stop: Stop) -> Sequence[Summary]:
         result: Any = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan)).wait(stop)
@@ -101,7 +101,7 @@ def merge_on(engines: Engines, engine: str = "process") -> Merge:
 
 
 def merge_work(arguments: dict[str, Any], stop: StopSignal) -> list[dict[str, Any]]:
-    """A merge as work for an engine."""
+    """Run a merge as work for an engine."""
     inputs = tuple(MergeInput(**source) for source in arguments.pop("inputs"))
     plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})
     if stop.is_set():
@@ -110,7 +110,7 @@ def merge_work(arguments: dict[str, Any], stop: StopSignal) -> list[dict[str, An
 
 
 def export(maintenance: Maintenance, metrics: Metrics) -> None:
-    """Show the trees of a maintenance in `metrics`, for as long as it lives."""
+    """Export the trees of a maintenance to `metrics`, for as long as it lives."""
     reference = weakref.ref(maintenance)
 
     def collect() -> Iterable[Metric]:
@@ -129,12 +129,12 @@ def _families(maintenance: Maintenance) -> list[Metric]:
     files = GaugeMetricFamily("penstock_lsm_files", "Sstables", labels=[*tree_labels, "level"])
     size = GaugeMetricFamily("penstock_lsm_bytes", "Bytes of sstables", labels=[*tree_labels, "level"])
     for tree, catalog in maintenance.trees():
-        now, place = tree.statistics(), [str(catalog.db_id), str(catalog.shard)]
-        memtable.add_metric(place, now.memtable_bytes)
-        frozen.add_metric(place, now.frozen_memtables)
-        stall.add_metric(place, now.stall.value)
-        snapshots.add_metric(place, now.snapshots)
+        now, labels = tree.statistics(), [str(catalog.db_id), str(catalog.shard)]
+        memtable.add_metric(labels, now.memtable_bytes)
+        frozen.add_metric(labels, now.frozen_memtables)
+        stall.add_metric(labels, now.stall.value)
+        snapshots.add_metric(labels, now.snapshots)
         for level, count in enumerate(now.level_files):
-            files.add_metric([*place, str(level)], count)
-            size.add_metric([*place, str(level)], now.level_bytes[level])
+            files.add_metric([*labels, str(level)], count)
+            size.add_metric([*labels, str(level)], now.level_bytes[level])
     return [memtable, frozen, stall, snapshots, files, size]

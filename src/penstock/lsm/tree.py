@@ -312,10 +312,10 @@ class Tree:
         with self._lock:
             self.stored_time_us = max(self.stored_time_us, time_us)
             version = self._version
-            kept = tuple(memtable for memtable in version.frozen if memtable not in frozen)
-            assert len(kept) == len(version.frozen) - len(frozen)
+            others = tuple(memtable for memtable in version.frozen if memtable not in frozen)
+            assert len(others) == len(version.frozen) - len(frozen)
             self._install(
-                replace(version, frozen=kept, levels=self._with_runs(files), stored=max(version.stored, stored))
+                replace(version, frozen=others, levels=self._with_runs(files), stored=max(version.stored, stored))
             )
             self._flushing = ()
         self._relieve()
@@ -364,9 +364,9 @@ class Tree:
         inputs = set(compaction.inputs)
         with self._lock:
             version = self._version
-            kept = [file for file in version.files() if file not in inputs]
-            assert len(kept) == sum(1 for _ in version.files()) - len(inputs)
-            self._install(replace(version, levels=arrange([*kept, *outputs])))
+            others = [file for file in version.files() if file not in inputs]
+            assert len(others) == sum(1 for _ in version.files()) - len(inputs)
+            self._install(replace(version, levels=arrange([*others, *outputs])))
         self.use.retire(inputs)
         self._relieve()
 

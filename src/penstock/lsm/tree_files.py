@@ -1,7 +1,7 @@
-"""The files of a store's trees: opened as the manifest lists them, written from memtables, looked at before adoption.
+"""The files of a store's trees: opens listed files, writes memtables, checks files before adoption.
 
 Thread: any; nothing here changes.
-Invariant: a file is used only if it is the one that was asked for: its store, its chunk id and its rows are compared.
+Invariant: a file is used only if its store, chunk id and rows match what was expected.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.lsm.sstable import Sstable
 from penstock.lsm.version import FileMeta, TableFile
 from penstock.lsm.writer import BATCH_BYTES, SstableWriter
 
-FLUSH_CHUNK_ROWS = 1 << 16  # rows given to a writer in one go
+FLUSH_CHUNK_ROWS = 1 << 16  # rows passed to a writer per call
 ROWS_PER_FILE = FLUSH_CHUNK_ROWS * 50
 assert ROWS_PER_FILE < ROWS_MAX  # which leaves room for range deletes
 
 
 def files_of(rows: Memtable) -> int:
-    """The number of files that a memtable becomes, at most."""
+    """Return the largest number of files that a memtable can become."""
     return 1 + max(0, len(rows.rows) - 1) // ROWS_PER_FILE
 
 
@@ -40,7 +40,7 @@ class TreeFiles:
         self.sealing = sealing
 
     def open_table(self, meta: FileMeta) -> Sstable:
-        """A listed file. It must be there, and be the one that was listed."""
+        """Open a listed file; `CorruptionError` if it is missing or another file."""
         path = f"{self.root}/{meta.file_name}"
         try:
             table = Sstable.open(path, fs=self.fs, keys=self.sealing.keys, lsn=meta.lsn)
@@ -55,7 +55,7 @@ class TreeFiles:
         return table
 
     def open_all(self, metas: Sequence[FileMeta]) -> list[TableFile]:
-        """Files for a version, opened now: when they are committed, nothing may fail any more."""
+        """Open files for a version now: once they are committed, nothing may fail."""
         files = [TableFile(meta, self.open_table) for meta in metas]
         for file in files:
             file.table()
@@ -84,12 +84,12 @@ class TreeFiles:
         return summaries
 
     def writer(self, catalog: Catalog, chunk_id: int) -> SstableWriter:
-        """What writes the file of a chunk id."""
+        """Return a writer for the file of a chunk id."""
         identity = ChunkIdentity(store=self.store, chunk_id=chunk_id)
         return SstableWriter(self.fs, f"{self.root}/{catalog.file_name(chunk_id)}", identity, sealing=self.sealing)
 
     def inspect(self, catalog: Catalog, chunk_id: int, check: Callable[[Sstable], object]) -> Summary:
-        """What a file built elsewhere holds; `Invalid` if it is not for this store, or `check` says so."""
+        """Return the summary of a file built outside; `Invalid` if it is of another store, or if `check` raises it."""
         path = f"{self.root}/{catalog.file_name(chunk_id)}"
         try:
             table = Sstable.open(path, fs=self.fs, keys=self.sealing.keys)

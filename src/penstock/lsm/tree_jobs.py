@@ -1,12 +1,12 @@
-"""Flush and compaction of a tree: files written, published in one transaction, swapped in.
+"""Flush and compaction of a tree: write files, publish them in one transaction, swap them in.
 
 Order of publication: files synced under their names and opened, one manifest transaction (rows, watermark, job,
-generation), the swap of the version. Every attempt writes under ids of its own, so what a vanished one left can never
-be taken for something else; `collection` removes it.
+generation), the swap of the version. Every attempt writes under its own ids, so files of a crashed attempt can never be
+mistaken for others; `collection` deletes them.
 
-Thread: at most one flush and one compaction of a table at a time (the job's gate sees to it).
-Invariants: (1) a listed file is whole and durable. (2) what was committed is swapped in: nothing between can fail. (3)
-if nobody can tell whether a commit happened, the tree is not flushed again before it is reopened.
+Thread: at most one flush and one compaction of a table at a time (the job's gate ensures it).
+Invariants: (1) a listed file is whole and durable. (2) a committed change is swapped in: nothing between can fail. (3)
+if it is unknown whether a commit happened, the tree is not flushed again before it is reopened.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Merge = Callable[[MergePlan, Stop], Sequence[Summary]]
 
 
 class TreeJobs:
-    """The work of jobs on the files of trees. `merge_files` does a merge elsewhere, if that is possible."""
+    """The work of jobs on the files of trees. `merge_files` runs a merge in another process, if possible."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class TreeJobs:
         self._offers = offers if plain else None
 
     def reserve(self, count: int) -> list[int]:
-        """Chunk ids for new files."""
+        """Reserve chunk ids for new files."""
         return [int(self._manifest.reserve_chunk_id()) for _ in range(count)]
 
     def flush(self, tree: Tree, catalog: Catalog, lease: Lease) -> bool:
-        """Write what is frozen as files; whether there was anything, and the job is completed."""
+        """Write frozen memtables to files; return whether there were any, so that the job is completed."""
         work = tree.begin_flush()
         if work is None:
             return False
@@ -95,7 +95,7 @@ class TreeJobs:
         return True
 
     def compact(self, tree: Tree, catalog: Catalog, lease: Lease, *, everything: bool, stop: Stop) -> bool:
-        """Merge what is due, or all files; whether there was anything, and the job is completed."""
+        """Merge the files that are due, or all; return whether there were any, so that the job is completed."""
         compaction = tree.pick(everything=everything)
         if compaction is None:
             return False
@@ -107,7 +107,7 @@ class TreeJobs:
             folder=catalog.folder,
             store=self._files.store,
             chunk_ids=tuple(ids),
-            # Of what is in files: a later record may be replayed, and must find what it found the first time.
+            # The time of stored rows: a later record may be replayed, and must see the same rows as the first time.
             now_us=tree.stored_time_us,
             bottom=compaction.bottom,
             lsn_floor=tree.oldest_snapshot(),
@@ -125,12 +125,12 @@ class TreeJobs:
             summaries = self._outputs_of(compaction, plan, reserve, stop)
             files = self._files.open_all([catalog.describe(s, level=compaction.target, run=0) for s in summaries])
             if not tree.is_current(compaction):
-                raise PenstockError("the inputs of a compaction changed under it")
+                raise PenstockError("the inputs of a compaction changed while it ran")
             operations = catalog.publish([file.meta for file in files], inputs, sealing=self._files.sealing)
             operations += self._observe(catalog, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, summaries, began_s)
             self._commit(lease, operations)
         except Poisoned:
-            raise  # it may have been committed: neither inputs nor outputs are for collection
+            raise  # it may have been committed: neither inputs nor outputs may be deleted
         except BaseException:
             tree.use.withdraw(announced)
             raise
@@ -139,7 +139,7 @@ class TreeJobs:
         return True
 
     def _outputs_of(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
-        """Merge on a driver that asks for work, or here. A driver that gave up had ids of its own: it may go on."""
+        """Merge on a driver, or here. A driver that timed out has its own ids, so it may still write."""
         if self._offers is not None:
             summaries = self._offers.merge(plan, compaction.inputs, reserve, stop)
             if summaries is not None:
@@ -150,7 +150,7 @@ class TreeJobs:
         return merge(plan, fs=self._files.fs, keys=self._files.sealing.keys, sealing=self._files.sealing, stop=stop)
 
     def _commit(self, lease: Lease, operations: list[ManifestOp]) -> None:
-        """Commit; if the outcome is unknown, find out. `Poisoned` if that is not possible either."""
+        """Commit; if the outcome is unknown, find out. `Poisoned` if that fails too."""
         try:
             self._jobs.complete(lease, also=operations)
         except OutcomeUnknown as error:
@@ -165,7 +165,7 @@ class TreeJobs:
                 return job is not None and isinstance(job.state, Completed)
             except (Backpressure, OutcomeUnknown):
                 continue
-        raise Poisoned(f"nobody can tell whether job {lease.job.job_id} was committed: open the store again")
+        raise Poisoned(f"it is unknown whether job {lease.job.job_id} was committed: open the store again")
 
     def _observe(
         self, catalog: Catalog, size_kind: int, time_kind: int, summaries: Sequence[Summary], began_s: float
@@ -179,5 +179,5 @@ class TreeJobs:
 
 
 def observation(value: float) -> MetricDelta:
-    """One value, as the metrics of the manifest take it."""
+    """Return one value in the form of the manifest's metrics."""
     return MetricDelta(sum=value, count=1, min=value, max=value)

@@ -1,4 +1,4 @@
-"""Sizes of a tree, what it asks of its writers, and what it tells about itself.
+"""Settings, stall levels and statistics of a tree.
 
 Thread: values, shared freely.
 """
@@ -17,9 +17,9 @@ class TreeSettings:
     """Sizes of a tree, and when its writers are slowed and stopped."""
 
     memtable_bytes: int = 64 << 20
-    memtables_slow: int = 3  # so many memtables' worth of rows that are not in files
+    memtables_slow: int = 3  # rows not in files, in units of memtable_bytes
     memtables_stop: int = 5
-    level0_slow: int = 12  # so many runs in level 0
+    level0_slow: int = 12  # runs in level 0
     level0_stop: int = 24
     limits: LevelLimits = field(default_factory=LevelLimits)
 
@@ -31,7 +31,7 @@ class TreeSettings:
 
 
 class Stall(enum.Enum):
-    """What a tree asks of its writers."""
+    """How a tree limits its writers."""
 
     NONE = 0
     SLOW = 1
@@ -40,7 +40,7 @@ class Stall(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStatistics:
-    """A tree at one moment."""
+    """Statistics of a tree at one moment."""
 
     lsn: int
     stored: int

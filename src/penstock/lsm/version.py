@@ -1,14 +1,14 @@
-"""A version: the immutable state of a tree, swapped whole. Whoever holds one sees one state.
+"""A version: the immutable state of a tree, swapped whole. A reader that holds one sees one state.
 
 A tree is a list of *runs*, newest first: memtables, then the runs of level 0, then one run for each lower level. The
 files of a run are disjoint by key.
 
-A file is mapped when it is first read, and may be asked to let go of its mappings, to be mapped anew at the next read:
-a process has only so many (`host.mappings`).
+A file is mapped when it is first read, and may have to release its mappings until the next read: their number is
+limited in a process (`host.mappings`).
 
-Thread: any; nothing here changes but the lazy opening of a file, under its lock. `forget` takes no lock, because it is
-called by those who open another file and hold the lock of that one.
-Invariant: a file that was retired is doomed exactly when no version that lists it is held any more.
+Thread: any; nothing here changes but the lazy opening of a file, under its lock. `forget` takes no lock, because a
+thread that opens another file calls it and holds the lock of that one.
+Invariant: a retired file is doomed exactly when the last version that lists it is released.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Find: TypeAlias = Callable[[bytes], bytes | Row | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileMeta:
-    """What the catalogue knows of an sstable."""
+    """The catalogue's description of an sstable."""
 
     chunk_id: int
     file_name: str  # relative to the store
@@ -48,27 +48,27 @@ class FileMeta:
     lsn_min: int
     lsn_max: int
     has_ranges: bool
-    expires: bool  # some of its rows do
-    lsn: int | None = None  # stands for the LSN of all rows, in an adopted file
+    expires: bool  # some of its rows expire
+    lsn: int | None = None  # replaces the LSN of all rows, in an adopted file
 
 
 def check_disjoint(files: Iterable[FileMeta]) -> None:
-    """`Invalid` if two files could hold the same key."""
+    """Raise `Invalid` if two files could hold the same key."""
     for one, other in itertools.pairwise(sorted(files, key=lambda meta: meta.start)):
         if other.start < one.end:
             raise Invalid(f"the files of a run must be disjoint by key: {one.file_name} reaches into {other.file_name}")
 
 
 def part_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
-    """Files (start, end, id) in as few runs as their keys allow: for each id the number of its run."""
+    """Assign files (start, end, id) to as few runs as their keys allow; return the run of each id."""
     ends: list[tuple[bytes, int]] = []  # where each run ends, and its number
     runs: dict[int, int] = {}
     for start, end, number in sorted(files):
-        place = next((place for place, (last, _) in enumerate(ends) if last <= start), None)
-        if place is None:
-            place, ends = len(ends), [*ends, (end, number)]
-        ends[place] = end, ends[place][1]
-        runs[number] = ends[place][1]
+        index = next((index for index, (last, _) in enumerate(ends) if last <= start), None)
+        if index is None:
+            index, ends = len(ends), [*ends, (end, number)]
+        ends[index] = end, ends[index][1]
+        runs[number] = ends[index][1]
     return runs
 
 
@@ -82,7 +82,7 @@ class TableFile:
         self._open = open_table
         self._table: Sstable | None = None  # guarded by _lock while it is None
         self._ranges: RangeDeletes | None = None if meta.has_ranges else NO_RANGES
-        self._short_ways: tuple[weakref.ref[Run], ...] = ()  # guarded by _lock: runs that go to the table directly
+        self._short_ways: tuple[weakref.ref[Run], ...] = ()  # guarded by _lock: runs that read the table directly
         self._lock = threads.lock("lsm.file")
 
     def table(self) -> Sstable:
@@ -92,27 +92,27 @@ class TableFile:
                 table = self._table
                 if table is None:
                     table = self._open(self.meta)
-                    self._ranges = table.range_deletes  # now: whoever opened a file wants to make a version of it
+                    self._ranges = table.range_deletes  # now: the caller is about to make a version of it
                     self._table = table
                     MAPPINGS.register(self)
         return table
 
     @property
     def range_deletes(self) -> RangeDeletes:
-        """Those of the file. They stay in memory: every version wants them, and a version cannot fail to be made."""
+        """The file's range deletes. They stay in memory: every version needs them, and making one must not fail."""
         return self._ranges if self._ranges is not None else self.table().range_deletes
 
     def shorten(self, run: Run, table: Sstable) -> None:
-        """Let a run go to the table directly, until this file lets go of it."""
+        """Let a run read the table directly, until this file releases it."""
         with self._lock:
             alive = tuple(known for known in self._short_ways if known() not in (None, run))
             self._short_ways = (*alive, weakref.ref(run))
             run.find = table.find
-            if self._table is not table:  # forgotten meanwhile, perhaps before this run was known
+            if self._table is not table:  # released meanwhile, perhaps before this run was known
                 run.find = None
 
     def forget(self) -> None:
-        """Let go of the table; it is opened again when it is read."""
+        """Release the table; the next read opens it again."""
         self._table = None  # first: see `shorten`
         for known in self._short_ways:
             run = known()
@@ -120,7 +120,7 @@ class TableFile:
                 run.find = None
 
     def retire(self, doomed: deque[FileMeta]) -> None:
-        """It is listed no more: when the last version lets go of it, its files are doomed."""
+        """Mark the file as no longer listed: it is doomed when the last version releases it."""
         weakref.finalize(self, doomed.append, self.meta).atexit = False
 
 
@@ -133,7 +133,7 @@ class Run:
         self.files = tuple(sorted(files, key=lambda file: file.meta.start))
         self._starts = [file.meta.start for file in self.files]
         self._ends = [file.meta.end for file in self.files]
-        self.find: Find | None = None  # the only file's own, once that is open: the shortest way of a get
+        self.find: Find | None = None  # that of the only file, once it is open: the shortest path of a get
         check_disjoint([file.meta for file in self.files])
 
     @property
@@ -163,11 +163,11 @@ class Run:
         return table.find(key)
 
     def _file(self, key: bytes) -> TableFile | None:
-        place = bisect_right(self._starts, key) - 1
-        return None if place < 0 or key >= self._ends[place] else self.files[place]
+        index = bisect_right(self._starts, key) - 1
+        return None if index < 0 or key >= self._ends[index] else self.files[index]
 
     def overlapping(self, start: bytes, end: bytes | None) -> tuple[TableFile, ...]:
-        """The files with keys in [start, end)."""
+        """Return the files with keys in [start, end)."""
         if len(self.files) == 1:
             return self.files if self._ends[0] > start and (end is None or self._starts[0] < end) else ()
         first = max(0, bisect_right(self._starts, start) - 1)
@@ -178,18 +178,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a tree holds at one moment."""
+    """The state of a tree at one moment."""
 
-    active: Memtable | None  # the one that grows; None in a snapshot
+    active: Memtable | None  # takes the writes; None in a snapshot
     frozen: tuple[Memtable, ...]  # newest first
     levels: tuple[tuple[Run, ...], ...]  # levels[0]: any number of runs, newest first; below: at most one each
-    lsn: int  # all up to here is in it, but for what `active` takes in
-    stored: int  # all up to here is in files
+    lsn: int  # all edits up to here are in it; `active` may hold later ones
+    stored: int  # all edits up to here are in files
     time_us: int  # the highest record time in it
     unions: Unions = field(default_factory=Unions)  # the tree's
     runs: tuple[Run, ...] = field(init=False)  # of all levels, newest first
     ranges: RangeDeletes = field(init=False)  # of everything but `active`
-    expires: bool = field(init=False)  # some row of it does, `active` left out
+    expires: bool = field(init=False)  # some row expires, apart from `active`
 
     def __post_init__(self) -> None:
         runs = tuple(run for level in self.levels for run in level)
@@ -207,12 +207,12 @@ class Version:
             yield from run.files
 
     def memtables(self) -> tuple[Memtable, ...]:
-        """Newest first."""
+        """Return all memtables, newest first."""
         return self.frozen if self.active is None else (self.active, *self.frozen)
 
 
 def arrange(files: Iterable[TableFile]) -> tuple[tuple[Run, ...], ...]:
-    """Files as the catalogue lists them, put in order."""
+    """Arrange listed files into levels and runs."""
     by_run: dict[tuple[int, int], list[TableFile]] = {}
     for file in files:
         meta = file.meta

@@ -1,11 +1,11 @@
 """Reading a version: points, scans as rows, scans as Arrow batches.
 
-A scan merges its sources window by window: all rows up to the smallest of the last keys in hand, laid over each other
-from the oldest to the newest in a dict, then sorted. No step works row by row unless a window holds deletes, operands
+A scan merges its sources window by window: all rows up to the smallest last key of the loaded parts are put into a
+dict, oldest source first, then sorted. No step works row by row unless a window holds deletes, operands
 or expiries.
 
-Thread: any; a view belongs to whoever made it.
-Invariant: all answers of a view come from one version and one judgement of what has expired.
+Thread: any; a view belongs to the thread that made it.
+Invariant: all results of a view come from one version and one time for expiry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _key_of = itemgetter(0)
 
 
 class View:
-    """What a version answers."""
+    """Reads of one version."""
 
     __slots__ = ("_now_us", "_version")
 
@@ -41,44 +41,44 @@ class View:
         self._now_us = now_us
 
     def check_open(self) -> None:
-        """Raise `Closed` if it was: asked now and then by what reads for long."""
+        """Raise `Closed` if the view was closed: long reads call this now and then."""
 
     # -- points
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         version = self._version
         active = version.active
-        found: Any = None
+        entry: Any = None
         if active is not None and active.rows:
-            found = active.rows.get(key)
-        if found is None:
+            entry = active.rows.get(key)
+        if entry is None:
             for memtable in version.frozen:
-                found = memtable.rows.get(key)
-                if found is not None:
+                entry = memtable.rows.get(key)
+                if entry is not None:
                     break
             else:
                 for run in version.runs:
                     find = run.find
-                    found = run.search(key) if find is None else find(key)
-                    if found is not None:
+                    entry = run.search(key) if find is None else find(key)
+                    if entry is not None:
                         break
                 else:
                     return None
-        # Asked at every get, so by attributes and not by calls: `starts` for the truth of ranges, `plain` first.
+        # Every get runs this, so attributes instead of calls: `starts` for whether there are ranges, `plain` first.
         if not version.ranges.starts and (active is None or active.plain or not active.has_ranges):
-            value: bytes = found if type(found) is bytes else found[1]
-            if value is found or (found[0] == PUT and found[3] == NEVER):
+            value: bytes = entry if type(entry) is bytes else entry[1]
+            if value is entry or (entry[0] == PUT and entry[3] == NEVER):
                 return value
         row = self.get_row(key)
         return None if row is None else row[1]
 
     def get_row(self, key: bytes) -> Row | None:
-        """The live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
+        """Return the live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
         return resolve(self._rows_of(key), self._deleted_below(key), self._now_us())
 
     def fold(self, key: bytes, operand: Row, deleted_below: int) -> Row:
-        """A newer operand folded onto the live row of a key: a put, or a delete if the operand has expired already."""
+        """Fold a newer operand onto the live row of a key: a put, or a delete if the operand has expired."""
         deleted_below = max(deleted_below, self._deleted_below(key))
         row = resolve(chain([operand], self._rows_of(key)), deleted_below, self._now_us())
         return (DELETE, b"", operand[2], NEVER) if row is None else row
@@ -109,7 +109,7 @@ class View:
         reverse: bool = False,
         limit: int = -1,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) of [start, end) within `prefix`, in order."""
+        """Yield (key, value) of [start, end) within `prefix`, in order."""
         start, end = narrowed(start, end, prefix)
         pairs = chain.from_iterable(self._windows(start, end, reverse))
         if limit < 0:
@@ -138,14 +138,14 @@ class View:
                 yield _resolve_window(window, ranges, now_us, reverse)
 
     def _ranges(self, start: bytes, end: bytes | None) -> RangeDeletes:
-        """The range deletes that reach into [start, end)."""
+        """Return the range deletes that overlap [start, end)."""
         active, ranges = self._version.active, self._version.ranges.clip(start, end)
         if active is None or not active.has_ranges:
             return ranges
         return RangeDeletes.union([active.ranges.clip(start, end), ranges])
 
     def scan_columns(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Columns]:
-        """The live rows of [start, end) as columns: one run is read in place, several are merged by numpy."""
+        """Yield the live rows of [start, end) as columns: one run is read in place, several are merged by numpy."""
         start, end = narrowed(start, end, prefix)
         if end is not None and end <= start:
             return
@@ -162,12 +162,12 @@ class View:
                 yield live
 
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
-        """The live rows of [start, end) as record batches of the sstable's schema."""
+        """Yield the live rows of [start, end) as record batches of the sstable's schema."""
         return (columns.record_batch() for columns in self.scan_columns(start, end, prefix=prefix))
 
 
 def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
-    """The live row that rows of one key, newest first, come to."""
+    """Resolve the rows of one key, newest first, to its live row, or None."""
     operands: list[Row] = []
     base: Row | None = None
     for row in rows:
@@ -189,7 +189,7 @@ def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
 
 
 def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:
-    """The part of [start, end) whose keys begin with `prefix`."""
+    """Return the part of [start, end) whose keys begin with `prefix`."""
     if not all(type(border) is bytes for border in (start, prefix, b"" if end is None else end)):
         raise Invalid("start, end and prefix of a scan are bytes")
     if not prefix:
@@ -199,7 +199,7 @@ def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, byt
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key after all that begin with `prefix`; None if there is none."""
+    """Return the first key after all that begin with `prefix`; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -221,7 +221,7 @@ def _memtable_parts(
             some = keys[low : min(high, low + size)]
             low += len(some)
         rows = memtable.rows_of(some)
-        plain = memtable.plain  # after the rows were read: they were all plain then, whatever the writer does now
+        plain = memtable.plain  # after the rows were read: if it is still true, they were all plain
         yield ScanPart(some, [row[1] for row in rows], plain, partial(rows_of_list, rows), 0, low >= high)
         size = min(2 * size, PART_ROWS_MAX)
 
@@ -243,7 +243,7 @@ def _parts_of_files(files: Sequence[TableFile], start: bytes, end: bytes | None,
 
 
 def merge_parts(sources: list[Iterator[ScanPart]], reverse: bool) -> Iterator[list[ScanPart]]:
-    """Windows that follow each other: each the parts, newest source first, of all rows between two keys."""
+    """Yield consecutive windows: each holds the parts, newest source first, of all rows between two keys."""
     heads: list[tuple[Iterator[ScanPart], ScanPart]] = []
     for source in sources:
         part = next(source, None)
@@ -256,12 +256,12 @@ def merge_parts(sources: list[Iterator[ScanPart]], reverse: bool) -> Iterator[li
             yield from ([part] for part in source)
             return
         lasts = [part.keys[-1] for _, part in heads if not part.is_last]
-        if not lasts:  # all that is left is in hand
+        if not lasts:  # all remaining rows are loaded
             yield [part for _, part in heads]
             return
         bound = max(lasts) if reverse else min(lasts)
         window: list[ScanPart] = []
-        kept: list[tuple[Iterator[ScanPart], ScanPart]] = []
+        remaining: list[tuple[Iterator[ScanPart], ScanPart]] = []
         for source, part in heads:
             cut = _count_up_to(part.keys, bound, reverse)
             if cut:
@@ -271,13 +271,13 @@ def merge_parts(sources: list[Iterator[ScanPart]], reverse: bool) -> Iterator[li
             else:
                 rest = None if part.is_last else next(source, None)
             if rest is not None:
-                kept.append((source, rest))
-        heads = kept
+                remaining.append((source, rest))
+        heads = remaining
         yield window
 
 
 def _count_up_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
-    """How many of the keys, which are in scan order, come no later than `bound`."""
+    """Return how many of the keys, which are in scan order, are not after `bound`."""
     if not reverse:
         return bisect_right(keys, bound)
     low, high = 0, len(keys)
@@ -306,16 +306,16 @@ def _resolve_window(
     for part in window:
         for key, row in zip(part.keys, part.rows(), strict=True):
             stacks.setdefault(key, []).append(row)
-    found: list[tuple[bytes, bytes]] = []
+    pairs: list[tuple[bytes, bytes]] = []
     for key in sorted(stacks, reverse=reverse):
         live = resolve(stacks[key], ranges.lsn_over(key) if ranges else 0, now_us)
         if live is not None:
-            found.append((key, live[1]))
-    return found
+            pairs.append((key, live[1]))
+    return pairs
 
 
 def _alone(files: Sequence[TableFile], start: bytes, end: bytes | None) -> Iterator[list[Columns]]:
-    """The rows of one run, batch by batch: its files follow each other."""
+    """Yield the rows of one run, batch by batch: its files do not overlap."""
     for file in files:
         table = file.table()
         for piece in table.pieces(*table.rows_between(start, end)):
@@ -325,7 +325,7 @@ def _alone(files: Sequence[TableFile], start: bytes, end: bytes | None) -> Itera
 def _together(
     memtables: list[Memtable], runs: list[Sequence[TableFile]], start: bytes, end: bytes | None
 ) -> Iterator[list[Columns]]:
-    """Rows of memtables and runs, newest first, slice by slice of the keys: a reader holds no more than a slice."""
+    """Yield rows of memtables and runs, newest first, by slices of the keys, so that memory stays within a slice."""
     files = [file for run in runs for file in run]
     for low, high in slices(_Tables(files), start, end, memtables):
         parts = [memtable.columns(low, high) for memtable in memtables]
@@ -339,7 +339,7 @@ def _together(
 
 
 class _Tables:
-    """The tables of files, each opened when its turn comes."""
+    """The tables of files, each opened when it is reached."""
 
     def __init__(self, files: Sequence[TableFile]) -> None:
         self._files = files
@@ -352,5 +352,5 @@ class _Tables:
 
 
 def _span(parts: list[Columns]) -> tuple[bytes, bytes]:
-    """The range of keys that some rows lie in."""
+    """Return the key range of some rows."""
     return min(part.key(0) for part in parts), max(part.key(len(part) - 1) for part in parts) + b"\0"

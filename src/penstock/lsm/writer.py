@@ -1,9 +1,9 @@
 """Writes an sstable and its index from sorted columns, chunk by chunk.
 
-Thread: one. No call works on more than its own chunk and one batch, so a flush that gives small chunks never holds the
-interpreter for long.
-Invariants: (1) keys ascend strictly, and a range delete stands before the point row of its start. (2) both files are
-synced under their names when `finish` returns; before that neither name exists, or nobody lists it.
+Thread: one. Each call works on at most its own chunk and one batch, so a flush that passes small chunks never blocks
+the interpreter for long.
+Invariants: (1) keys ascend strictly, and a range delete precedes the point row of its start. (2) both files are
+synced under their names when `finish` returns; before that neither name exists or is listed.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from penstock.lsm.rows import (
 
 BATCH_ROWS = 1 << BATCH_SHIFT
 BATCH_ROWS_LEAST = BATCH_ROWS // 2  # smaller ones wait for more rows, unless their bytes make a batch
-BATCH_BYTES = 1 << 25  # a batch is cut here; one row alone may make a larger one, up to ROW_BYTES_MAX
+BATCH_BYTES = 1 << 25  # limit of a batch; a single row may make a larger one, up to ROW_BYTES_MAX
 ROW_BYTES_MAX = 1 << 27
 
-_ROWS_TO_OVERLAP = 1 << 15  # of a file: for fewer it does not pay to make the index beside the sync
-_HASH_ROWS = 1 << 13  # keys hashed in one call: it holds the interpreter
+_ROWS_TO_OVERLAP = 1 << 15  # per file: for fewer it does not pay to make the index during the sync
+_HASH_ROWS = 1 << 13  # keys hashed per call, which blocks the interpreter
 
 
 def index_path(path: str) -> str:
-    """The index that belongs to an sstable."""
+    """Return the path of an sstable's index."""
     if not path.endswith(".sst"):
-        raise Invalid(f"{path} is no name of an sstable: it must end in .sst")
+        raise Invalid(f"{path} is not the name of an sstable: it must end in .sst")
     return path[: -len(".sst")] + ".idx"
 
 
 class _Sink:
-    """What Arrow writes into: it sums and passes on the bytes, and knows where it stands. Columns are not copied."""
+    """Arrow's output: computes checksums, forwards the bytes, and tracks the offset. Columns are not copied."""
 
     closed = False
 
@@ -88,10 +88,10 @@ class _Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Arrow calls it; there is nothing to do."""
+        """Do nothing: Arrow calls it."""
 
     def take_buffers(self) -> deque[int]:
-        """Where the buffers of columns stand that were written since the last call."""
+        """Return the offsets of column buffers written since the last call."""
         buffers, self._buffers = self._buffers, deque()
         return buffers
 
@@ -135,11 +135,11 @@ class SstableWriter:
         self.content_bytes = 0
 
     def delete_ranges(self, ranges: RangeDeletes) -> None:
-        """Add range deletes; they follow those given before and no row past their start was appended yet."""
+        """Add range deletes. Requires: they follow earlier ones, and no row past their start was appended yet."""
         self._ranges.extend(ranges)
 
     def append(self, columns: Columns) -> None:
-        """Add rows that follow those appended before."""
+        """Add rows. Requires: they follow those appended before."""
         if not len(columns):
             return
         self._check(columns)
@@ -155,7 +155,7 @@ class SstableWriter:
 
     def _check(self, columns: Columns) -> None:
         ordered = self._last_key is None or self._last_key < columns.key(0)
-        if columns.hashes is None:  # rows with hashes come from a merge, which has just put them in order
+        if columns.hashes is None:  # rows with hashes come from a merge, which has just sorted them
             keys = columns.list_keys()
             ordered = ordered and all(map(operator.lt, keys, islice(keys, 1, None)))
         if not ordered:
@@ -212,7 +212,7 @@ class SstableWriter:
             if fitting == 0:
                 if room < BATCH_BYTES:
                     return
-                fitting = 1  # a row larger than a batch: it gets one to itself
+                fitting = 1  # a row larger than a batch gets its own
             size = int(ends[fitting - 1])
             if fitting == len(columns):
                 yield self._waiting.popleft()
@@ -230,7 +230,7 @@ class SstableWriter:
         start = self._sink.at
         self._ipc.write_batch(batch)
         end = self._sink.at
-        # Arrow writes buffers in the order of the columns and leaves out empty ones: for them the end will do.
+        # Arrow writes buffers in the order of the columns and omits empty ones: they get the end offset.
         key_bytes, value_bytes = (
             int(offsets_of(column)[-1] - offsets_of(column)[0]) for column in (columns.keys, columns.values)
         )
@@ -249,7 +249,7 @@ class SstableWriter:
         self._hashes.append(columns.hashes)
 
     def finish(self) -> Summary:
-        """Write what is left, sync both files, give them their names."""
+        """Write the remaining rows, sync both files, and give them their names."""
         while self._ranges:
             self._add_range(*self._ranges.popleft())
         if not self.rows:
@@ -266,7 +266,7 @@ class SstableWriter:
             index = self._encode_index(summary)
         else:
             with ThreadPoolExecutor(1, "sstable-sync") as pool:
-                synced = pool.submit(self._out.finish)  # the disk works while the index is made
+                synced = pool.submit(self._out.finish)  # the disk syncs while the index is made
                 index = self._encode_index(summary)
                 synced.result()
         self._index_out = create_chunk(self._fs, self._index_path, self._identity, self._sealing)
@@ -286,14 +286,14 @@ class SstableWriter:
         )
 
     def abort(self) -> None:
-        """Remove what has no name yet."""
+        """Delete the unfinished files."""
         self._out.abort()
         if self._index_out is not None:
             self._index_out.abort()
 
 
 def _row_ends(columns: Columns) -> I64:
-    """For each row, the bytes of keys and values up to and with it."""
+    """Return, for each row, the bytes of keys and values up to and including it."""
     keys, values = offsets_of(columns.keys), offsets_of(columns.values)
     ends: I64 = (keys[1:] - keys[0]).astype(np.int64) + (values[1:] - values[0])
     return ends

@@ -1,8 +1,8 @@
-"""What happens to a record once it is durable: the ledger judges it, then every partition gets its part.
+"""The path of a durable record: the ledger judges it, then every partition applies its sections.
 
-machine     what a kind of table must offer: the state machine of a partition
+machine     what a kind of table implements: the state machine of a partition
 ledger      tokens, tables, verdicts; applied first
 dispatcher  routing, limits, failing partitions, watermarks
-spill       a partition's own log, for sections whose journal segment has to go
-checkpoint  which journal segments may go, and making it so
+spill       a partition's own log, for sections whose journal segment is to be deleted
+checkpoint  decides which journal segments can be deleted, and deletes them
 """

@@ -1,11 +1,11 @@
-"""The checkpoint: lets journal segments go, once nobody needs them.
+"""The checkpoint: deletes journal segments that are no longer needed.
 
-A partition that stores its sections in time is never copied. When the journal has grown too long, a partition that
-holds it back is asked to store its sections, if its files hold them already and only have to be synced, or if they are
-many. Few sections are spilled: copied to the partition's own log, which costs less than a small file.
-Order: spills synced, watermarks committed, what is given up committed, segments dropped, verdicts forgotten.
+The sections of a partition that stores them in time are never copied. When the journal has grown too long, a partition
+that holds it back has to store its sections, if its files hold them already and only need a sync, or if they are many.
+Few sections are spilled: copied to the partition's own log, which costs less than a small file.
+Order: spills synced, watermarks committed, `given_up` committed, segments deleted, verdicts deleted.
 
-Thread: any, one at a time; `_lock` sees to it. The scheduler's task runs after every flush.
+Thread: any, one at a time; `_lock` ensures it. The scheduler's task runs after every flush.
 Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
 """
 
@@ -33,12 +33,12 @@ from penstock.partition.machine import Entry
 
 logger = logging.getLogger(__name__)
 
-SPILL_BYTES_MAX = 16 << 20  # of memory that a partition's sections take: it stores more than this, and spills less
+SPILL_BYTES_MAX = 16 << 20  # memory of a partition's sections: more is stored, less is spilled
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """How long the journal may be before laggards are spilled."""
+    """How long the journal may be before partitions that are behind are spilled."""
 
     segments_max: int = 4
 
@@ -57,7 +57,7 @@ class CheckpointReport:
 
 
 class Checkpoint:
-    """Truncation of the journal."""
+    """Truncates the journal."""
 
     def __init__(
         self,
@@ -80,30 +80,30 @@ class Checkpoint:
         self._lock = threads.lock("partition.checkpoint")
 
     def run(self, *, everything: bool = False) -> CheckpointReport:
-        """Drop what can be dropped; `everything`: spill whoever holds back anything but the newest segment."""
+        """Delete unneeded segments; `everything`: first spill partitions that need any but the newest segment."""
         with self._lock:
             self._acknowledge()
-            pieces = self._consensus.segment_starts()
+            starts = self._consensus.segment_starts()
             keep = 1 if everything else self._settings.segments_max
-            spilled = self._spill_below(pieces[-keep]) if len(pieces) > keep else 0
-            with self._dispatcher.turn:  # what is durable and not dispatched is in nobody's account yet
+            spilled = self._spill_below(starts[-keep]) if len(starts) > keep else 0
+            with self._dispatcher.turn:  # the tracker does not know durable records that are not dispatched
                 self._dispatcher.finish()
                 needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
-            if len(pieces) > 1 and pieces[1] <= needed:
-                self._extent.give_up(needed)  # before a segment goes: a journal that begins later has lost something
+            if len(starts) > 1 and starts[1] <= needed:
+                self._extent.give_up(needed)  # before the deletion: a journal that begins later has lost records
             first = self._consensus.truncate(needed)
-            dropped = len(pieces) - len(self._consensus.segment_starts())
+            dropped = len(starts) - len(self._consensus.segment_starts())
             if dropped:
                 self._forget_verdicts(first)
             return CheckpointReport(spilled, dropped, needed)
 
     def clear(self) -> CheckpointReport:
-        """Store everything and give up the whole journal, also the segment that grows: nothing is left to replay.
+        """Store everything and delete the whole journal, with its active segment: nothing is left to replay.
 
-        Raises if a partition cannot store, with nothing given up.
+        Raises if a partition cannot store; then nothing is deleted.
         """
         for partition in self._dispatcher.partitions():
-            if not partition.machine.broken:  # else it is spilled
+            if not partition.machine.broken:  # a broken one is spilled
                 with suppress(NotFound, Closed):  # dropped meanwhile
                     partition.machine.store_now()
         self._store_ledger()
@@ -111,11 +111,11 @@ class Checkpoint:
         return self.run(everything=True)
 
     def needed_from(self) -> int:
-        """The first LSN that an opening has to read: all below it was stored when the store was closed."""
+        """Return the first LSN to read at the next open: all below it is stored."""
         return max(self._consensus.first, self._extent.given_up + 1)
 
     def _acknowledge(self) -> None:
-        """Tell the tracker what partitions have stored by themselves."""
+        """Report to the tracker what partitions have stored."""
         tracker = self._dispatcher.tracker
         tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
         for partition in self._dispatcher.partitions():
@@ -123,13 +123,13 @@ class Checkpoint:
             tracker.acknowledge(partition.descriptor.partition, max(partition.machine.stored, partition.spill.upto))
 
     def _spill_below(self, lsn: int) -> int:
-        """Make every partition independent of records below `lsn`, as far as they are judged."""
+        """Make every partition independent of the judged records below `lsn`; return how many were spilled."""
         lsn = min(lsn, self._dispatcher.ledger.tree.lsn + 1)
         behind = self._dispatcher.tracker.waiting_below(lsn)
         spilled = 0
         for number in behind:
             if number == LEDGER:
-                self._store_ledger()  # it judges, so it must not lag behind its own verdicts: it is stored, not spilled
+                self._store_ledger()  # stored, not spilled: it must not be behind its own verdicts
                 self._dispatcher.tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
                 continue
             try:
@@ -146,7 +146,7 @@ class Checkpoint:
                     raise
                 logger.warning("shard %d cannot be spilled (%s): the journal keeps its records", number, error)
                 continue
-            with self._dispatcher.turn:  # a row of a dropped table would stay for ever
+            with self._dispatcher.turn:  # a row of a dropped table would stay forever
                 self._dispatcher.finish()
                 if self._dispatcher.known(number) is not partition:
                     continue
@@ -160,7 +160,7 @@ class Checkpoint:
         return not partition.failures and (machine.stores_cheaply or machine.memory_bytes() > SPILL_BYTES_MAX)
 
     def _store(self, partition: Partition) -> bool:
-        """Let a partition store its sections; False if it cannot: then it is spilled, and holds nobody back."""
+        """Store a partition's sections; False if that fails: then they are spilled, so that the journal can shrink."""
         try:
             partition.machine.store_now()
         except (NotFound, Closed):
@@ -172,7 +172,7 @@ class Checkpoint:
         return True
 
     def _sections_of(self, number: PartitionId, below: int) -> list[Entry]:
-        """A partition's accepted sections that it still needs from records below an LSN."""
+        """Return the accepted sections that a partition still needs from records below an LSN."""
         oldest = self._dispatcher.tracker.oldest(number)
         entries: list[Entry] = []
         for lsn, body in self._consensus.records(below if oldest is None else oldest):
@@ -192,7 +192,7 @@ class Checkpoint:
         return entries
 
     def _commit(self, partition: Partition) -> None:
-        """The watermarks of a partition, as far as the manifest may know them."""
+        """Commit the spilled watermark of a partition to the manifest."""
         key = WalStateKey(partition.descriptor.table, partition.descriptor.shard)
         txn = self._manifest.begin_write()
         txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))

@@ -1,16 +1,16 @@
-"""How far the journal reaches, written down in the manifest: what is missing at either end is noticed at the next open.
+"""The first and last LSN of the journal, recorded in the manifest, so that the next open notices a missing end.
 
-The journal's folder says only how far what is left of it reaches. So a row of the manifest says what must be there:
+The journal's folder shows only the range of what is left of it. So a row of the manifest records what must exist:
 
-    opened       the last LSN and the incarnation that an opening found; nothing is proposed before this is committed
-    given up     below which LSN nobody needs the journal; committed before any segment is removed
-    closed       the last LSN of a clean close: the journal ends exactly there until the next opening
+    opened       the last LSN and the incarnation at open; nothing is proposed before this is committed
+    given up     the LSN below which the journal is not needed; committed before any segment is deleted
+    closed       the last LSN at a clean close: the journal ends exactly there until the next open
 
-After a crash the journal may end anywhere past what was opened, but never before what a partition has stored or
+After a crash the journal may end anywhere past the LSN at open, but never before an LSN that a partition has stored or
 spilled: that was durable in the journal first.
 
-Thread: opening and closing by one; `give_up` by the checkpoint's.
-Invariant: what the row says was durable in the journal before the row was.
+Thread: one thread opens and closes; the checkpoint's calls `give_up`.
+Invariant: whatever the row states was durable in the journal before the row was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.partition.ledger import LEDGER_TABLE
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row; its `stored` is what is given up
+JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row; its `stored_lsn` is `given_up`
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
@@ -41,20 +41,20 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalExtent:
-    """What the manifest knows of the journal."""
+    """The manifest's record of the journal's range."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._log: Log | None = None  # once it is open
+        self._log: Log | None = None  # set by `open_journal`
 
     @property
     def given_up(self) -> int:
-        """Nobody needs the journal up to this LSN."""
+        """The journal is not needed up to this LSN."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
         return 0 if row is None else row.stored_lsn
 
     def check(self, end: LogEnd) -> None:
-        """`CorruptionError` if the journal lost its beginning or its end, or if the manifest is older than it."""
+        """Raise `CorruptionError` if the journal lost its beginning or end, or if the manifest is an older copy."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
         known = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
         needed = max([record.highest_lsn for _, record in self._manifest.read(lambda v: list(WAL_STATE.scan(v)))] + [0])
@@ -91,7 +91,7 @@ class JournalExtent:
             )
 
     def open_journal(self, fs: FileSystem, folder: str, random: Random, settings: LogSettings, identity: bytes) -> Log:
-        """The journal, if it is all there; how far it reaches is written down before anything can be proposed."""
+        """Open the journal if it is complete; record its range before anything can be proposed."""
         log = Log.open(fs, folder, random=random, settings=settings, identity=identity, check_end=self.check)
         try:
             self._commit(log, closed=False)
@@ -102,17 +102,17 @@ class JournalExtent:
         return log
 
     def give_up(self, below: int) -> None:
-        """Write down that nobody needs records below an LSN any more, before they may go."""
+        """Record that records below an LSN are not needed, before they are deleted."""
         self._put(WalStateRecord(below - 1, below - 1, below - 1, below - 1))
 
     def closed(self) -> None:
-        """After the journal was closed: write down where it ends. If that fails, the next opening knows less."""
+        """Record the end of the closed journal. If that fails, the next open can check less."""
         if self._log is None or not self._log.closed_cleanly:
             return
         try:
             self._commit(self._log, closed=True)
         except PenstockError as error:
-            logger.warning("%s: the end of the journal was not written down (%s)", self._manifest.path, error)
+            logger.warning("%s: the end of the journal was not recorded (%s)", self._manifest.path, error)
 
     def _commit(self, log: Log, *, closed: bool) -> None:
         gone, last = log.first - 1, int(log.synced)

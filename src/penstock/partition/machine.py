@@ -1,8 +1,8 @@
-"""The state machine of a partition: what a kind of table gives to the dispatcher.
+"""The state machine of a partition: what a kind of table implements for the dispatcher.
 
 Thread: `apply` is called by one thread at a time, in LSN order; the rest from any.
-Invariants: (1) what `apply` does depends on the sections and the state alone: never on a clock. (2) it is installed in
-one step, so a retry after an error finds nothing half done. (3) `stored <= applied`.
+Invariants: (1) the result of `apply` depends only on the sections and the state, never on a clock. (2) it is installed
+in one step, so a retry after an error finds nothing half done. (3) `stored <= applied`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescriptor:
-    """A partition as everybody knows it."""
+    """Identity of a partition."""
 
     partition: PartitionId
     table: int
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True):
     lsn: int
     time_us: int
     sections: tuple[Section, ...]
-    decoded: tuple[Any, ...] | None = None  # what the sections were made from, where the writer is at hand
+    decoded: tuple[Any, ...] | None = None  # what the sections were encoded from, if written by this process
 
     @property
     def size(self) -> int:
@@ -55,17 +55,17 @@ class PartitionStateMachine(Protocol):
 
     @property
     def applied(self) -> int:
-        """All up to this LSN is in the state."""
+        """All entries up to this LSN are in the state."""
 
     @property
     def stored(self) -> int:
-        """All up to this LSN is in files of its own."""
+        """All entries up to this LSN are in the partition's own files."""
 
     def apply(self, entry: Entry) -> None:
-        """Take in an entry. Requires: its LSN is above `applied`.
+        """Apply an entry. Requires: its LSN is above `applied`.
 
-        It has no rule of its own that a section could break: what the kind's `receive` and its API let pass can be
-        applied. An entry without sections counts as applied, and changes nothing.
+        It must not add checks that a section could fail: whatever the kind's `receive` and its API accept can be
+        applied. An entry without sections counts as applied and changes nothing.
         """
 
     @property
@@ -73,38 +73,38 @@ class PartitionStateMachine(Protocol):
         """Whether its files failed, so that only `renew` helps."""
 
     def renew(self) -> None:
-        """Begin anew from what is stored; all after that is applied again."""
+        """Restart from the stored state; all later entries are applied again."""
 
     def snapshot(self) -> Any:
-        """The state of now, to be read for as long as one likes."""
+        """Return a snapshot of the current state, readable without a time limit."""
 
     def is_read(self) -> bool:
-        """Whether somebody holds a snapshot of it."""
+        """Whether a snapshot of it is open."""
 
     def memory_bytes(self) -> int:
-        """What is held in memory only."""
+        """Return the bytes that are only in memory."""
 
     @property
     def stores_cheaply(self) -> bool:
-        """Whether `store_now` only syncs what is in files already: then nothing is ever spilled for it."""
+        """Whether `store_now` only syncs existing files: then nothing is ever spilled for it."""
 
     def store_now(self) -> None:
-        """Bring everything into files, in this thread, and commit how far that goes."""
+        """Write everything to files, in this thread, and commit the stored LSN."""
 
     def close(self) -> None: ...
 
 
 class MachineFactory(Protocol):
-    """Opens state machines; the store gives the dispatcher one that knows the kinds."""
+    """Opens state machines; the store passes the dispatcher one that knows the kinds."""
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> PartitionStateMachine: ...
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
-        """Close the machine of a dropped partition, if it was open, and remove its files, when nobody reads them."""
+        """Close the machine of a dropped partition, if it was open, and delete its files once they have no readers."""
 
 
 def readable(decode: Callable[[bytes], T], payload: bytes) -> T:
-    """What a section holds; `Invalid` if it does not decode: its record is sound, so whoever wrote it was wrong."""
+    """Decode a section; `Invalid` if that fails: its record is intact, so the writer was wrong."""
     try:
         return decode(payload)
     except CorruptionError as error:
@@ -112,5 +112,5 @@ def readable(decode: Callable[[bytes], T], payload: bytes) -> T:
 
 
 def fold(entries: Sequence[Entry]) -> tuple[Section, ...]:
-    """The sections of several entries in order."""
+    """Return the sections of several entries in order."""
     return tuple(section for entry in entries for section in entry.sections)

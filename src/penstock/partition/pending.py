@@ -1,9 +1,9 @@
-"""Writes on their way to the journal: groups of sections, as their kinds hold them before they are encoded.
+"""Writes that are not yet in the journal: groups of sections, as their kinds represent them before encoding.
 
-Thread: a delta is changed under the coordinator's lock, and by nobody once it is sealed; a group's `lsn` and `verdict`
-are set once, by the thread that flushes; so is `refused_by`.
+Thread: a delta changes only under the coordinator's lock, and never once it is sealed; a group's `lsn`, `verdict` and
+`refused_by` are set once, by the thread that flushes.
 Invariants: (1) groups are in epoch order; only the last, if it is open, takes more plain writes. (2) a group's `lsn`
-is set before it is applied: who finds the row of that LSN in a tree need not look at the group.
+is set before it is applied: a reader that finds a row of that LSN in a tree can skip the group.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from penstock.partition.reference import Reference
 
 
 class PendingGroup:
-    """What will be one group of a record."""
+    """A future group of a record."""
 
     __slots__ = ("condition", "lsn", "refused_by", "sections", "verdict")
 
     def __init__(self, condition: bytes = b"") -> None:
         self.condition = condition
-        self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of sections that follow each other
+        self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of consecutive sections
         self.lsn: int | None = None
         self.verdict: Verdict | None = None
         self.refused_by: int | None = None  # the index of the condition that refused it, if one did
 
 
 class PendingDelta:
-    """What will be one record, or a few."""
+    """A future record, or a few."""
 
     __slots__ = ("groups", "open")
 
@@ -60,9 +60,9 @@ class PendingDelta:
         self.open = None
 
     def absorb(self, group: PendingGroup) -> bool:
-        """Make a group of plain writes by key a part of the open one; False if it is not of that sort.
+        """Merge a group of plain writes by key into the open group; return False if it is not such a group.
 
-        They share a record, so they are still written together. Readers look through few groups then, not through all.
+        They share a record, so they are still written together, and readers have few groups to check.
         """
         if group.condition:
             return False
@@ -78,19 +78,19 @@ class PendingDelta:
         return True
 
     def sections(self, partition: PartitionId) -> list[tuple[PendingGroup, Any]]:
-        """The sections of a partition that readers of their own writes may see, newest first."""
+        """Return the sections of a partition that read-your-writes readers may see, newest first."""
         return [
             (group, section)
             for group in reversed(self.groups)
             if not group.condition and partition in group.sections
             for section in reversed(parts(group.sections[partition]))
-            if not isinstance(section, Reference)  # files are seen when they are adopted
+            if not isinstance(section, Reference)  # files become visible when they are adopted
         ]
 
 
-def parts(held: Any) -> tuple[Any, ...]:
-    """The sections of a partition in a group, in order."""
-    return held if type(held) is tuple else (held,)
+def parts(sections: Any) -> tuple[Any, ...]:
+    """Return the sections of a partition in a group, in order."""
+    return sections if type(sections) is tuple else (sections,)
 
 
 def add_group(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> None:
@@ -99,7 +99,7 @@ def add_group(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> N
 
 
 def add_or_absorb(delta: PendingDelta, group: PendingGroup, _b: None, _c: None) -> None:
-    """The same in the owner, where all that waits becomes one record."""
+    """Append or absorb a group in the owner, where all waiting groups become one record."""
     if delta.absorb(group):
         group.verdict = Verdict.ACCEPTED  # no plain write is ever refused
     else:

@@ -1,12 +1,12 @@
-"""Sections by reference: files that were built elsewhere, and what the owner does before it names them in the journal.
+"""Sections by reference: files built outside the store, and the owner's steps before the journal names them.
 
-A bulk load stages files under ids reserved for it, in the folder of the shard they are for, and hands in their
-sizes and hashes. The owner checks both, syncs the files, and only then proposes a record that refers to them. A staged
-file has a row in the manifest with a time after which it may be purged; adoption turns that row into a listed file.
+A bulk load stages files under reserved ids, in the folder of their shard, and passes their sizes and hashes. The
+owner checks both, syncs the files, and only then proposes a record that refers to them. A staged file has a row in the
+manifest with a time after which it may be purged; adoption turns that row into a listed file.
 
 Thread: any; `_lock` guards `_named`.
 Invariants: (1) a journal record names only files that are whole, synced and listed as staged. (2) a staged file is
-given up only when its row is still staged, its time is over, and no record, spill or commit on its way names it.
+deleted only when its row is still staged, its lease is over, and no record, spill or running commit names it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ LEASE_S_MAX = 1e9
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file to be built, and then one that was: `size_bytes` and `digest` are its builder's to fill in."""
+    """A staged file. Its builder fills in `size_bytes` and `digest` when it is built."""
 
     chunk_id: int
-    file_name: str  # relative to the store; an sstable's index stands beside it
+    file_name: str  # relative to the store; an sstable has its index beside it
     size_bytes: int = 0
     digest: bytes = b""  # SHA-256 over the file, and its index if it has one
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
-    """What a section holds instead of rows."""
+    """The files that a section holds instead of rows."""
 
     files: tuple[StagedFile, ...]
 
@@ -57,12 +57,12 @@ _decoder = msgspec.msgpack.Decoder(Reference)
 
 
 def encode_reference(reference: Reference) -> bytes:
-    """A section's payload."""
+    """Encode a reference as a section's payload."""
     return _encode(reference)
 
 
 def decode_reference(payload: bytes) -> Reference:
-    """The files a section refers to."""
+    """Decode the files a section refers to."""
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,7 +70,7 @@ def decode_reference(payload: bytes) -> Reference:
 
 
 def plain_files(files: Sequence[StagedFile]) -> tuple[StagedFile, ...]:
-    """Files as they will be read out of the journal, each once; `Invalid` if they could not be."""
+    """Return the files as the journal will store them, each once; `Invalid` if they cannot be encoded."""
     try:
         return decode_reference(encode_reference(Reference(tuple(dict.fromkeys(files))))).files
     except (TypeError, ValueError, OverflowError, CorruptionError) as error:
@@ -78,26 +78,26 @@ def plain_files(files: Sequence[StagedFile]) -> tuple[StagedFile, ...]:
 
 
 def check_staging(count: Any, lease_s: Any) -> tuple[int, float]:
-    """How many files to stage, and for how long."""
+    """Check and return how many files to stage, and for how long."""
     return whole(count, "how many files are staged", 1, STAGED_MAX), seconds(
         lease_s, "lease_s", LEASE_S_MAX, above_zero=True
     )
 
 
 def sealed(fs: FileSystem, root: str, staged: StagedFile) -> StagedFile:
-    """A staged file after it was built, with its size and hash: what its builder hands in."""
+    """Return a built file with its size and hash, for its builder to commit."""
     size, digest = _measure(fs, root, staged.file_name)
     return msgspec.structs.replace(staged, size_bytes=size, digest=digest)
 
 
 def check_intact(fs: FileSystem, root: str, staged: StagedFile) -> None:
-    """`CorruptionError` if a file that a record names is not what it was when the record was written."""
+    """Raise `CorruptionError` if a file that a record names has changed since the record was written."""
     path = f"{root}/{staged.file_name}"
     try:
-        found = _measure(fs, root, staged.file_name)
+        measured = _measure(fs, root, staged.file_name)
     except FileNotFoundError:
         raise CorruptionError(path, 0, "a record of the journal names this file, and it is missing") from None
-    if found != (staged.size_bytes, staged.digest):
+    if measured != (staged.size_bytes, staged.digest):
         raise CorruptionError(path, 0, "it does not have the size and hash that the journal names")
 
 
@@ -117,12 +117,12 @@ def _measure(fs: FileSystem, root: str, file_name: str) -> tuple[int, bytes]:
 
 
 def files_of(file_name: str) -> tuple[str, ...]:
-    """A staged file, and the index beside it if it is an sstable."""
+    """Return a staged file's name, and that of its index if it is an sstable."""
     return (file_name, index_path(file_name)) if file_name.endswith(".sst") else (file_name,)
 
 
 class Staging:
-    """Staged files of a store."""
+    """The staged files of a store."""
 
     def __init__(self, manifest: Manifest, *, fs: FileSystem, root: str, clock: Clock) -> None:
         self._manifest = manifest
@@ -130,10 +130,10 @@ class Staging:
         self.root = root
         self._clock = clock
         self._lock = threads.lock("partition.staging")
-        self._named: set[int] = set()  # guarded by _lock: ids that a record, or a commit on its way, names
+        self._named: set[int] = set()  # guarded by _lock: ids that a record or a running commit names
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
-        """Places for files to be built; kept for so long, and for as long as a commit names them."""
+        """Reserve names for files to be built, for `lease_s` seconds and for as long as a commit names them."""
         count, lease_s = check_staging(count, lease_s)
         make_dirs(self.fs, f"{self.root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
@@ -149,7 +149,7 @@ class Staging:
         return staged
 
     def write(self, table: int, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
-        """Bytes of a staged file that nobody has handed in yet; `Invalid` if it is another, or they do not follow."""
+        """Write bytes of a staged file before its commit; `Invalid` if it is not staged or the bytes leave a gap."""
         row = self._manifest.get_chunk(ChunkKey(table, chunk_id))
         with self._lock:
             named = chunk_id in self._named
@@ -157,7 +157,7 @@ class Staging:
             raise Invalid(f"{file_name} is not staged (any more): stage and build it again")
         path = f"{self.root}/{file_name}"
         if offset == 0 and self.fs.exists(path):
-            self.fs.unlink(path)  # it is sent anew
+            self.fs.unlink(path)  # it is being sent again
         file = self.fs.create(path) if offset == 0 else self.fs.open(path, write=True)
         try:
             if not 0 <= offset <= file.size():
@@ -167,13 +167,13 @@ class Staging:
             file.close()
 
     def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
-        """Check files and make them durable, before a record names them; `Invalid` if one is not what was handed in."""
+        """Check files and sync them, before a record names them; `Invalid` if one differs from its size and hash."""
         files = plain_files(files)
         for file in files:
             row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
             if row is None or not row.staged or row.file_name != file.file_name:
                 raise Invalid(f"{file.file_name} is not staged (any more): stage and build it again")
-        self.name(file.chunk_id for file in files)  # before the look at the bytes: it must not be purged under it
+        self.name(file.chunk_id for file in files)  # before the check: they must not be purged meanwhile
         try:
             for file in files:
                 if not self.fs.exists(f"{self.root}/{file.file_name}"):
@@ -198,44 +198,44 @@ class Staging:
         self.fs.fsync_dir(f"{self.root}/{file_name.rsplit('/', 1)[0]}")
 
     def name(self, chunk_ids: Iterable[int]) -> None:
-        """A record or a commit on its way names these."""
+        """Protect files that a record or a running commit names from the purge."""
         with self._lock:
             self._named.update(chunk_ids)
 
     def release(self, chunk_ids: Iterable[int]) -> None:
-        """No commit names these any more."""
+        """End the protection of files that no commit names any more."""
         with self._lock:
             self._named.difference_update(chunk_ids)
 
     def name_all(self, record: JournalRecord) -> None:
-        """What a replayed record refers to must stay, whatever became of the record."""
+        """Protect the files that a replayed record refers to, whatever its verdict."""
         for group in record.groups:
             for section in group.sections:
                 if section.header.form == REFERENCE:
                     self.name(file.chunk_id for file in decode_reference(section.payload).files)
 
     def purge(self, tables: Iterable[int]) -> int:
-        """Remove staged files whose time is over and that nobody names."""
-        now_ms, gone = self._clock.time_us() // 1_000, 0
+        """Delete staged files whose lease is over and that nothing names; return their number."""
+        now_ms, purged = self._clock.time_us() // 1_000, 0
         for table in tables:
             for key, row in list(self._manifest.scan_chunks(table)):
                 with self._lock:
                     named = key.chunk_id in self._named
                 if row.staged and not named and (row.purge_after_epoch_ms or 0) <= now_ms:
                     self.discard(key.db_id, [StagedFile(key.chunk_id, row.file_name)])
-                    gone += 1
-        return gone
+                    purged += 1
+        return purged
 
     def discard(self, table: int, files: Sequence[StagedFile]) -> None:
-        """Remove staged files, then their rows. After a crash in between, or with its file, a row stays: purged."""
-        gone: list[StagedFile] = []
+        """Delete staged files, then their rows. A row left by a crash or a failed delete is purged later."""
+        deleted: list[StagedFile] = []
         for file in files:
             removed = [remove_file(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
             if all(removed):
-                gone.append(file)
-        for folder in {file.file_name.rpartition("/")[0] for file in gone}:
-            self.fs.fsync_dir(f"{self.root}/{folder}")  # before the rows go: a file without a row is never found
+                deleted.append(file)
+        for folder in {file.file_name.rpartition("/")[0] for file in deleted}:
+            self.fs.fsync_dir(f"{self.root}/{folder}")  # before the rows: a file without a row is never found
         txn = self._manifest.begin_write()
-        for file in gone:
+        for file in deleted:
             txn.delete_chunk(ChunkKey(table, file.chunk_id))
         txn.commit()

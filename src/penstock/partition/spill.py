@@ -1,10 +1,10 @@
-"""A partition's own log: sections copied out of the journal so that the journal's segment can go.
+"""A partition's own log: sections copied from the journal so that the journal's segment can be deleted.
 
-A partition that stores its sections in time never has one: the folder is made by the first spill.
+A partition that stores its sections in time never has one: the first spill makes the folder.
 
-Thread: the checkpoint's; opening a partition reads it before that.
+Thread: the checkpoint's; before that, the thread that opens the partition reads it.
 Invariants: (1) entries are in LSN order, each once. (2) `upto` is durable here. (3) an entry names the LSN of the one
-before it, and the manifest how far the log reaches: neither end can go missing without a word.
+before it, and the manifest the last one: a missing end is always noticed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.partition.machine import Entry
 
 SETTINGS = LogSettings(segment_bytes=16 << 20, allocate_bytes=64 << 10)
 BATCH_BYTES = 4 << 20
-_PREVIOUS = struct.Struct("<Q")  # the LSN of the entry before, in the place of a group's condition
+_PREVIOUS = struct.Struct("<Q")  # the LSN of the previous entry, in place of a group's condition
 
 
 class SpillLog:
-    """What a partition spilled and has not stored."""
+    """The entries that a partition spilled and has not stored."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SpillLog:
         partition: PartitionId,
         reach: tuple[int, int] = (0, 0),
     ) -> None:
-        """Open what was spilled. `reach`: the partition has stored all up to one LSN, and spilled up to another."""
+        """Open the log. `reach`: the LSN up to which the partition has stored, and that up to which it has spilled."""
         self._partition = partition
         self._fs = fs
         self._folder = folder
@@ -55,18 +55,18 @@ class SpillLog:
             raise CorruptionError(folder, 0, f"what was spilled here ends at LSN {self.upto}, but reached {spilled}")
 
     def _check_entries(self, stored: int) -> None:
-        """Read everything; each entry must follow the one before, and the first one what is stored."""
+        """Check that each entry follows the one before, and the first follows the stored LSN."""
         for record in self._open():
-            kept = decode(record.body, where=self._folder, lsn=record.index)
-            if any(section.header.partition != self._partition for section in kept.groups[0].sections):
+            decoded = decode(record.body, where=self._folder, lsn=record.index)
+            if any(section.header.partition != self._partition for section in decoded.groups[0].sections):
                 raise CorruptionError(self._folder, 0, "what was spilled here is another partition's")
-            previous = kept.groups[0].condition  # empty in entries of the first version
-            if kept.last_epoch > stored and previous and _PREVIOUS.unpack(previous)[0] > max(stored, self.upto):
+            previous = decoded.groups[0].condition  # empty in entries of the first version
+            if decoded.last_epoch > stored and previous and _PREVIOUS.unpack(previous)[0] > max(stored, self.upto):
                 before = _PREVIOUS.unpack(previous)[0]
                 raise CorruptionError(
-                    self._folder, 0, f"what was spilled from LSN {before} on, before {kept.last_epoch}, is missing"
+                    self._folder, 0, f"what was spilled from LSN {before} on, before {decoded.last_epoch}, is missing"
                 )
-            self.upto = kept.last_epoch
+            self.upto = decoded.last_epoch
 
     def _open(self) -> Log:
         if self._log is None:
@@ -76,16 +76,16 @@ class SpillLog:
         return self._log
 
     def entries(self, after: int) -> Iterator[Entry]:
-        """What was spilled past an LSN, in order."""
+        """Yield the entries above an LSN, in order."""
         if self._log is None and not self._fs.exists(self._folder):
             return
         for record in self._open():
-            kept = decode(record.body, where=self._folder, lsn=record.index)
-            if kept.last_epoch > after:
-                yield Entry(kept.last_epoch, kept.time_us, kept.groups[0].sections)
+            decoded = decode(record.body, where=self._folder, lsn=record.index)
+            if decoded.last_epoch > after:
+                yield Entry(decoded.last_epoch, decoded.time_us, decoded.groups[0].sections)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Copy entries here, durably. Requires: they follow `upto`."""
+        """Append entries, durably. Requires: they follow `upto`."""
         if not entries:
             return
         if self._abandoned:
@@ -97,7 +97,7 @@ class SpillLog:
         self._failed = True
         previous = self.upto
         for entry in entries:
-            # The LSN stands where a journal record has its epoch.
+            # The LSN is in the field of the epoch.
             group = Group(entry.sections, _PREVIOUS.pack(previous))
             bodies.append(encode(JournalRecord(entry.time_us, entry.lsn, (group,))))
             previous = entry.lsn
@@ -112,7 +112,7 @@ class SpillLog:
         self.upto = entries[-1].lsn
 
     def drop_stored(self, stored: int) -> None:
-        """Give up segments whose entries are all stored."""
+        """Delete segments whose entries are all stored."""
         if self._log is None or self.upto == 0:
             return
         keep = self._log.last + 1
@@ -121,11 +121,11 @@ class SpillLog:
                 keep = record.index
                 break
         if keep > self._log.last and not self._failed:
-            self._log.roll()  # else the last segment would stay for ever, with nothing in it that anyone needs
+            self._log.roll()  # else the last segment would stay forever, with only stored entries
         self._log.truncate_front(keep)
 
     def abandon(self) -> None:
-        """Its table was dropped: take nothing more, and leave the files to who removes them."""
+        """Refuse further entries: the table was dropped, and its files are deleted elsewhere."""
         self._abandoned = True
 
     def close(self) -> None:

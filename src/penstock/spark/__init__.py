@@ -1,17 +1,17 @@
-"""Spark: the way data leaves, comes back and is maintained.
+"""Spark: reads, writes and maintains stores.
 
     session, views        a local session; a temporary view of each table
     commit                several tables and a consumer's position in one commit
-    stream, progress      a stream from a queue whose results count once
-    wait                  until it ends, or a signal says so
-    maintain              a driver that does the large jobs of a store
-    verify, export        the check of all files; a table as Parquet
+    stream, progress      a stream from a queue with exactly-once results
+    wait                  wait until a stream ends, or stop it on a signal
+    maintain              run the large jobs of a store on Spark
+    verify, export        check all files; write a table as Parquet
 
-    format                the format `penstock`; the other modules are its parts
-    table_ref, arrow      which store and table; types
-    sessions              the first two of the above
+    format                the format `penstock`; the other modules implement it
+    table_ref, arrow      the store and table of an option; types
+    sessions              session, views
     exactly_once          the stream; committing: its commit; offset_log: Spark's checkpoint
-    maintenance           the last three of the above
+    maintenance           maintain, verify, export
     reading, writing, loading, streaming
 
 Nothing else in Penstock imports pyspark.
@@ -63,10 +63,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker would take every misspelt name for one that is found here
+if not TYPE_CHECKING:  # with it a type checker would accept every misspelt name
 
     def __getattr__(name: str) -> Any:
-        """Load a part when it is asked for, with one clear line if Spark is missing."""
+        """Import a module on first use, with a clear error if Spark is missing."""
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"penstock.spark has no {name!r}")

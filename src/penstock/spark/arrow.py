@@ -1,4 +1,4 @@
-"""Between Arrow as Penstock has it and Arrow as Spark wants it: types by Spark's schema, exactly.
+"""Converts Penstock's Arrow data to the exact types of Spark's schema.
 
 Thread: pure functions.
 """
@@ -16,36 +16,36 @@ from pyspark.sql.types import StructType
 from penstock.errors import Invalid
 from penstock.kinds import Filters
 
-# Of one batch for Spark, about. It goes through a socket, and both sides are quickest while it stays in a core's cache:
-# batches of 1 to 2 MB were read in two thirds of the time of those of 8 MB.
+# Approximate size of a batch for Spark. It passes a socket, and both sides are fastest while it fits a core's cache:
+# batches of 1 to 2 MB were read in two thirds of the time of 8 MB batches.
 BATCH_BYTES = 3 << 19
 
 
 def spark_schema(schema: Any) -> StructType:
-    """A table's schema for Spark, which has no unsigned integers, and lets INSERT leave out what may be null."""
+    """Return a table's schema for Spark: no unsigned integers, and all nullable, so that INSERT can omit columns."""
     fields = [field.with_type(pa.int64()) if field.type == pa.uint64() else field for field in schema]
     return from_arrow_schema(pa.schema([field.with_nullable(True) for field in fields]))
 
 
 def check_columns(wanted: StructType, table: StructType, name: str) -> None:
-    """`Invalid` if a user's own schema asks for what the table does not have."""
+    """Raise `Invalid` if a user's schema has a column or type that the table does not have."""
     known = {field.name: field.dataType for field in table}
     for field in wanted:
         if field.name not in known:
             raise Invalid(f"table {name} has no column {field.name}: it has {', '.join(known)}")
         if field.dataType != known[field.name]:
-            found = known[field.name].simpleString()
+            actual = known[field.name].simpleString()
             raise Invalid(
-                f"column {field.name} of {name} is {found}, not {field.dataType.simpleString()}: cast it later"
+                f"column {field.name} of {name} is {actual}, not {field.dataType.simpleString()}: cast it later"
             )
 
 
 def for_spark(batches: Iterator[Any], schema: StructType, filters: Filters = ()) -> Iterator[Any]:
-    """Batches with the columns of Spark's schema, in its order and exact types, without rows that a filter drops."""
+    """Yield batches with the columns of Spark's schema, in its order and types, without rows that a filter drops."""
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in batches:
-        kept = _filtered(batch, filters)
-        columns = [_as(kept.column(field.name), field.type) for field in wanted]
+        filtered = _filtered(batch, filters)
+        columns = [_as(filtered.column(field.name), field.type) for field in wanted]
         yield from _small(pa.record_batch(columns, schema=wanted))
 
 
@@ -54,7 +54,7 @@ def _as(column: Any, kind: Any) -> Any:
 
 
 def _small(batch: Any) -> Iterator[Any]:
-    """A batch in slices that the JVM can hold: it takes each of them whole."""
+    """Yield a batch in slices that the JVM can hold: it loads each slice whole."""
     rows = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
     for start in range(0, max(1, batch.num_rows), rows):
         yield batch.slice(start, rows)
@@ -64,11 +64,11 @@ _COMPARE = {"=": pc.equal, ">": pc.greater, ">=": pc.greater_equal, "<": pc.less
 
 
 def _filtered(batch: Any, filters: Filters) -> Any:
-    """Rows that pass all filters; Spark looks again, so one that cannot be judged here drops nothing."""
+    """Return the rows that pass all filters; one that Arrow cannot evaluate is skipped, as Spark filters again."""
     for column, operation, value in filters:
         values = batch.column(column)
         if pa.types.is_floating(values.type):
-            continue  # NaN equals itself in Spark and is above all numbers, and in Arrow it is neither
+            continue  # in Spark NaN equals itself and is above all numbers; in Arrow neither holds
         try:
             if operation == "in":
                 mask = pc.is_in(values, pa.array(list(value), values.type))
@@ -81,5 +81,5 @@ def _filtered(batch: Any, filters: Filters) -> Any:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """A DataFrame's schema in Arrow."""
+    """Return a DataFrame's schema in Arrow."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,6 +1,6 @@
 """Several tables and the position of a consumer in one commit.
 
-Thread: the driver's; tasks prepare rows, one group takes them in.
+Thread: the driver's; tasks prepare rows, one group commits them.
 Invariant: either everything is written and the consumer is at `end`, or nothing changed.
 """
 
@@ -31,7 +31,7 @@ _LOADS = "table string, loads binary"
 class Committed:
     """What a commit did."""
 
-    duplicate: bool  # it had happened before: nothing was written now
+    duplicate: bool  # it was committed before: nothing was written now
     rows: dict[str, int]  # by table
 
 
@@ -47,9 +47,9 @@ def commit(
 ) -> Committed:
     """Write DataFrames to tables of a store and move a consumer of the queue `source`, all of it or nothing.
 
-    With a consumer it happens if every shard stands at `start` (then it stands at `end`), is a duplicate if every shard
-    is at or past `end`, and is a `PositionConflict` otherwise. With a token it happens once. `start` and `end` are
-    sequences by shard: those of the first message of the batch, and of the first one after it.
+    With a consumer, it commits if every shard is at `start` (and moves it to `end`), is a duplicate if every shard is
+    at or past `end`, and raises `PositionConflict` otherwise. With a token it commits once. `start` and `end` are
+    sequences by shard: that of the first message of the batch, and of the first one after it.
     """
     if not isinstance(tables, Mapping):
         raise Invalid(f"{type(tables).__name__} was given for the tables: give DataFrames by table, as in {{'t': df}}")
@@ -74,8 +74,8 @@ def _condition(
 ) -> tuple[str, bytes]:
     if source is None or start is None or end is None:
         raise Invalid("with a consumer, say source= (a queue), start= and end= (sequences by shard)")
-    given: tuple[Any, ...] = (start, end)
-    for offsets in given:
+    arguments: tuple[Any, ...] = (start, end)
+    for offsets in arguments:
         pairs = offsets.items() if isinstance(offsets, Mapping) else [(None, None)]
         if not all(type(one) is int for pair in pairs for one in pair):
             raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {offsets!r}")
@@ -85,7 +85,7 @@ def _condition(
     for shard in start:
         if not 1 <= start[shard] <= end[shard] <= last[shard]:
             raise Invalid(
-                f"shard {shard} of {name} has messages from 1 up to {last[shard]}, which is the next: a batch of it "
+                f"shard {shard} of {name} has messages [1, {last[shard]}): a batch of it "
                 f"cannot be [{start[shard]}, {end[shard]})"
             )
     return move_condition(source.table, consumer, start, end)
@@ -94,13 +94,13 @@ def _condition(
 def move_condition(
     info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int]
 ) -> tuple[str, bytes]:
-    """The condition by which a batch moves a consumer."""
+    """Return the condition with which a batch moves a consumer."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
     return as_streamable(kind_named(info.kind, info.name), info).move(info, consumer, ranges)
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
-    """Run one job in which tasks prepare the rows of every table; the loads they made, by table."""
+    """Prepare the rows of every table in one Spark job; return the loads by table."""
     frames = [_prepared(planned[name], name, frame) for name, frame in tables.items()]
     encoded: dict[str, list[bytes]] = {name: [] for name in tables}
     if frames:
@@ -114,19 +114,19 @@ def _prepared(table: PlannedTable, name: str, frame: DataFrame) -> DataFrame:
 
 
 def _task(table: PlannedTable, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: prepare its rows and return the loads to the driver."""
+    """Prepare a task's rows, and return the loads to the driver. Runs in a task."""
     loads = make_loads(table, schema, batches)
     yield pa.record_batch([pa.array([name]), pa.array([loads], pa.binary())], names=["table", "loads"])
 
 
 def use(batch: StoreBatch, planned: Mapping[str, PlannedTable], encoded: Mapping[str, list[bytes]]) -> dict[str, int]:
-    """Put what tasks prepared into a batch; rows by table."""
+    """Add the prepared loads to a batch; return the number of rows by table."""
     return {name: add_loads(batch, table, encoded[name]) for name, table in planned.items()}
 
 
 def within(frame: DataFrame, columns: StreamColumns, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
     """Return the rows of a frame in [start, end) of each shard."""
-    kept, sequence = F.lit(False), F.col(columns.sequence)
+    inside, sequence = F.lit(False), F.col(columns.sequence)
     for shard, low in start.items():
-        kept = kept | ((F.col(columns.shard) == shard) & (sequence >= low) & (sequence < end[shard]))
-    return frame.where(kept)
+        inside = inside | ((F.col(columns.shard) == shard) & (sequence >= low) & (sequence < end[shard]))
+    return frame.where(inside)

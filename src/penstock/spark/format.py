@@ -1,8 +1,8 @@
-"""The format `penstock` of Spark: what to do with .read, .write, .readStream and .writeStream.
+"""The Spark format `penstock`: handles .read, .write, .readStream and .writeStream.
 
     spark.read.format("penstock").option("table", "users").load("/absolute/path")
 
-Thread: Spark's; an instance is made and pickled by Spark at will, so it holds nothing but options.
+Thread: Spark's; Spark makes and pickles instances at will, so they hold only options.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PenstockSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.writing import TableWriter
 
-        check_options(self.options, *BATCH_OPTIONS)  # a view that is read and inserted into has one set
+        check_options(self.options, *BATCH_OPTIONS)  # a view for reads and inserts has one set of options
         return TableWriter(dict(self.options), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -73,7 +73,7 @@ def _schema_of(info: TableInfo) -> StructType:
 
 
 def register(spark: Any) -> None:
-    """Make the format known to a session; one that finds `pyspark_penstock` does it by itself."""
+    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself."""
     python = getattr(getattr(spark, "sparkContext", None), "pythonExec", sys.executable)
     if not _has_penstock(python):
         raise Invalid(
@@ -85,11 +85,11 @@ def register(spark: Any) -> None:
 
 @lru_cache
 def _has_penstock(python: str) -> bool:
-    """Whether the Python that Spark starts can be used."""
+    """Whether the Python that Spark starts can import Penstock."""
     if shutil.which(python) == sys.executable:
         return True
     try:
-        found = subprocess.run([python, "-c", "import penstock"], capture_output=True, timeout=60, check=False)
+        process = subprocess.run([python, "-c", "import penstock"], capture_output=True, timeout=60, check=False)
     except OSError:
         return False
-    return found.returncode == 0
+    return process.returncode == 0

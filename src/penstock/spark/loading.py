@@ -1,10 +1,10 @@
-"""Rows of Spark's tasks on their way into a store: prepared by the tasks, committed once, together.
+"""Loads rows of Spark's tasks into a store: the tasks prepare them, one commit writes them all.
 
 A task turns its rows into a load (see `store/loading.py`) and returns it; the committer puts the loads of all tasks
-and tables into one group. A task that is tried again makes other files; those that no commit names are purged.
+and tables into one group. A retried task makes new files; files that no commit names are purged.
 
-Thread: Spark's; a task's part runs in its worker, the commit wherever Spark commits.
-Invariant: nothing is seen before the commit, and all of it after.
+Thread: Spark's; tasks prepare in their workers, the commit runs where Spark commits.
+Invariant: no row is visible before the commit, and all are after it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _decoder = msgspec.msgpack.Decoder(PreparedLoad)
 
 
 def check_schema(table: PlannedTable, schema: Any) -> None:
-    """`Invalid` before any work if rows of this Spark schema cannot be written to the table."""
+    """Raise `Invalid`, before any work, if rows of this Spark schema cannot be written to the table."""
     as_loadable(table.kind, table.info).load_schema(arrow_schema(schema), table.info.options)
 
 
 def make_loads(
     table: PlannedTable, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
-    """In a task: prepare its rows, all of which are in the range that is replaced; the load, for the committer."""
+    """Prepare a task's rows, all within the `replace` range, and return the load for the committer. Runs in a task."""
     with workplace(table) as place:
         return _encode(prepare_batches(place, table.info, arrow_schema(schema), batches, replace))
 
@@ -42,7 +42,7 @@ def make_loads(
 def add_loads(
     batch: StoreBatch, table: PlannedTable, encoded: Iterable[bytes], replace: tuple[bytes, bytes | None] | None = None
 ) -> int:
-    """Put the loads of all tasks for a table into a batch; how many rows they hold."""
+    """Add the loads of all tasks for a table to a batch; return the number of rows."""
     kind, info = table.kind, table.info
     loads = [_decoder.decode(load) for load in encoded]
     parts = [part for load in loads for part in load.parts]
@@ -59,7 +59,7 @@ def add_loads(
 
 
 def replaced_range(table: PlannedTable, options: dict[str, str], overwrite: bool) -> tuple[bytes, bytes | None] | None:
-    """What an overwrite replaces: the range of the options `start` and `end`, or everything."""
+    """Return the range an overwrite replaces: that of the options `start` and `end`, or everything."""
     if not overwrite:
         if "start" in options or "end" in options:
             raise Invalid("start and end say what mode('overwrite') replaces; mode('append') takes neither")

@@ -1,11 +1,11 @@
 """Maintenance on Spark: the owner's large jobs, the check of all files, the export of a table.
 
-`maintain` makes a driver a worker of the store: it asks the owner for work, runs each part of it as a task, and hands
-in what the tasks tell. Tasks open the files of the store themselves, or fetch and send them if they do not see its
-folder; no row passes through the JVM. The owner commits, if nothing changed meanwhile.
+`maintain` makes a driver a worker of the store: it asks the owner for work, runs each part as a task, and returns the
+tasks' results. Tasks open the files of the store themselves, or fetch and send them if they cannot see its folder; no
+row passes through the JVM. The owner commits if nothing changed meanwhile.
 
-Thread: the driver's; while a job runs, a thread of its own tells the owner that it does.
-Invariant: a part is run at most once under its names: a task that Spark tries again fails, and with it the offer, which
+Thread: the driver's; while a job runs, another thread sends the owner signs of life.
+Invariant: a part runs at most once under its file names: a task that Spark retries fails, and with it the offer, which
 the owner then does itself.
 """
 
@@ -51,15 +51,15 @@ _RESULT = "part long, result binary"
 _offer = msgspec.msgpack.Decoder(Offer)
 _piece = msgspec.msgpack.Decoder(Piece)
 
-Work = Callable[[int], bytes]  # by the number of a part, in a task
+Work = Callable[[int], bytes]  # takes the number of a part; runs in a task
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A damaged file."""
 
     table: str
-    file: str  # relative to the store, where it is one of its files
+    file: str  # relative to the store, if it is one of its files
     reason: str
 
 
@@ -67,9 +67,9 @@ class Damage:
 
 
 def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event | None = None) -> int:
-    """Do the large jobs of a store on Spark until `stop` is set, or after the first with `once`; how many were done.
+    """Run the large jobs of a store on Spark until `stop` is set, or one with `once`; return the number done.
 
-    Without `stop`, SIGTERM and SIGINT end it. A job that runs then is given up, and the owner does it.
+    Without `stop`, SIGTERM and SIGINT end it. A job that is running then is abandoned, and the owner does it.
     """
     ref, done = TableRef.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
@@ -80,7 +80,7 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
                 if offer is not None:
                     done += _work(spark, ref, offer, ending)
             except RetryLater as error:
-                logger.warning("the owner of %s is asked again: %s", path, error)
+                logger.warning("the owner of %s will be asked again: %s", path, error)
                 offer = None
             if offer is None:
                 ending.wait(POLL_S)
@@ -90,7 +90,7 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
 
 
 def _work(spark: Any, ref: TableRef, offer: Offer, stop: threading.Event) -> bool:
-    """Run an offer and hand in its results; whether the owner took them."""
+    """Run an offer and send its results; return whether the owner accepted them."""
     port, tag = ref.store().port, f"penstock-{offer.offer}"
     work = partial(_perform, ref, msgspec.msgpack.encode(offer))
     with _keeping(port, offer.offer, stop, lambda: spark.interruptTag(tag)):
@@ -106,7 +106,7 @@ def _work(spark: Any, ref: TableRef, offer: Offer, stop: threading.Event) -> boo
 def _keeping(
     port: FlightPort, offer: str, stop: threading.Event, give_up: Callable[[], object]
 ) -> AbstractContextManager[None]:
-    """Tell the owner that an offer is being worked on; give it up if the owner withdrew it, or at a stop."""
+    """Send the owner signs of life for an offer; call `give_up` if the owner withdrew it or `stop` is set."""
 
     def keep() -> bool:
         try:
@@ -121,16 +121,16 @@ def _keeping(
 
 
 def _run_tasks(spark: Any, count: int, work: Work, tag: str | None = None) -> list[bytes]:
-    """Run `count` tasks; what each of them told."""
+    """Run `count` tasks and return their results."""
     frame = spark.range(0, count, 1, count).mapInArrow(partial(_task, work), _RESULT)
     if tag is not None:
         spark.addTag(tag)
     try:
-        told = {row["part"]: bytes(row["result"]) for row in frame.collect()}
+        results = {row["part"]: bytes(row["result"]) for row in frame.collect()}
     finally:
         if tag is not None:
             spark.removeTag(tag)
-    return [told[number] for number in range(count)]
+    return [results[number] for number in range(count)]
 
 
 def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
@@ -140,13 +140,13 @@ def _task(work: Work, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _perform(ref: TableRef, encoded: bytes, number: int) -> bytes:
-    """In a task: one part of an offer, in the store's folder or in one that stands for it."""
+    """Run one part of an offer, in the store's folder or in a temporary copy. Runs in a task."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber():
-        raise Invalid("a part is not tried again: an earlier attempt may still write its files")
+        raise Invalid("a part must not run twice: an earlier attempt may still write its files")
     offer = _offer.decode(encoded)
     if not offer.function.startswith("penstock."):
-        raise Invalid(f"{offer.function} is no work of Penstock's")
+        raise Invalid(f"{offer.function} is not a function of Penstock")
     part, root = offer.parts[number], ref.root
     if root is not None:
         return _performed(offer.function, part, root)
@@ -181,7 +181,7 @@ def _fetch(port: FlightPort, offer: str, name: str, path: str) -> None:
 
 
 def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
-    """Bring a file to the owner, if the part made it."""
+    """Send a file to the owner, if the part made it."""
     fs = OsFileSystem()
     if not fs.exists(path):
         return
@@ -197,7 +197,7 @@ def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
 
 
 def verify(spark: Any, path: str) -> list[Damage]:
-    """Compare every page of every file of every table with its checksum: what is damaged, nothing if all is well."""
+    """Check every page of every file of every table against its checksum; return the damage."""
     ref = TableRef.of({"path": path}, table=False)
     slots = max(1, spark.sparkContext.defaultParallelism)
     with _snapshot(ref) as snapshot:
@@ -206,42 +206,42 @@ def verify(spark: Any, path: str) -> list[Damage]:
             for name in snapshot.tables()
             for piece in _pieces(snapshot, name, slots * PIECES_PER_SLOT)
         ]
-        told = _run_tasks(spark, len(pieces), partial(_check, ref, snapshot.id, pieces)) if pieces else []
-    found = {damage for some in told for damage in msgspec.msgpack.decode(some, type=list[Damage])}
-    return sorted(found, key=lambda damage: (damage.table, damage.file, damage.reason))
+        results = _run_tasks(spark, len(pieces), partial(_check, ref, snapshot.id, pieces)) if pieces else []
+    damages = {damage for result in results for damage in msgspec.msgpack.decode(result, type=list[Damage])}
+    return sorted(damages, key=lambda damage: (damage.table, damage.file, damage.reason))
 
 
 def _pieces(snapshot: RemoteSnapshot, name: str, count: int) -> list[Piece]:
     try:
         return snapshot.pieces(name, count)
-    except CorruptionError:  # to cut it, files are looked into: in one piece they are not
+    except CorruptionError:  # a split reads files, which one piece does not
         return snapshot.pieces(name, 1)
 
 
 def _check(ref: TableRef, snapshot_id: str, pieces: Sequence[tuple[str, bytes]], number: int) -> bytes:
-    """In a task: look at the files of one piece, or have the owner read it."""
+    """Check the files of one piece, or have the owner read it. Runs in a task."""
     name, encoded = pieces[number]
     piece, store, root = _piece.decode(encoded), ref.store(), ref.root
     snapshot = store.snapshot(snapshot_id)
     info = snapshot.info(name)
-    found, kind = None, kind_named(info.kind, info.name)
+    damage, kind = None, kind_named(info.kind, info.name)
     if root is not None and piece.detail and isinstance(kind, FileReadable):
-        found = kind.check_piece(piece, root, store.identity)
-    if found is None:
-        found = []
+        damage = kind.check_piece(piece, root, store.identity)
+    if damage is None:
+        damage = []
         try:
             for _ in snapshot.read(piece):
                 pass
         except CorruptionError as error:
-            found = [(error.path, f"byte {error.offset}: {error.reason}")]
-    return msgspec.msgpack.encode([Damage(name, file.removeprefix(f"{store.path}/"), why) for file, why in found])
+            damage = [(error.path, f"byte {error.offset}: {error.reason}")]
+    return msgspec.msgpack.encode([Damage(name, file.removeprefix(f"{store.path}/"), why) for file, why in damage])
 
 
 # -- export
 
 
 def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
-    """Write a table to Parquet files in `target` as of one LSN, which is returned. `mode` is that of Spark writers."""
+    """Write a table as of one LSN to Parquet files in `target`; return the LSN. `mode` is that of Spark writers."""
     ref = TableRef.of({"path": path, "table": table})
     ref.info()
     register(spark)
@@ -253,13 +253,13 @@ def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error
 
 @contextmanager
 def _snapshot(ref: TableRef) -> Iterator[RemoteSnapshot]:
-    """A snapshot that is kept for as long as the block takes."""
+    """Hold a snapshot for the duration of the block."""
     store = ref.store()
     with store.snapshot(lease_s=SNAPSHOT_LEASE_S) as snapshot:
 
         def keep() -> bool:
             with suppress(RetryLater):
-                store.snapshot(snapshot.id)  # to ask for it is to use it
+                store.snapshot(snapshot.id)  # renews the lease
             return True
 
         with repeating(keep, every_s=SNAPSHOT_LEASE_S / 3, name="penstock-snapshot"):

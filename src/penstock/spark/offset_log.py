@@ -1,7 +1,7 @@
-"""What Spark's checkpoint says about the micro-batches of a stream: which messages each has, and which are done.
+"""Reads Spark's checkpoint of a stream: the messages of each micro-batch, and which batches are done.
 
 Thread: the driver's.
-Invariant: Spark notes a batch's end in `offsets/` before it runs, and its number in `commits/` after.
+Invariant: Spark writes a batch's end to `offsets/` before it runs, and its number to `commits/` after.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Offsets = dict[int, int]
 
 
 class OffsetLog:
-    """The checkpoint in a folder, of a stream whose consumer stands at `start`."""
+    """The checkpoint in a folder, of a stream whose consumer is at `start`."""
 
     def __init__(self, spark: Any, folder: str, start: Offsets) -> None:
         self._context = spark.sparkContext
@@ -23,9 +23,9 @@ class OffsetLog:
         self._start = start
 
     def check(self, consumer: str) -> None:
-        """`PositionConflict` if Spark would begin after messages that the consumer has not read.
+        """Raise `PositionConflict` if Spark would skip messages that the consumer has not read.
 
-        A batch is done for Spark after the consumer was moved, so such a folder is another consumer's, or queue's.
+        Spark marks a batch done after the consumer was moved, so such a folder belongs to another consumer or queue.
         """
         numbers = [int(name) for name in self._names("commits") if name.isdigit()]
         done = self._read(max(numbers)) if numbers else None
@@ -38,7 +38,7 @@ class OffsetLog:
             )
 
     def range_of(self, number: int) -> tuple[Offsets, Offsets]:
-        """Start and end of a batch."""
+        """Return the start and end of a batch."""
         end = self._read(number)
         if end is None:
             raise NotFound(f"{self._folder} does not say which messages batch {number} has: delete it, and start again")
@@ -58,9 +58,9 @@ class OffsetLog:
 
     def _names(self, folder: str) -> list[str]:
         path, system = self._file(folder)
-        return [found.getPath().getName() for found in system.listStatus(path)] if system.exists(path) else []
+        return [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
 
     def _file(self, name: str) -> tuple[Any, Any]:
-        """A file of the checkpoint, and the file system that has it."""
+        """Return the path of a file of the checkpoint, and its file system."""
         path = self._context._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
         return path, path.getFileSystem(self._context._jsc.hadoopConfiguration())

@@ -1,14 +1,14 @@
-"""Batch reads: the planner cuts a table into ranges; the tasks of a query read them in one snapshot, which they share.
+"""Batch reads: the planner splits a table into ranges; the tasks of a query read them in one shared snapshot.
 
-Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue), `splits` (about how
-many tasks), `snapshot` (the id of a snapshot that somebody holds, for several reads at one LSN), `pushdown`.
+Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue), `splits` (approximate
+number of tasks), `snapshot` (the id of an open snapshot, for several reads at one LSN), `pushdown`.
 
-Spark plans a DataFrame once and keeps the plan for all queries on it, and the filters that one of them pushed down.
-So the ranges of a plan hold at any time, the snapshot is taken by the first task of each query, and filters narrow
-what is read only where that was asked for, of a DataFrame that is used once.
+Spark plans a DataFrame once and reuses the plan for all queries on it, with the filters that one of them pushed down.
+So the ranges of a plan are valid at any time, the first task of each query takes the snapshot, and filters narrow the
+read only with the option `pushdown`, for a DataFrame that is used once.
 
 Thread: `partitions` in Spark's planner, `read` in its tasks.
-Invariants: (1) all tasks of a query read one LSN. (2) a filter is left to Spark as well: here it only saves work.
+Invariants: (1) all tasks of a query read one LSN. (2) Spark applies every filter again: here they only save work.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from penstock.spark.arrow import for_spark
 from penstock.spark.table_ref import TableRef, check_range
 
 clock = SystemClock()
-TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, where nobody says how many there are
-LEASE_S = 300.0  # of a query's snapshot, since a task used it
-RENEW_S = 2.0  # a task that reads files by itself tells the owner so often that it does
+TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, without the option `splits`
+LEASE_S = 300.0  # of a query's snapshot, from its last use by a task
+RENEW_S = 2.0  # how often a task that reads files by itself renews the lease
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 OPERATIONS = {EqualTo: "=", GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<=", In: "in"}
-DIGITS_MAX = 18  # of a number in an option: messages carry 64 bits
+DIGITS_MAX = 18  # of a number in an option, so that it fits 64 bits
 _warned: list[bool] = []
 
 
@@ -64,10 +64,10 @@ class KeyRangePartition(InputPartition):
 
 
 class _Pushed:
-    """Takes filters from sessions that push them down.
+    """Receives the filters of sessions that push them down.
 
-    Spark calls `reader.pushFilters` where that is on; where it is off, it refuses readers whose method is their own. So
-    this stands in the method's place, and shows Spark's own function to who asks whether there is another.
+    Spark calls `reader.pushFilters` if pushdown is on; if it is off, it rejects readers that override the method. So
+    this object replaces the method, and its `__func__` is Spark's own function, which that check compares.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -76,15 +76,15 @@ class _Pushed:
         self._wanted = wanted
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Remember what narrows the range to be read, and leave every filter to Spark as well."""
-        for found in filters:
-            operation = OPERATIONS.get(type(found))
-            if operation is not None and len(found.attribute) == 1:  # type: ignore[attr-defined]
-                value = found.value  # type: ignore[attr-defined]
-                value = [one for one in value if one is not None] if operation == "in" else value
+        """Record the filters that narrow the range, and return every filter to Spark as well."""
+        for one in filters:
+            operation = OPERATIONS.get(type(one))
+            if operation is not None and len(one.attribute) == 1:  # type: ignore[attr-defined]
+                value = one.value  # type: ignore[attr-defined]
+                value = [item for item in value if item is not None] if operation == "in" else value
                 if value is not None and value != []:
-                    self._wanted.append((found.attribute[0], operation, value))  # type: ignore[attr-defined]
-            yield found
+                    self._wanted.append((one.attribute[0], operation, value))  # type: ignore[attr-defined]
+            yield one
 
 
 class TableReader(DataSourceReader):
@@ -118,13 +118,13 @@ class TableReader(DataSourceReader):
             cuts = port.cut_ranges(wanted, threads.cores(), TASK_BYTES_MIN, TASK_BYTES_MAX)
         else:
             cuts = port.cut_ranges(wanted, max(1, self._splits // len(partitions)) * len(ranges))
-        found: list[InputPartition] = []
+        tasks: list[InputPartition] = []
         for (shard, low, high), inner in zip(ranges, cuts, strict=True):
-            found += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
-        return found
+            tasks += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
+        return tasks
 
     def _ranges(self) -> list[tuple[int, bytes, bytes | None]]:
-        """(shard, start, end): the keys to be read."""
+        """Return the keys to read, as (shard, start, end)."""
         info, port = self._info, self._ref.store().port
         kind = kind_named(info.kind, info.name)
         ranges: list[tuple[int, bytes, bytes | None]] = []
@@ -137,29 +137,29 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, KeyRangePartition):
-            return iter(())  # Spark makes one for a table without ranges
+            return iter(())  # Spark makes its own for a table without ranges
         snapshot = self._moment()
         info = snapshot.info(self._ref.table)
-        if info.table != self._info.table:  # its ranges are of other shards: some rows would be left out
+        if info.table != self._info.table:  # the ranges are of the old table's shards: some rows would be missed
             raise NotFound(
-                f"table {info.name} was dropped and made again since this DataFrame was planned: load it anew"
+                f"table {info.name} was dropped and made again since this DataFrame was planned: load it again"
             )
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
-        shown = (
+        typed = (
             kind.to_table_schema(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot)
         )
-        return for_spark(shown, self._schema, self._wanted)
+        return for_spark(typed, self._schema, self._wanted)
 
     def _moment(self) -> RemoteSnapshot:
-        """The snapshot that all tasks of this query read."""
+        """Return the snapshot that all tasks of this query read."""
         store = self._ref.store()
         if self._snapshot:
             return store.snapshot(self._snapshot)
         return store.query_snapshot(self._query(), lease_s=LEASE_S)
 
     def _query(self) -> str:
-        """The name of the query that this task works for; outside SQL, of its stage."""
+        """Return the name of this task's query; outside SQL, of its stage."""
         context = TaskContext.get()
         if context is None:
             return f"{self._plan}-{threads.process_id()}"
@@ -169,7 +169,7 @@ class TableReader(DataSourceReader):
     def _batches(
         self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: KeyRangePartition
     ) -> Iterator[Any]:
-        """The range's record batches: out of the files if this process sees them, otherwise from the owner."""
+        """Yield the range's record batches: from the files if this process sees them, otherwise from the owner."""
         root, identity = self._ref.root, self._ref.store().identity
         if root is not None and isinstance(kind, FileReadable):
             for piece in snapshot.port.pieces(number, 1, wanted.start, wanted.end):
@@ -179,22 +179,22 @@ class TableReader(DataSourceReader):
             yield from snapshot.port.scan_arrow(number, wanted.start, wanted.end)
 
     def _renewed(self, batches: Iterator[Any], snapshot: RemoteSnapshot) -> Iterator[Any]:
-        """The batches; the snapshot is kept while they are read."""
-        told_s = clock.monotonic_s()
+        """Yield the batches, and renew the snapshot's lease meanwhile."""
+        renewed_s = clock.monotonic_s()
         for batch in batches:
             yield batch
-            if clock.monotonic_s() > told_s + RENEW_S:
-                self._ref.store().snapshot(snapshot.id)  # to ask for it is to use it
-                told_s = clock.monotonic_s()
+            if clock.monotonic_s() > renewed_s + RENEW_S:
+                self._ref.store().snapshot(snapshot.id)  # renews the lease
+                renewed_s = clock.monotonic_s()
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:
-    """The lower end of two, where None is past everything."""
+    """Return the lower of two ends, where None is past everything."""
     return other if one is None else one if other is None else min(one, other)
 
 
 def warn_if_off() -> None:
-    """One warning for each process if the session does not push filters down: everything is read then."""
+    """Warn once per process if the session does not push filters down: everything is read then."""
     frame: Any = sys._getframe(1)
     while frame is not None and "enable_pushdown" not in frame.f_locals:
         frame = frame.f_back
@@ -204,7 +204,7 @@ def warn_if_off() -> None:
 
 
 def whole_number(options: dict[str, str], name: str, default: int) -> int:
-    """An option that counts something."""
+    """Return an option that is a positive integer."""
     text = options.get(name, str(default))
     if not text.isascii() or not text.isdigit() or not 0 < len(text) <= DIGITS_MAX or int(text) < 1:
         raise Invalid(f"option {name} is {in_short(text)}: give a whole number above 0")
@@ -212,8 +212,8 @@ def whole_number(options: dict[str, str], name: str, default: int) -> int:
 
 
 def choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """An option that is one of some words; the first of them if it is not given."""
-    found = options.get(name, allowed[0])
-    if found not in allowed:
-        raise Invalid(f"option {name} is {found!r}: use one of {', '.join(allowed)}")
-    return found
+    """Return an option that is one of the `allowed` words; by default the first."""
+    value = options.get(name, allowed[0])
+    if value not in allowed:
+        raise Invalid(f"option {name} is {value!r}: use one of {', '.join(allowed)}")
+    return value

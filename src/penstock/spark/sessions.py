@@ -28,22 +28,22 @@ TASK_LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.schedule
 
 
 def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
-    """A local session, or one on `master`: loopback, no UI unless asked for, few shuffle partitions, quiet logs.
+    """Start a local session, or one on `master`: loopback, no UI by default, few shuffle partitions, quiet logs.
 
     `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`. In a program that
-    spark-submit started, what spark-submit was told goes before these settings, the master included.
+    spark-submit started, the settings of spark-submit override these defaults, the master included.
     """
-    told = _submitted()
-    if not told:
+    submitted = _submitted()
+    if not submitted:
         find_java()
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take any python3 on the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would use any python3 on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    master = master or told.get("spark.master") or f"local[{threads.cores()}]"
+    master = master or submitted.get("spark.master") or f"local[{threads.cores()}]"
     is_local = master.startswith("local")
     if is_local:
-        os.environ.setdefault("SPARK_LOCAL_IP", LOCAL["spark.driver.host"])  # Spark would look for one, and warn
+        os.environ.setdefault("SPARK_LOCAL_IP", LOCAL["spark.driver.host"])  # Spark would search for one, and warn
     builder = SparkSession.builder.appName(name).master(master)
     settings = {
         "spark.ui.enabled": str(ui).lower(),
@@ -55,7 +55,7 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
         "spark.log.level": "ERROR",
         **(LOCAL if is_local else {}),
     }
-    settings |= {key: told[key] for key in settings.keys() & told.keys()}
+    settings |= {key: submitted[key] for key in settings.keys() & submitted.keys()}
     settings |= {key.replace("__", "."): value for key, value in conf.items()}
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -69,46 +69,46 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
 @contextmanager
 def muted(spark: Any) -> Iterator[None]:
-    """Keep Spark from logging tasks that fail, where that is expected and their errors are looked at."""
+    """Keep Spark from logging failed tasks, if failures are expected and handled."""
     log4j = getattr(getattr(spark, "_jvm", None), "org", None)
     if log4j is None:
-        yield  # a session elsewhere, which logs elsewhere
+        yield  # a remote session, which logs elsewhere
         return
     log4j = log4j.apache.logging.log4j
     for name in TASK_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     try:
         yield
-    finally:  # not to what it was: another stream may have muted them too
+    finally:  # not the previous level: another stream may have muted them too
         for name in TASK_LOGGERS:
             log4j.core.config.Configurator.setLevel(name, log4j.LogManager.getRootLogger().getLevel())
 
 
 def _submitted() -> dict[str, str]:
-    """What spark-submit was told; nothing if this program was not started by it."""
+    """Return the settings of spark-submit; empty if it did not start this program."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # the settings are in the JVM, which runs already
+    SparkContext._ensure_initialized()  # the settings are in the running JVM
     return dict(SparkConf().getAll())
 
 
 def find_java() -> str:
-    """The java that Spark will use; one clear line if there is none, or an old one."""
+    """Return the java that Spark will use; a clear error if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
         raise Invalid(f"Spark needs Java {JAVA_MIN}: install it (Debian: apt-get install openjdk-17-jre-headless)")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
-    version = next((word.strip('"') for word in said.split() if word[:1] == '"'), "0")
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    version = next((word.strip('"') for word in output.split() if word[:1] == '"'), "0")
     if int(version.split(".")[0]) < JAVA_MIN:
         raise Invalid(f"Spark needs Java {JAVA_MIN}, and {java} is {version}: install it, or set JAVA_HOME")
     return java
 
 
 def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
-    """Make a temporary view of each table of a store; their names. With a snapshot's id, all of them at its LSN."""
+    """Make a temporary view of each table of a store, at a snapshot's LSN if set; return their names."""
     from penstock.spark.format import register
     from penstock.spark.table_ref import TableRef
 

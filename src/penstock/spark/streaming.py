@@ -4,10 +4,10 @@ Options: `table`; `start`: "earliest" (default), "latest", "consumer:NAME", "tim
 sequences by shard as JSON; `maxrows` and `maxbytes` of a micro-batch; `onloss`: "fail" (default) or "skip", when
 messages were trimmed before they were read.
 
-Thread: Spark's; offsets are asked for in a process of Spark's, `read` runs in its tasks.
-Invariants: (1) an offset says for each shard the sequence of the next message, so a batch is [start, end) of every
-shard. (2) a batch costs one request to plan and one page or more of each shard to read: what was answered to
-`latestOffset` also answers what Spark asks next, and tasks get the table with their work.
+Thread: Spark's; a process of Spark's calls for offsets, `read` runs in its tasks.
+Invariants: (1) an offset holds the sequence of the next message of each shard, so a batch is [start, end) of every
+shard. (2) a batch costs one request to plan and one or more pages of each shard to read: the reply to `latestOffset`
+also serves Spark's next calls, and tasks get the table with their work.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from penstock.spark.arrow import for_spark
 from penstock.spark.reading import choice, whole_number
 from penstock.spark.table_ref import TableRef
 
-Offset = dict[str, int]  # by shard, in text: JSON has no other keys; and the number of the table, under TABLE
+Offset = dict[str, int]  # by shard, as text since JSON has no other keys; and the table's id, under TABLE
 TABLE = "table"
 SPLIT_ROWS = 250_000  # a shard with more messages in a batch is read by several tasks
-TASK_ROWS = 2_000  # a batch with no more of all shards is read by one task, in one request
+TASK_ROWS = 2_000  # a batch of at most this many messages is read by one task, in one request
 
 
 class ShardRange(NamedTuple):
@@ -57,7 +57,7 @@ class OffsetPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a table that hands out offsets."""
+    """Reads a table that has offsets."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._ref = TableRef.of(options)
@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bytes_max = whole_number(options, "maxbytes", 0) if "maxbytes" in options else 0
         self._skips = choice(options, "onloss", ("fail", "skip")) == "skip"
         self._last: Offset | None = None  # where an availableNow run ends
-        self._state = self._ref.look()  # the last one; one clear line now, if the table cannot be streamed
+        self._state = self._ref.look()  # the last reply; raises now if the table cannot be streamed
 
     def initialOffset(self) -> Offset:
         info = self._state.table
@@ -88,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(end)
 
     def reportLatestOffset(self) -> Offset:
-        """As of the last look: Spark asks for it after `latestOffset`, to show it."""
+        """Return the latest offset of the last reply: Spark calls this after `latestOffset`, for its progress."""
         return self._offset(self._state.latest)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -99,9 +99,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**_by_text(offsets), TABLE: self._state.table.table}
 
     def _checked(self, offset: Offset) -> dict[int, int]:
-        """Where reading can begin; an error if what comes next was trimmed, unless that is to be skipped.
+        """Return where reading can begin; `NotFound` if messages were trimmed, unless they are to be skipped.
 
-        Also an error if the offset is of a queue that was dropped since: its numbers say nothing about the new one.
+        Also `NotFound` if the offset is of a queue that was dropped since: it means nothing in the new one.
         """
         start, first, latest = _by_shard(offset), self._state.earliest, self._state.latest
         table = self._state.table.table
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {shard: max(sequence, first[shard]) for shard, sequence in start.items()}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The tasks of a batch. What was trimmed since the last look is noticed when it is read."""
+        """Return the tasks of a batch. `read` notices messages that were trimmed since the last reply."""
         begin = self._checked(start)
         ranges = [ShardRange(shard, low, end[str(shard)]) for shard, low in begin.items() if low < end[str(shard)]]
         if 0 < sum(one.end - one.start for one in ranges) <= TASK_ROWS:
@@ -141,11 +141,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         key = as_streamable(kind, info).sequence_key
         wanted = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
         batches = self._whole(self._ref.store().port.scan_ranges(wanted), partition.ranges)
-        shown = (kind.to_table_schema(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
-        return for_spark(shown, self._schema)
+        typed = (kind.to_table_schema(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
+        return for_spark(typed, self._schema)
 
     def _whole(self, batches: Iterator[tuple[int, Any]], ranges: list[ShardRange]) -> Iterator[tuple[int, Any]]:
-        """The batches, if they hold every message: a retention may have been faster."""
+        """Yield the batches; `NotFound` if messages are missing: retention may have trimmed them."""
         missing = [end - start for _, start, end in ranges]
         for number, batch in batches:
             missing[number] -= batch.num_rows
@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Not an acknowledgement: Spark does not call it for the last batch."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def _by_text(offsets: dict[int, int]) -> Offset:
@@ -173,5 +173,5 @@ def _by_shard(offset: Offset) -> dict[int, int]:
 
 
 def start_option(offsets: dict[int, int]) -> str:
-    """The option `start` for exact offsets."""
+    """Return the option `start` for exact offsets."""
     return json.dumps(_by_text(offsets))

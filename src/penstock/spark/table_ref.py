@@ -1,7 +1,7 @@
-"""Which store and which table a Spark option names, this process's connection to it, and what a job's plan says of it.
+"""The store and table that Spark options name, this process's connection to the store, and a job's planned tables.
 
 Planning, tasks and commits run in long-lived Python processes of Spark's, not in the driver: each keeps one connection
-for each store, and asks the owner through it. They never become owners themselves.
+per store to its owner. They never become owners themselves.
 
 Thread: any; `_lock` guards the connections.
 """
@@ -32,10 +32,10 @@ from penstock.store.identity import read_identity
 from penstock.store.loading import LEASE_S
 
 OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
-_FILE = re.compile("^file:/+")  # as Spark writes a path in some statements
+_FILE = re.compile("^file:/+")  # Spark's form of a path in some statements
 _lock = threads.lock("spark.stores")
 _stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
-_frozen: set[int] = set()  # processes whose imports the collector does not look at
+_frozen: set[int] = set()  # processes whose imports are excluded from garbage collection
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class TableRef:
     path: str
     table: str = ""
     token: str = ""  # of a server
-    authority: str = ""  # a file with the certificate of who signed the server's
+    authority: str = ""  # a file with the certificate of the authority that signed the server's
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, table: bool = True) -> TableRef:
-        """What the options of a reader or writer name; one clear line if they do not."""
+        """Return the store and table that a reader's or writer's options name; `Invalid` if they do not."""
         path = _FILE.sub("/", options.get("path", ""))
         if not path:
             raise Invalid(
@@ -70,17 +70,17 @@ class TableRef:
         return cls(path.rstrip("/"), name, token, options.get("authority") or known.get("PENSTOCK_AUTHORITY", ""))
 
     def store(self) -> RemoteStore:
-        """This process's connection to the store."""
+        """Return this process's connection to the store."""
         key = threads.process_id(), self.path, self.token
         with _lock:
             store = _stores.get(key)
-            if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another by now
+            if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another now
                 store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
                 freeze_imports()
             return store
 
     def info(self) -> TableInfo:
-        """The table; `NotFound` with names that are near."""
+        """Return the table; `NotFound`, with similar names, if it does not exist."""
         info = self.store().port.table(self.table)
         if info is None:
             raise self._unknown()
@@ -94,27 +94,27 @@ class TableRef:
 
     @property
     def root(self) -> str | None:
-        """The store's folder, if this process sees it and it is the right one."""
+        """The store's folder, if this process sees it and it holds this store."""
         store = self.store()
         return store.path if _identity(store.path) == store.identity else None
 
     def plan(self, names: Iterable[str] = (), *, source: str = "", consumer: str = "") -> BatchTables:
-        """What a batch needs to know of the tables it writes to and the one it is streamed from, in one request."""
+        """Return the tables that a batch writes to and the state of its source, in one request."""
         store, wanted = self.store(), list(names)
         plan = store.port.plan_batch(wanted, source=source, consumer=consumer)
         if source and plan.source is None:
             raise replace(self, table=source)._unknown()
-        found = {info.name: info for info in plan.tables}
+        infos = {info.name: info for info in plan.tables}
         tables = {}
         for name in wanted:
             ref = replace(self, table=name)
-            if name not in found:
+            if name not in infos:
                 raise ref._unknown()
-            tables[name] = PlannedTable(ref, found[name], store.path, store.identity, plan.time_us)
+            tables[name] = PlannedTable(ref, infos[name], store.path, store.identity, plan.time_us)
         return BatchTables(tables, plan.source)
 
     def look(self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0) -> wire.SourceState:
-        """How far a table that is streamed has come, and where a batch from `start` ends; in one request."""
+        """Return the state of a streamed table, and where a batch from `start` ends, in one request."""
         port = self.store().port
         state = port.plan_batch([], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max).source
         if state is None:
@@ -122,17 +122,17 @@ class TableRef:
         return state
 
     def planned(self) -> PlannedTable:
-        """The table, for a job that writes to it."""
+        """Return the table, planned for a job that writes to it."""
         return self.plan([self.table]).tables[self.table]
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table as it was when a job was planned. Tasks get it with their work: few rows are prepared without asking."""
+    """A table when a job was planned. Tasks get it with their work: they prepare few rows without a request."""
 
     ref: TableRef
     info: TableInfo
-    store_path: str  # as the planner, or the owner, calls it
+    store_path: str  # as seen by the planner or the owner
     identity: bytes  # of the store
     time_us: int  # the store's
 
@@ -143,32 +143,32 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class BatchTables:
-    """The tables of a batch by name, and how far the one is that it is streamed from."""
+    """The tables of a batch by name, and the state of its source."""
 
     tables: dict[str, PlannedTable]
     source: wire.SourceState | None
 
 
 def check_options(options: Mapping[str, str], *more: str) -> None:
-    """`Invalid` for an option that nobody reads: a misspelt one would be passed over in silence."""
+    """Raise `Invalid` for an unknown option: a misspelt one would be ignored silently."""
     known = {name.lower(): name for name in (*OPTIONS, *more)}
     for name in options:
         if name.lower() not in known:
-            near = [known[found] for found in difflib.get_close_matches(name.lower(), known, 1)]
+            near = [known[match] for match in difflib.get_close_matches(name.lower(), known, 1)]
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
             raise Invalid(f"there is no option {name}: {hint}")
 
 
 def check_range(start: bytes, end: bytes | None) -> None:
-    """`Invalid` for a range that runs downwards."""
+    """Raise `Invalid` if `start` is above `end`."""
     if end is not None and start > end:
         raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
 
 
 def freeze_imports() -> None:
-    """Take what was imported out of the collector's sight, in a process that runs tasks.
+    """Exclude imported modules from garbage collection, in a process that runs tasks.
 
-    Spark collects garbage there after every task, which takes some 40 ms for all that Arrow and Spark consist of.
+    Spark collects garbage there after every task, which takes some 40 ms for the objects of Arrow and Spark.
     """
     process = threads.process_id()
     if process not in _frozen and TaskContext.get() is not None:
@@ -178,11 +178,11 @@ def freeze_imports() -> None:
 
 
 def _identity(folder: str) -> bytes | None:
-    """Of the store in a folder; None if there is none to be seen here."""
+    """Return the identity of the store in a folder; None if this process sees none."""
     return read_identity(OsFileSystem(), folder)
 
 
 def workplace(table: PlannedTable) -> AbstractContextManager[BuildContext]:
-    """Where a task builds files. The owner is asked only when a file is begun."""
+    """Return the context in which a task builds files. It calls the owner only when a file is begun."""
     freeze_imports()
     return building(lambda: table.ref.store().port, table.store_path, table.identity, table.time_us, LEASE_S)

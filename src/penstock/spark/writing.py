@@ -3,7 +3,7 @@
 Options: `table`; for mode("overwrite") of a kv table `start` and `end`, the range that is replaced.
 
 Thread: `write` in Spark's tasks, `commit` in a process of Spark's.
-Invariants: (1) a batch write is one group: atomic, seen together. (2) a micro-batch is written once: its token is the
+Invariants: (1) a batch write is one group: atomic, visible at once. (2) a micro-batch is written once: its token is the
 query's id and the batch's number.
 """
 
@@ -26,7 +26,7 @@ from penstock.spark.table_ref import TableRef
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What a task made."""
+    """The loads a task made."""
 
     loads: bytes
     query: str = ""
@@ -53,8 +53,8 @@ class TableWriter(DataSourceArrowWriter):
             add_loads(batch, self._table, encoded, self._replace)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing was seen; staged files that no commit names are purged when their time is over."""
-        print(f"penstock: a write to {self._table.info.name} was given up, nothing of it is seen", file=sys.stderr)
+        """Report the abort: nothing is visible, and staged files are purged when their lease is over."""
+        print(f"penstock: a write to {self._table.info.name} was aborted, nothing of it is visible", file=sys.stderr)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -63,7 +63,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise Invalid("a stream appends: outputMode('complete') would replace the table with each batch")
-        self._ref = TableRef.of(options)  # it is planned for each batch: a stream may run for months
+        self._ref = TableRef.of(options)  # planned for each batch: a stream may run for months
         self._schema = schema
         check_schema(self._ref.planned(), schema)
 
@@ -71,16 +71,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query:
-            raise Invalid("Spark did not say which query this is, so that its batches cannot be told from others")
+            raise Invalid("Spark passed no query id, so repeated batches cannot be recognised")
         return TaskResult(make_loads(self._ref.planned(), self._schema, iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = [message for message in messages if isinstance(message, TaskResult)]
-        if not told:
+        results = [message for message in messages if isinstance(message, TaskResult)]
+        if not results:
             return
         table = self._ref.planned()
-        with self._ref.store().batch(token=(f"spark-stream-{told[0].query}", batchId)) as batch:
-            add_loads(batch, table, [message.loads for message in told])
+        with self._ref.store().batch(token=(f"spark-stream-{results[0].query}", batchId)) as batch:
+            add_loads(batch, table, [message.loads for message in results])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing was seen; the batch comes again."""
+        """Do nothing: nothing is visible, and Spark repeats the batch."""

@@ -294,7 +294,7 @@ def test_inputs_that_changed_meanwhile_are_not_committed(store: Store) -> None:
         return do_all(store, offer)
 
     with driver(store, overtaken) as taken:
-        with pytest.raises(PenstockError, match="changed under it"):
+        with pytest.raises(PenstockError, match="changed while it ran"):
             store.compact("t")
         listed = files(store)
         assert not listed & offered_ids(taken[0])
