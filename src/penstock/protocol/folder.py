@@ -18,7 +18,7 @@ from penstock.host.paths import absolute, path_text
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # `//` becomes `/` in a Path
 _IN_EVERY_FOLDER = frozenset({"lost+found"})
-_STORE_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE.tmp", "journal", "manifest", "run", "tables"})
+_STORE_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE", "TIME", "journal", "manifest", "run", "tables"})
 
 
 def store_folder(path: object) -> str:
@@ -35,8 +35,8 @@ def check_new_folder(folder: str) -> None:
         return
     with translate_open_errors(folder):
         if os.path.exists(folder) and not os.path.isdir(folder):
-            raise Invalid(f"{folder} is a file: give a folder")
+            raise Invalid(f"{folder} is a file: move it away, or give a folder")
         names = set(OsFileSystem().listdir(folder)) if os.path.isdir(folder) else set()
     others = {name for name in names - _IN_EVERY_FOLDER if not name.startswith(".")}
-    if others and not others & _STORE_FILES:
+    if others and not any(re.split("[.-]", name)[0] in _STORE_FILES for name in others):
         raise Invalid(f"{folder} holds other files ({min(others)}) and no store: give a new or an empty folder")
