@@ -168,7 +168,7 @@ class AsyncKvReader(_Async[K]):
     async def get(self: _Async[KvReader[V]], key: bytes, default: T) -> V | T: ...
 
     async def get(self: _Async[KvReader[Any]], key: bytes, default: Any = None) -> Any:
-        """The value of a key."""
+        """Return the value of a key."""
         return await self._threads.run(partial(self._sync.get, key, default))
 
 
@@ -210,7 +210,7 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
     ) -> AsyncConsumer:
-        """A consumer of this queue."""
+        """Return a consumer of this queue."""
         sync = self._sync.consumer(
             name,
             visibility_timeout_s=visibility_timeout_s,

@@ -64,7 +64,7 @@ class Connection:
         self._patience_s = patience_s
         self._lock = threads.lock("client.connection")
         self._line: flight.FlightClient | None = None  # guarded by _lock
-        self._owner: wire.Owner | None = None  # guarded by _lock; of the first line
+        self._owner: wire.Owner | None = None  # guarded by _lock; of the newest line
         self._closed = False  # guarded by _lock
         self._in_child = False
 
@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def owner(self) -> wire.Owner:
-        """The owner that was first connected to."""
+        """The owner at the other end; connects if necessary."""
         self._open(self.deadline_s())
         assert self._owner is not None
         return self._owner
@@ -120,7 +120,7 @@ class Connection:
                         f"{type(request).__name__} may have happened or not"
                     ) from None
                 if not retries.again():
-                    raise self._nobody(gone) from None
+                    raise self._no_answer(gone) from None
 
     def send_once(self, request: Any, timeout_s: float) -> bytes:
         """Send a request once, over the current line or a new one; `GoneError` if no answer comes."""
@@ -154,7 +154,7 @@ class Connection:
                         f"the owner of {self._locator.name} ended while this was read: read it again"
                     ) from None
                 if not retries.again():
-                    raise self._nobody(gone) from None
+                    raise self._no_answer(gone) from None
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
         more, batches = False, list[tuple[int, Any]]()
@@ -224,7 +224,7 @@ class Connection:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
         except GoneError as gone:
             if not Retries(self._clock, deadline_s).again():
-                raise self._nobody(gone) from None
+                raise self._no_answer(gone) from None
             return
         with self._lock:
             if self._owner is not None and owner.identity != self._owner.identity:
@@ -237,7 +237,7 @@ class Connection:
             if self._line is line:
                 self._line = None
 
-    def _nobody(self, gone: Exception) -> WaitExpired:
+    def _no_answer(self, gone: Exception) -> WaitExpired:
         return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ def _make_elsewhere() -> str:
 
 
 def remove_sockets(path: str) -> None:
-    """Remove the owner's sockets and its folder for them. Requires: the store's lock."""
+    """Remove the owner's sockets, and their folder if it is elsewhere. Requires: the store's lock."""
     with suppress(OSError):
         _clear(f"{path}/run")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.server.guard import Guard
     from penstock.server.rights import Rights
 
-TEND_S = 1.0
+MAINTAIN_S = 1.0
 SHUTDOWN_S = 10.0
 
 
@@ -74,7 +74,7 @@ class Service:
     def _answer(self, question: locator.Question) -> locator.Answer:
         if question.ask == "serve":
             if self.yielded.is_set():
-                return locator.Answer(yields=True, detached=self._detached, reason="it is letting go of the store")
+                return locator.Answer(yields=True, detached=self._detached, reason="it is releasing the store")
             return locator.Answer(location=self.location(), detached=self._detached)
         if not self._detached:
             return locator.Answer(reason="it was opened by a program that uses it")
@@ -136,7 +136,7 @@ class Service:
         return guard.port
 
     def _maintain(self) -> None:
-        while not self._ended.wait(TEND_S):
+        while not self._ended.wait(MAINTAIN_S):
             self.gateway().maintain()
 
     def _disable_after_fork(self) -> None:

@@ -30,7 +30,7 @@ class Gone(Exception):
     """The owner is yielding: find the next one. `untouched`: the request did nothing."""
 
     def __init__(self, *, untouched: bool) -> None:
-        super().__init__("the owner is letting go of the store")
+        super().__init__("the owner is releasing the store")
         self.untouched = untouched
 
 

@@ -93,16 +93,18 @@ class DroppedShards:
 
     def _remove_folder(self, folder: str) -> None:
         """Remove a folder, if it exists, and what earlier attempts left of it."""
-        gone, number = folder + GONE, 1
-        if self._fs.exists(gone):
-            self._fs.fsync_dir(parent(gone))  # an earlier attempt may have stopped before this
-        while left := self._empty(gone):
-            logger.warning("%s stays, of a dropped table: %d files in it are not ours, as %s", gone, len(left), left[0])
+        trash, number = folder + GONE, 1
+        if self._fs.exists(trash):
+            self._fs.fsync_dir(parent(trash))  # an earlier attempt may have stopped before this
+        while left := self._empty(trash):
+            logger.warning(
+                "%s stays, of a dropped table: %d files in it are not ours, as %s", trash, len(left), left[0]
+            )
             number += 1
-            gone = f"{folder}{GONE}{number}"
+            trash = f"{folder}{GONE}{number}"
         if self._names(folder) is not None:
-            rename_durably(self._fs, folder, gone)
-            self._empty(gone)
+            rename_durably(self._fs, folder, trash)
+            self._empty(trash)
 
     def _names(self, folder: str) -> list[str] | None:
         try:

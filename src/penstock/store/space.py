@@ -6,7 +6,7 @@ deletes continue. Journal space that they free is released at once. When the res
 accepted again.
 
 Thread: `look` and `give_up_reserve` by the threads that flush and apply; `mend` by one scheduler task, or opening.
-Invariant: nothing here repeats a failed fsync: what is written again goes to a new segment.
+Invariant: nothing here repeats a failed fsync: a repeated write uses a new segment.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Tables(NamedTables):
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
-        """Return a table of any kind, created if it does not exist; `options` are encoded by the kind."""
+        """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
         table_kind = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
         if table_kind is None:
             raise Invalid(f"there is no kind {in_short(kind)}: the kinds are {', '.join(KINDS)}")
