@@ -1,20 +1,20 @@
-"""What a kind of table must be, what it may be able to do, and the port through which its API reaches a store.
+"""The protocols of a kind of table: its core, its capabilities, and the port through which its API reaches a store.
 
 A kind is a small core, `Kind`, and capabilities. The other packages ask for a capability by its protocol, through the
 functions at the end of this module, and never by the name of a kind:
 
     Streamable     rows have positions; a consumer moves along them       Spark streams
     Loadable       rows are prepared in another process                   Spark writes, bulk loads
-    Replaceable    a load takes the place of a range of rows              Spark overwrites
+    Replaceable    a load replaces the rows in a range of keys            Spark overwrites
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
     Serviced       the owner does more for a table than read and write    leases, retention
 
 A change feed (the records of a table in LSN order) will be one more protocol here, `Changing`.
 
-The API classes of a kind stand on `Port` alone, so that they are the same in the owner of a store and in a client of
-it. A table is cut into shards. Rows of a shard have keys, bytes in their order, by which a scan is cut into ranges for
-several readers: a kv table has its own keys, a queue the sequences of its messages in eight bytes.
+The API classes of a kind use `Port` alone, so they are the same in the process that owns the store and in a client.
+A table is divided into shards. The rows of a shard are ordered by key (bytes), so that a scan can be divided into key
+ranges for several readers. In a kv table these are the user's keys; in a queue, message sequences as eight bytes.
 
 Thread: any.
 """
@@ -44,13 +44,13 @@ T = TypeVar("T")
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
 Filters = Sequence[tuple[str, str, Any]]  # (column, one of = > >= < <= in, value): all of them must hold
 Waiting = Sequence[tuple[PendingGroup, Any]]  # sections that may not be applied yet, each with its group
-QUERY_BYTES_MAX = 1 << 20  # of the argument of a query
-QUERY_S, QUERY_S_MAX = 30.0, 60.0  # for each batch of a query
+QUERY_BYTES_MAX = 1 << 20  # size of a query's argument
+QUERY_S, QUERY_S_MAX = 30.0, 60.0  # timeout for each batch of a query
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineContext:
-    """Where a kind's state machines live: the parts of the store they may use."""
+    """The parts of a store that the state machines of a kind may use."""
 
     fs: FileSystem
     root: str
@@ -59,13 +59,13 @@ class MachineContext:
     random: Random
     manifest: Manifest
     maintenance: Maintenance
-    settings: Any  # of the kind whose machine is opened: of the type of `Kind.settings`
-    published: Callable[[], int]  # the last LSN of which every section is applied
-    may_remove: Callable[[], bool] = lambda: True  # files: no reader elsewhere has them from before the opening
+    settings: Any  # the kind's settings, of the type of `Kind.settings`
+    published: Callable[[], int]  # the last LSN whose sections are all applied
+    may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
 
 
 class InThisProcess:
-    """Something that cannot be sent to another process, and says what to do instead."""
+    """Base of objects that cannot be pickled; the error says what to do instead."""
 
     def __reduce__(self) -> NoReturn:
         raise Invalid(f"{self!r} cannot be pickled: call penstock.connect in the other process")
@@ -90,10 +90,10 @@ class ShardSnapshot(Protocol):
 
 @runtime_checkable
 class PieceSnapshot(Protocol):
-    """A snapshot of a shard that can be read in pieces; of any other a range is one piece, read from the owner."""
+    """A shard snapshot that can be divided into pieces. Otherwise a range is one piece, read from the owner."""
 
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        """Cut [start, end) into about `count` pieces of about one size."""
+        """Divide [start, end) into about `count` pieces of similar size."""
 
 
 def _refuse_keys() -> NoReturn:
@@ -102,31 +102,31 @@ def _refuse_keys() -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of keys of one shard, and where it can be read without the owner, if it can."""
+    """A key range of one shard, and the files it can be read from without the owner, if any."""
 
     partition: PartitionId
     start: bytes
     end: bytes | None
-    detail: bytes = b""  # the files, as the kind describes them to its own `read_piece`; empty: ask the owner
-    size_bytes: int = 0  # to be read for it, about
+    detail: bytes = b""  # the files, in the encoding of the kind's `read_piece`; empty: read from the owner
+    size_bytes: int = 0  # estimated bytes to read
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Where files are built for a store that somebody else owns."""
+    """What a process needs to build files for a store that another process owns."""
 
-    root: str  # the store's folder, or one that stands for it until the files are handed over
+    root: str  # the store's folder, or a local one until the files are handed over
     identity: bytes  # of the store
-    reserve: Callable[[PartitionId, int], list[StagedFile]]  # places for so many files of a shard
-    time_us: int  # the store's, when the work began
-    maker: str  # host and process, for the files to tell
+    reserve: Callable[[PartitionId, int], list[StagedFile]]  # reserve names for a number of files of a shard
+    time_us: int  # the store's time when the work began
+    maker: str  # host and process, recorded in the files
     fs: FileSystem = field(default_factory=OsFileSystem)
-    hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # a file that is built, to the owner
+    hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # send a finished file to the owner
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Rows for one shard, ready to be committed: as a section's bytes, or as a file that was built."""
+    """Rows for one shard, ready to commit: an encoded section, or a file that was built."""
 
     partition: PartitionId
     payload: bytes = b""
@@ -137,14 +137,14 @@ class PreparedRows:
 class Machine(PartitionStateMachine, Protocol):
     """The state machine of a shard, and how it is read.
 
-    A kind whose rows are not read by key inherits `get`, `touches` and `fold`; one whose writes are seen when they are
-    applied, and not before, inherits `overlay`.
+    A kind whose rows are not read by key inherits `get`, `touches` and `fold`. A kind whose writes become visible only
+    when they are applied inherits `overlay`.
     """
 
     def snapshot(self) -> ShardSnapshot: ...
 
     def overlay(self, state: Any, sections: Sequence[Any], time_us: int) -> Any:
-        """Return a snapshot with sections that are not applied yet on top, oldest first."""
+        """Return the snapshot overlaid with sections that are not applied yet, oldest first."""
         return state
 
     def get(self, key: bytes) -> bytes | None:
@@ -152,41 +152,41 @@ class Machine(PartitionStateMachine, Protocol):
         _refuse_keys()
 
     def touches(self, section: Any, key: bytes) -> bool:
-        """Whether a section that is not applied yet changes a key that readers may see already."""
+        """Whether a section that is not applied yet changes a key, and readers may already see that change."""
         return False
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
-        """Return the value of a key through sections that are not applied yet, newest first.
+        """Return the value of a key, including sections that are not applied yet, newest first.
 
-        They may be applied while this looks: a group's `lsn`, read after the state, tells whether the state holds it.
+        A section may be applied meanwhile: a group's `lsn`, read after the state, says whether the state includes it.
         """
         return self.get(key)
 
 
 class TableService(Protocol):
-    """What the owner does for one table beyond reading and writing. Made on first use."""
+    """What the owner does for one table beyond reading and writing. Created on first use."""
 
     def call(self, name: str, argument: bytes) -> bytes:
-        """Answer a call of the API class of this kind: decode, `perform`, encode."""
+        """Answer an encoded call from the kind's API class: decode, `perform`, encode."""
 
     def perform(self, name: str, request: Any) -> Any:
-        """Answer a call as values."""
+        """Answer a call whose request and reply are Python values."""
 
     def admit(self, name: str, argument: bytes) -> None:
-        """Refuse a condition before anything is written, by what only the owner's memory knows."""
+        """Reject a condition before anything is written, by state that only the owner's memory has."""
 
     def maintain(self) -> None:
-        """Called every now and then."""
+        """Do periodic work; the owner calls this from time to time."""
 
     def has_leases(self) -> bool:
-        """Whether somebody holds something here that would be lost if the owner went."""
+        """Whether clients hold leases that would be lost if the owner exited."""
 
     def close(self) -> None:
-        """Answer whoever waits."""
+        """Answer all waiting calls."""
 
 
 class Host(Protocol):
-    """What the owner lends to services."""
+    """What the owner provides to services."""
 
     @property
     def port(self) -> Port: ...
@@ -196,53 +196,53 @@ class Host(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Of the store: no two openings have the same."""
+        """The store's incarnation: different at every opening."""
 
     def machine(self, partition: PartitionId) -> Any: ...
 
     def ledger_row(self, key: bytes) -> bytes | None:
-        """A row of the ledger."""
+        """Return a row of the ledger."""
 
     def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of the ledger that begin so."""
+        """Return the ledger rows whose keys begin with `prefix`."""
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act`, which must be quick, whenever records were applied; call what is returned to end that."""
+        """Call `act`, which must be quick, whenever records were applied. Call the result to unsubscribe."""
 
 
 class Kind(Protocol):
-    """The core of a kind of table. What has a body here is inherited by kinds that need nothing else."""
+    """The core of a kind of table. Kinds inherit the methods that have a body here, or override them."""
 
     name: str
-    options_default: bytes = b""  # of a table that is made without any
+    options_default: bytes = b""  # for a table that is created without options
     settings: Any = None  # the default; `StoreSettings(kinds=...)` takes another value of the same type
-    conditions: Mapping[str, KindCondition] = {}  # what groups may depend on, beside tokens; by "kind.condition"
+    conditions: Mapping[str, KindCondition] = {}  # what groups may depend on, besides tokens; by "kind.condition"
 
     # -- sections
 
     def encode(self, section: Any) -> bytes:
-        """Encode a section: once, when it is flushed."""
+        """Encode a section. Called once, when it is flushed."""
 
     def decode(self, payload: bytes) -> Any:
-        """Return the section that `encode` was given; `CorruptionError` for other bytes."""
+        """Decode the bytes that `encode` returned; `CorruptionError` for other bytes."""
 
     def weight(self, payload: bytes) -> int:
-        """Estimate the memory that `receive` takes for a section by the counts in it, which may be malformed."""
+        """Estimate the memory that `receive` needs, from the counts in a section that may be malformed."""
 
     def receive(self, payload: bytes, options: bytes) -> Any:
         """Decode and check a section from another process; `Invalid` if it breaks a rule of the API.
 
-        `options`: of the table it is for. What passes can be applied, by any process, at any time.
+        `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
     def frees_space(self, section: Any) -> bool:
-        """Whether a section may be written to a full disk, because it deletes."""
+        """Whether a section may be written when the disk is full, because it deletes."""
         return False
 
     # -- tables
 
     def check_options(self, options: bytes) -> None:
-        """`Invalid` if the options of a table are malformed: what passes decodes for ever."""
+        """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> Machine:
         """Open the state machine of a shard."""
@@ -257,23 +257,24 @@ class Kind(Protocol):
         """Return the Arrow schema of a table, as users see it."""
 
     def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
-        """Return a record batch of a shard's scan in the table's schema."""
+        """Convert a record batch of a shard's scan to the table's schema."""
 
     # -- ranges of keys, for readers that share a scan
 
     def parse_key(self, text: str) -> bytes:
-        """Parse a key that an option gives as text; `Invalid` if it is not a key."""
+        """Parse a key from the text of an option; `Invalid` if it is not a key."""
 
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
-        """Return a range of keys outside which no row of a shard passes all filters."""
+        """Return a key range that holds every row of a shard that passes all filters."""
         return b"", None
 
     # -- conditions
 
     def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
-        """`Invalid` if a condition is malformed, does not fit the table, or is the owner's `own` and a client sent it.
+        """Raise `Invalid` if a condition is malformed or does not fit the table, or if a client may not send it.
 
-        What passes the ledger can judge: every condition is checked here before it is written.
+        `own`: the owner itself set the condition. Every condition is checked here before it is written, so the ledger
+        can evaluate all that are.
         """
         raise Invalid(f"a table of the kind {self.name} has no condition {condition!r}")
 
@@ -287,22 +288,22 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamColumns:
-    """Which columns of a streamable table say where a row is and what it holds."""
+    """The columns of a streamable table that hold a row's position and its payload."""
 
     shard: str
     sequence: str
     payload: str
-    carried: tuple[str, ...] = ()  # what a dead letter takes along, where the row has it
+    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where the row has them
 
 
 class StreamSource(Protocol):
-    """A streamable table: for each shard, rows are numbered from 1 on."""
+    """A streamable table. The rows of each shard are numbered from 1."""
 
     def offsets(self, start: str) -> dict[int, int]:
-        """Return for each shard the sequence to begin with, as an option names it: earliest, latest, consumer:NAME."""
+        """Return the first sequence for each shard from the text of an option: earliest, latest, consumer:NAME."""
 
     def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """Return how far a batch goes from these places, within the limits."""
+        """Return, for each shard, the end of a batch that begins at `places` and keeps within the limits."""
 
     def lag(self, consumer: str) -> int:
         """Return how many rows a consumer has not acknowledged."""
@@ -310,46 +311,46 @@ class StreamSource(Protocol):
 
 @runtime_checkable
 class Streamable(Protocol):
-    """Rows of a table have positions, and consumers of it a place among them that a group can move."""
+    """Rows of a table have positions, and a group can move a consumer's position."""
 
     columns: StreamColumns
 
     def source(self, port: Port, info: TableInfo) -> StreamSource:
-        """Return a table as streams read it."""
+        """Return the table as a source for streams."""
 
     def sequence_key(self, sequence: int) -> bytes:
-        """Return the key of a row's sequence, for scans."""
+        """Return the scan key of a row's sequence."""
 
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        """Return the condition that a consumer moves from start to end in each (shard, start, end)."""
+        """Return the condition that moves a consumer from start to end in each (shard, start, end)."""
 
 
 @runtime_checkable
 class Loadable(Protocol):
     """Rows can be prepared outside the owner, as sections or as files that it adopts."""
 
-    staged_suffix: str  # of files that are built elsewhere
+    staged_suffix: str  # of files that are built outside the owner
 
     def load_schema(self, given: Any, options: bytes) -> Any:
-        """Return the Arrow schema that rows of the schema `given` are cast to; `Invalid` if they do not fit."""
+        """Return the Arrow schema to cast rows of schema `given` to; `Invalid` if they do not fit."""
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        """Prepare rows to be written, in another process than the owner: few as sections, many as files."""
+        """Prepare rows outside the owner: few rows as sections, many as files."""
 
     def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
         """Arrange the loads of several processes for one group."""
         return list(loads)
 
     def check_staged(self, machine: Any, files: Sequence[StagedFile]) -> None:
-        """`Invalid` if a shard's machine cannot take in files that were built elsewhere."""
+        """Raise `Invalid` if a shard's machine cannot adopt files that were built outside the owner."""
 
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """A load can take the place of all rows in a range of keys."""
+    """A load can replace all rows in a key range."""
 
     def inside(self, batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
-        """Return rows to be loaded; `Invalid` at the first whose key is outside [start, end)."""
+        """Pass rows through; `Invalid` at the first whose key is outside [start, end)."""
 
     def bundle_in_place(
         self,
@@ -358,29 +359,29 @@ class Replaceable(Protocol):
         place: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
-        """Arrange loads for one group that deletes the rows in a range of keys before it."""
+        """Arrange loads for one group that first deletes the rows in the key range `replaced`."""
 
 
 @runtime_checkable
 class FileReadable(Protocol):
-    """Pieces of a snapshot name files that a process which sees them reads without the owner."""
+    """Pieces of a snapshot name files that any process with access to them can read without the owner."""
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-        """Return record batches (as of a shard's scan) from a piece's files; None if they cannot be read here."""
+        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here."""
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
-        """Return what is wrong with a piece's files: path and reason; None if they cannot be read here."""
+        """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
 
 
 class QueryContext(Protocol):
-    """What a query may ask while it runs."""
+    """What a running query may use."""
 
     @property
     def time_us(self) -> int:
-        """The store's time at the moment that is read."""
+        """The store's time at the LSN that is read."""
 
     def check(self) -> None:
-        """`WaitExpired` if the time for the next batch is over: called in every loop that may take long."""
+        """Raise `WaitExpired` if the time for the next batch is over. Call it in every loop that may take long."""
 
 
 @runtime_checkable
@@ -388,56 +389,56 @@ class Queryable(Protocol):
     """Reads of a whole table that are not by key."""
 
     def check_query(self, info: TableInfo, name: str, argument: bytes) -> None:
-        """`Invalid` if there is no such query, or its argument is malformed; its size was checked before."""
+        """Raise `Invalid` if the query is unknown or its argument malformed. Its size was checked before."""
 
     def query(
         self, info: TableInfo, name: str, argument: bytes, shards: Sequence[Any], context: QueryContext
     ) -> Iterator[Any]:
         """Return record batches of one schema from the snapshots of all shards, which are at one LSN.
 
-        Requires: `check_query` has passed it.
+        Requires: `check_query` has passed.
         """
 
 
 @runtime_checkable
 class Serviced(Protocol):
-    """The owner keeps a service for each table."""
+    """The owner runs a service for each table."""
 
-    asking: frozenset[str]  # the calls that change nothing
-    repeatable: frozenset[str]  # the calls that may be made again when nobody knows whether they were answered
+    asking: frozenset[str]  # read-only calls
+    repeatable: frozenset[str]  # calls that a client may repeat when it got no answer
 
     def service(self, info: TableInfo, host: Host) -> TableService:
-        """Make the service of a table."""
+        """Create the service of a table."""
 
     def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
-        """Return the other tables that a call writes to; `Invalid` if it is malformed."""
+        """Return the other tables that a call writes to; `Invalid` if the call is malformed."""
 
     def waits(self, name: str, argument: bytes) -> bool:
-        """Whether a call waits for what others do. Requires: `check_call` has passed it."""
+        """Whether a call waits for other clients. Requires: `check_call` has passed."""
 
 
 def as_streamable(kind: Kind, info: TableInfo) -> Streamable:
-    """Return a kind that streams; `KindMismatch` if it does not."""
+    """Return the kind if it can be streamed, or raise `KindMismatch`."""
     return kind if isinstance(kind, Streamable) else _lacks(info, "which cannot be streamed: read it instead")
 
 
 def as_loadable(kind: Kind, info: TableInfo) -> Loadable:
-    """Return a kind that takes prepared rows; `KindMismatch` if it does not."""
+    """Return the kind if it takes prepared rows, or raise `KindMismatch`."""
     return kind if isinstance(kind, Loadable) else _lacks(info, "which takes no loads: write through its table")
 
 
 def as_replaceable(kind: Kind, info: TableInfo) -> Replaceable:
-    """Return a kind whose rows can be replaced; `KindMismatch` if they cannot."""
+    """Return the kind if its rows can be replaced, or raise `KindMismatch`."""
     return kind if isinstance(kind, Replaceable) else _lacks(info, "which is only appended to: use mode('append')")
 
 
 def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
-    """Return a kind that answers queries; `KindMismatch` if it does not."""
+    """Return the kind if it answers queries, or raise `KindMismatch`."""
     return kind if isinstance(kind, Queryable) else _lacks(info, "which has no queries: scan it instead")
 
 
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
-    """Return a kind with services; `KindMismatch` if it has none."""
+    """Return the kind if its tables have services, or raise `KindMismatch`."""
     return kind if isinstance(kind, Serviced) else _lacks(info, "which takes no calls: read and write it")
 
 
@@ -452,37 +453,37 @@ class Reading(Protocol):
     """A store to read from: live, or as of a snapshot."""
 
     def table(self, name: str) -> TableInfo | None:
-        """What the store knows of a table."""
+        """Return a table's description; None if there is no such table."""
 
     def tables(self) -> list[TableInfo]:
-        """All tables by name."""
+        """Return all tables, ordered by name."""
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        """The value of a key; live in the owner: one's own writes included."""
+        """Return the value of a key. A live read in the owner includes writes that are not applied yet."""
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key."""
+        """Return the value of each key, None where absent."""
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        """(key, value) of a range."""
+        """Return (key, value) pairs of [start, end)."""
 
     def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        """Record batches of a range."""
+        """Return record batches of [start, end)."""
 
     def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
         """Return record batches that answer a query of the table's kind, on all shards at one LSN.
 
-        Each batch is waited for at most `timeout_s` seconds: `WaitExpired`.
+        `WaitExpired` if a batch takes longer than `timeout_s` seconds.
         """
 
     def moment(self, partitions: Sequence[PartitionId]) -> AbstractContextManager[Reading]:
-        """Several shards at one LSN: whatever is read from it before its end belongs together."""
+        """Return a context in which several shards are read at one LSN."""
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        """Cut a range of a shard into about `count` pieces for several readers."""
+        """Divide a key range of a shard into about `count` pieces for several readers."""
 
     def time_us(self) -> int:
-        """The store's clock."""
+        """Return the time of the store's clock."""
 
 
 class SnapshotReading(Reading, Protocol):
@@ -498,49 +499,49 @@ class Port(Reading, Protocol):
     """A store, as an API class sees it."""
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        """Put a write into the pending delta."""
+        """Add a write to the pending delta."""
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
-        """Put a group of its own into the pending delta."""
+        """Add a separate group to the pending delta."""
 
     def commit_and_wait(self, group: PendingGroup, size: int) -> Epoch:
-        """Submit a group and wait until it is judged: `group.verdict` says how."""
+        """Submit a group and wait until `group.verdict` is set."""
 
     def flush(self, epoch: int | None, timeout_s: float = 60.0, *, table: int | None = None) -> Acknowledgement:
-        """Wait until an epoch is durable and applied: snapshots, consumers and clients find it.
+        """Wait until an epoch is durable and applied, so that snapshots, consumers and clients see it.
 
-        `table`: of the epoch's write, if that is all the caller asks about.
+        `table`: of the epoch's write; only errors of that table's writes are raised.
         """
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
-        """Ask the service of a table; `wait_s`: how long the call itself may wait there."""
+        """Call the service of a table; `wait_s`: how long the call may wait there."""
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
-        """Ask with values whose fields were checked: `request` as `TableService.perform` of its kind takes it.
+        """Call the service of a table with a checked `request`, as `TableService.perform` of its kind takes it.
 
-        In the owner it reaches the service as it is; from elsewhere as bytes, and the answer is decoded as a `reply`.
+        In the owner the request is passed as it is; a client sends it as bytes and decodes the answer as a `reply`.
         """
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
-        """Make a table if it is absent."""
+        """Create a table if it is absent."""
 
     def drop(self, name: str) -> None:
-        """Remove a table; `NotFound` if there is none."""
+        """Delete a table; `NotFound` if there is none."""
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
-        """Places for files to be built elsewhere."""
+        """Reserve names for `count` files that are built outside the owner."""
 
     def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
-        """Where files for this store are built; each file waits `lease_s` seconds for its commit."""
+        """Return a context in which files for this store are built; each must be committed within `lease_s`."""
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        """What a group says of files that were built elsewhere, checked and synced."""
+        """Check and sync files that were built outside the owner, and return the reference for a group."""
 
     def is_token_used(self, token: tuple[str, int]) -> bool:
-        """Whether a token is known to be used."""
+        """Whether a token was already used, as far as is known."""
 
     def snapshot(self) -> SnapshotReading:
-        """Everything that is applied, at one LSN."""
+        """Return a snapshot of everything that is applied, at one LSN."""
 
 
 @runtime_checkable
@@ -551,5 +552,5 @@ class Conditional(Protocol):
 
 
 def partitions_of(info: TableInfo) -> Sequence[PartitionId]:
-    """The partitions of a table, by shard."""
+    """Return the partitions of a table, ordered by shard."""
     return [partition_id(info.table, shard) for shard in range(info.shards)]

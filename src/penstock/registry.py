@@ -1,17 +1,16 @@
-"""The kinds of tables there are. Stores, clients and Spark find a kind here by its name, and in no other way.
+"""The registry of table kinds. Stores, clients and Spark look up a kind here by name, and in no other way.
 
-A kind of Penstock's own is registered by its place in `BUILT_IN`. A kind of another package is an entry point:
+Penstock's own kinds are listed in `BUILT_IN`. A kind of another package is an entry point:
 
     [project.entry-points."penstock.kinds"]
     graph = "graphs.kind:GraphKind"
 
-It is found in every process that has the package installed: the owner, also a detached one that a client started,
-clients, and Spark's Python workers. Entry points are read once in a process, when a name comes up that no kind has
-by then; nothing in a store's folder and nothing that a client sends names code to be loaded.
+It is available in every process that has the package installed: the owner (including a detached one that a client
+started), clients, and Spark's Python workers. A process reads the entry points once, at the first lookup of an unknown
+name. Neither a store's folder nor a client can name code to load.
 
 Thread: any; `_lock` guards the loading.
-Invariant: a name, a condition and a type of settings belong to one kind, and to the same one as long as the process
-lives.
+Invariant: a name, a condition and a settings type belong to one kind, the same one for the life of the process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ GROUP = "penstock.kinds"  # of entry points
 KV, QUEUE = KvKind(), QueueKind()
 BUILT_IN: tuple[Kind, ...] = (KV, QUEUE)
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # those of other packages join when they are loaded
+KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # kinds of other packages are added on loading
 
 
 class _Packages:
@@ -48,7 +47,7 @@ class _Packages:
         self.failures: list[str] = []  # guarded by _lock: entry points that did not load, and why
 
     def load(self) -> None:
-        """Read the entry points, the first time: one that fails does not stop the others."""
+        """Read the entry points, once: one that fails does not stop the others."""
         with self._lock:
             if self._is_read:
                 return
@@ -56,7 +55,7 @@ class _Packages:
             for entry in metadata.entry_points(group=GROUP):
                 try:
                     kind: Kind = entry.load()()
-                    if type(KINDS.get(kind.name)) is not type(kind):  # it is there if an interrupt ended the last try
+                    if type(KINDS.get(kind.name)) is not type(kind):  # present if an interrupt ended an earlier attempt
                         _check_new(kind)
                         KINDS[kind.name] = kind
                 except Exception as error:  # whatever another package raises
@@ -69,14 +68,14 @@ _packages = _Packages()
 
 
 def find_kind(name: str) -> Kind | None:
-    """Return the kind of that name; None if this process has none."""
+    """Return the kind called `name`; None if this process has none."""
     if name not in KINDS:
         _packages.load()
     return KINDS.get(name)
 
 
 def _check_new(kind: Kind) -> None:
-    """`Invalid` if a kind takes what belongs to another."""
+    """Raise `Invalid` if a kind claims a name, a condition or a settings type that is not its own."""
     if not _NAME.fullmatch(kind.name) or kind.name in KINDS:
         raise Invalid(f"{in_short(kind.name)} is not the name of a new kind")
     for condition in kind.conditions:
@@ -110,27 +109,27 @@ def check_shards(shards: Any) -> int:
 
 
 def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
-    """`Invalid` if a table cannot be made so. The one judgement of a table, whoever asks for it.
+    """Raise `Invalid` if a table cannot be created like this. Every request to create a table is checked here.
 
-    What passes here the ledger can decode at every replay, and every shard of it can be opened.
+    The ledger can decode a table that passes at every replay, and all its shards can be opened.
     """
     if check_name(name) is not name or type(check_shards(shards)) is not type(shards) or type(options) is not bytes:
         raise Invalid(f"table {in_short(name)} is described by more than plain values")
-    found = find_kind(kind) if isinstance(kind, str) else None
-    if found is None:
+    known_kind = find_kind(kind) if isinstance(kind, str) else None
+    if known_kind is None:
         raise Invalid(f"there is no kind {in_short(kind)}")
-    found.check_options(options)
+    known_kind.check_options(options)
 
 
-def check_settings(given: tuple[object, ...]) -> None:
-    """`Invalid` if some of these are not the settings of a kind, or two of one kind."""
-    for place, settings in enumerate(given):
+def check_settings(all_settings: tuple[object, ...]) -> None:
+    """Raise `Invalid` if one of these is not the settings of a kind, or if two are of one kind."""
+    for index, settings in enumerate(all_settings):
         if type(settings) not in _settings_types():
             _packages.load()
         if type(settings) not in (known := _settings_types()):
             names = ", ".join(kind.__name__ for kind in known)
             raise Invalid(f"kinds of the settings holds {in_short(settings)}, and takes {names}")
-        if any(type(other) is type(settings) for other in given[:place]):
+        if any(type(other) is type(settings) for other in all_settings[:index]):
             raise Invalid(f"kinds of the settings holds {type(settings).__name__} twice: give one")
 
 
@@ -138,7 +137,7 @@ def _settings_types() -> list[type]:
     return [type(kind.settings) for kind in tuple(KINDS.values()) if kind.settings is not None]
 
 
-# -- conditions: their names begin with that of their kind, as in queue.ack
+# -- conditions: their names begin with the name of their kind, as in queue.ack
 
 
 def find_condition(name: str) -> Kind | None:
@@ -158,7 +157,7 @@ def kind_of_condition(name: str) -> Kind:
 
 
 class _Conditions(Mapping[str, KindCondition]):
-    """What groups may depend on, beside tokens. A missing kind is an error of its own: it must not count as refused."""
+    """What groups may depend on, besides tokens. A missing kind is an error: it must not count as a refusal."""
 
     def __getitem__(self, name: str) -> KindCondition:
         return kind_of_condition(name).conditions[name]

@@ -1,4 +1,4 @@
-"""A shard of a kv table: a tree, fed by sections.
+"""The state machine of a kv shard: applies sections to an LSM tree.
 
 Thread: see `partition.machine`; reading from any.
 """
@@ -22,18 +22,18 @@ from penstock.lsm.view import View, resolve
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, decode_reference
 
-ALL_LATER = 1 << 62  # the LSN of rows that have none yet
+ALL_LATER = 1 << 62  # stands for the LSN of rows that are not applied yet
 
 
 class KvMachine:
-    """The state machine of a shard."""
+    """The state machine of a kv shard."""
 
     stores_cheaply = False
     broken = False  # an apply that fails changes nothing
 
     def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
         self.tree = tree
-        self._table_options = options  # decoded when they are needed: damaged ones keep nobody from opening a store
+        self._table_options = options  # decoded on use: damaged options do not prevent opening the store
         self.get = tree.get  # bound once: a get is little more than this call
         self._maintenance = maintenance
         self._descriptor = descriptor
@@ -67,13 +67,13 @@ class KvMachine:
         return section.find(part, key) is not None
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
-        applied = self.tree.lsn  # before the row: groups up to here are in it, and those up to the row's LSN too
+        applied = self.tree.lsn  # before the row: it includes groups up to here, and up to its own LSN
         stored = self.tree.get_row(key)
         applied = applied if stored is None else max(applied, stored[2])
         rows: list[Row] = []
         for group, part in waiting:
             operation = section.find(part, key)
-            lsn = group.lsn  # after the row: whoever applied the group has set it before
+            lsn = group.lsn  # after the row: it is set before the group is applied
             if operation is None or (lsn is not None and lsn <= applied):
                 continue
             kind, value, expires = operation

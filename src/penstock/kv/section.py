@@ -1,9 +1,9 @@
-"""Writes to one shard of a kv table, between the caller and the tree.
+"""Sections of a kv table: the pending writes of one shard, between the caller and the tree.
 
 A section is a `Rows` (a dict: key to value, or to an operation) or a `Ranges` (deletes of key ranges). Adjacent writes
-by key gather in one `Rows`, where the last one of a key counts and operands are folded; deletes of ranges stand alone.
+by key share one `Rows`: the last write of a key wins and operands are folded. A range delete is a group of its own.
 
-Thread: changed under the coordinator's lock; read by anyone.
+Thread: changed under the coordinator's lock; read by any thread.
 Invariant: decode(encode(section)) is the section.
 """
 
@@ -27,18 +27,18 @@ from penstock.partition.pending import PendingDelta
 Operation: TypeAlias = tuple[int, bytes, int]  # kind, value, expires_us
 PLAIN, FULL, RANGES = 0, 1, 2
 _HEADER = struct.Struct("<BxxxI")  # form, rows
-_ONE_PUT = struct.Struct("<BxxxIII")  # the same, the length of the key, of the value
+_ONE_PUT = struct.Struct("<BxxxIII")  # form, rows, length of the key, length of the value
 
 
 class Rows(dict[bytes, "bytes | Operation"]):
-    """Key to value (a put that never expires) or to an operation."""
+    """A map from key to value (a put that never expires) or to an operation."""
 
     plain = True  # values only
-    size_bytes: int | None = None  # noted when it is encoded: it does not change any more by then
+    size_bytes: int | None = None  # set when it is encoded: it no longer changes then
 
     @classmethod
     def of(cls, values: dict[bytes, bytes]) -> Rows:
-        """Puts that never expire."""
+        """Return a section of puts that never expire."""
         rows = cls()
         rows.update(values)
         return rows
@@ -57,17 +57,17 @@ Section: TypeAlias = Rows | Ranges
 
 
 def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -> None:
-    """A put that never expires: the hot path."""
+    """Insert a put that never expires: the hot path."""
     try:
         delta.open[partition][key] = value  # type: ignore[index]
-    except (KeyError, TypeError):  # the first of its group, or of its shard
+    except (KeyError, TypeError):  # the first write of its group, or of its shard
         sections = delta.begin() if delta.open is None else delta.open
         rows = sections[partition] = Rows()
         rows[key] = value
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
-    """Many puts that never expire."""
+    """Insert many puts that never expire."""
     sections = delta.begin() if delta.open is None else delta.open
     rows = sections.get(partition)
     if rows is None:
@@ -76,12 +76,12 @@ def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, byt
 
 
 def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: Operation) -> None:
-    """A delete, a put that expires, or an operand of a merge."""
+    """Insert a delete, a put that expires, or a merge operand."""
     sections = delta.begin() if delta.open is None else delta.open
     rows = sections.get(partition)
     if rows is None:
         rows = sections[partition] = Rows()
-    rows.plain = False  # before the row is there: an interrupt may come between any two lines
+    rows.plain = False  # before the row is added: an interrupt may come between any two lines
     older = rows.get(key)
     if operation[0] < MERGE or older is None:
         rows[key] = operation
@@ -89,9 +89,9 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
         kind, value = fold((PUT, older) if isinstance(older, bytes) else older[:2], operation[:2])
         if len(value) <= VALUE_BYTES_MAX:
             rows[key] = (kind, value, operation[2])
-        else:  # a chain of several operators, longer than any value may be
+        else:  # a chain of several operators, longer than a value may be
             _in_new_group(delta, partition, key, operation)
-    else:  # whether the older one has expired by then, only the record's time can tell
+    else:  # only the record's time can tell whether the older one has expired
         _in_new_group(delta, partition, key, operation)
 
 
@@ -106,8 +106,8 @@ def _in_new_group(delta: PendingDelta, partition: PartitionId, key: bytes, opera
 
 
 def encode(section: Section) -> bytes:
-    """A section as columns."""
-    if len(section) == 1 and isinstance(section, Rows) and section.plain:  # the same bytes as below, with less ado
+    """Encode a section as columns."""
+    if len(section) == 1 and isinstance(section, Rows) and section.plain:  # the same bytes as below, only faster
         ((key, value),) = section.items()
         section.size_bytes = len(key) + len(value)
         return _ONE_PUT.pack(PLAIN, 1, len(key), len(value)) + key + value  # type: ignore[operator]
@@ -115,7 +115,7 @@ def encode(section: Section) -> bytes:
         starts, ends = [a for a, _ in section], [b for _, b in section]
         return b"".join((_HEADER.pack(RANGES, len(section)), _lengths(starts), _lengths(ends), *starts, *ends))
     keys = list(section)
-    if section.plain or not keys:  # no keys: an interrupt came before the first
+    if section.plain or not keys:  # no keys: an interrupt came before the first was added
         values: list[bytes] = list(section.values())  # type: ignore[arg-type]
         payload = b"".join((_HEADER.pack(PLAIN, len(keys)), _lengths(keys), _lengths(values), *keys, *values))
         section.size_bytes = len(payload) - _HEADER.size - 8 * len(keys)
@@ -136,13 +136,13 @@ def encode(section: Section) -> bytes:
 
 
 def row_count(payload: bytes) -> int:
-    """How many rows a payload says it has, as far as it is long enough for them."""
+    """Return the row count that a payload states, capped by what its length allows."""
     count: int = _HEADER.unpack_from(payload)[1] if len(payload) >= _HEADER.size else 0
     return min(count, len(payload) // 8)
 
 
 def decode(payload: bytes) -> Section:
-    """The section in a payload."""
+    """Decode a section; `CorruptionError` if it is malformed."""
     try:
         form, count = _HEADER.unpack_from(payload)
         at = _HEADER.size
@@ -189,26 +189,26 @@ def _cut(payload: bytes, lengths: list[int], at: int) -> tuple[list[bytes], int]
 
 
 def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
-    """All sections of a record for a shard, folded in order: ranges that delete what was before, rows on top."""
+    """Fold the sections of a record for one shard, in order, into one edit: range deletes first, then rows."""
     sections = list(sections)
     if sections and all(isinstance(section, Rows) and section.plain for section in sections):
         return _puts(sections, lsn, time_us)  # type: ignore[arg-type]
     rows: dict[bytes, Row] = {}
-    # For each key the place of the last section that deletes it: what sections before that do to it counts for nothing.
+    # For each key, the index of the last section that deletes it: what earlier sections do to the key has no effect.
     last_deletes = RangeDeletes.of(
-        (start, end, place)
-        for place, section in enumerate(sections)
+        (start, end, index)
+        for index, section in enumerate(sections)
         if isinstance(section, Ranges)
         for start, end in section
     )
-    last_place = max(last_deletes.lsns, default=-1)
-    for place, section in enumerate(sections):
+    last_index = max(last_deletes.lsns, default=-1)
+    for index, section in enumerate(sections):
         if isinstance(section, Ranges):
             continue
         operations: Iterable[tuple[bytes, bytes | Operation]] = section.items()
-        if place < last_place:
+        if index < last_index:
             deleted = last_deletes.lsn_over
-            operations = [(key, operation) for key, operation in operations if deleted(key) <= place]
+            operations = [(key, operation) for key, operation in operations if deleted(key) <= index]
         elif section.plain:
             values: Iterable[bytes] = section.values()  # type: ignore[assignment]
             rows.update(zip(section, zip(repeat(PUT), values, repeat(lsn), repeat(NEVER)), strict=False))
@@ -224,7 +224,7 @@ def to_edit(sections: Iterable[Section], lsn: int, time_us: int) -> Edit:
 
 
 def only_put(section: Section) -> tuple[bytes, bytes] | None:
-    """The key and the value of a section that is one put of a value that never expires."""
+    """Return the key and value if a section is a single put that never expires; else None."""
     if len(section) != 1 or not isinstance(section, Rows) or not section.plain:
         return None
     (pair,) = section.items()
@@ -242,7 +242,7 @@ def _puts(sections: list[Rows], lsn: int, time_us: int) -> Edit:
 
 
 def find(section: Section, key: bytes) -> Operation | None:
-    """What a section does to a key."""
+    """Return what a section does to a key; None if nothing."""
     if isinstance(section, Ranges):
         return (DELETE, b"", NEVER) if any(start <= key < end for start, end in section) else None
     operation = section.get(key)

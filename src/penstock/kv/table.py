@@ -39,17 +39,17 @@ from penstock.lsm.view import narrowed
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 
-ROW_BYTES = 160  # what a pending row takes beside its key and value: two objects, a place in a dict
+ROW_BYTES = 160  # memory of a pending row besides its key and value: two objects and a dict entry
 TTL_S_MAX = 1e11
 _ABSENT = object()
 T = TypeVar("T")
-V = TypeVar("V")  # of the values, by the type that the table declares
+V = TypeVar("V")  # the Python type of the table's values
 Default = TypeVar("Default")
 R = TypeVar("R", bound="KvReader[Any]")
 
 
 def kv_schema(options: Options) -> pa.Schema:
-    """(key, value, lsn), with the type the table declares for its values."""
+    """Return the Arrow schema (key, value, lsn), with the declared type of the values."""
     return pa.schema(
         [
             pa.field("key", pa.binary(), nullable=False),
@@ -60,7 +60,7 @@ def kv_schema(options: Options) -> pa.Schema:
 
 
 class KvReader(ReadableMapping[V]):
-    """Reading a kv table, live or in a snapshot: a mapping of bytes to values."""
+    """A read-only kv table, live or in a snapshot: a mapping of bytes to values."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -97,7 +97,7 @@ class KvReader(ReadableMapping[V]):
     def get(self, key: bytes, default: Default) -> V | Default: ...
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        """The value of a key."""
+        """Return the value of a key, or `default` if it is absent."""
         if type(key) is not bytes:
             raise Invalid(f"a key is bytes, not {type(key).__name__}")
         value = self._lookup(self._one or self._partition(key), key)
@@ -106,25 +106,25 @@ class KvReader(ReadableMapping[V]):
         return value if self._raw else self._decode(value)
 
     def multi_get(self, keys: Iterable[bytes]) -> list[V | None]:
-        """The value of each key, None where there is none."""
+        """Return the value of each key, None where absent, all at one LSN."""
         if isinstance(keys, bytes) or not isinstance(keys, Iterable):  # type: ignore[redundant-expr]
             raise Invalid(f"multi_get takes a list of keys, not {type(keys).__name__}")
         keys, by_shard = list(keys), dict[PartitionId, list[int]]()
-        for place, key in enumerate(keys):
+        for index, key in enumerate(keys):
             if type(key) is not bytes:
                 raise Invalid(f"a key is bytes, not {type(key).__name__}")
-            by_shard.setdefault(self._partition(key), []).append(place)
-        found: list[Any] = [None] * len(keys)
+            by_shard.setdefault(self._partition(key), []).append(index)
+        results: list[Any] = [None] * len(keys)
         with ExitStack() as stack:
             reading = self._at_one_moment(stack, list(by_shard))
-            for partition, places in by_shard.items():
-                values = reading.lookup_many(partition, [keys[place] for place in places])
-                for place, value in zip(places, values, strict=True):
-                    found[place] = value if value is None or self._raw else self._decode(value)
-        return found
+            for partition, indexes in by_shard.items():
+                values = reading.lookup_many(partition, [keys[index] for index in indexes])
+                for index, value in zip(indexes, values, strict=True):
+                    results[index] = value if value is None or self._raw else self._decode(value)
+        return results
 
     def _at_one_moment(self, stack: ExitStack, partitions: Sequence[PartitionId]) -> Reading:
-        """What to read several shards from; a single read of one shard is of one moment anyway."""
+        """Return what to read several shards from, at one LSN; one shard needs no snapshot for a single read."""
         return self._reading if len(partitions) < 2 else stack.enter_context(self._reading.moment(partitions))
 
     def __getitem__(self, key: bytes) -> V:
@@ -134,7 +134,7 @@ class KvReader(ReadableMapping[V]):
         return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: object) -> bool:
-        if type(key) is not bytes:  # False would be true, and hide a mistake
+        if type(key) is not bytes:  # False would be correct, but hide the mistake
             raise Invalid(f"a key is bytes, not {type(key).__name__}")
         return self._lookup(self._partition(key), key) is not None
 
@@ -147,7 +147,7 @@ class KvReader(ReadableMapping[V]):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, V]]:
-        """(key, value) of [start, end) within `prefix`, in order of the keys, as of this moment."""
+        """Return (key, value) pairs of [start, end) within `prefix` in key order, as of this call."""
         start, end = narrowed(start, end, prefix)
         if limit is not None:
             limit = whole(limit, "limit")
@@ -161,7 +161,7 @@ class KvReader(ReadableMapping[V]):
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
     def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
-        """Count the keys in [start, end) within `prefix`, by reading them."""
+        """Count the keys in [start, end) within `prefix` by reading them."""
         return sum(batch.num_rows for batch in self.scan_arrow(start, end, prefix=prefix))
 
     def __repr__(self) -> str:
@@ -170,13 +170,13 @@ class KvReader(ReadableMapping[V]):
 
     @property
     def schema(self) -> pa.Schema:
-        """Key, value (of the declared type), LSN."""
+        """The Arrow schema: key, value (of the declared type), LSN."""
         return kv_schema(self._options)
 
     def scan_arrow(
         self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b""
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of (key, value, lsn); in order of the keys within a shard."""
+        """Return record batches of (key, value, lsn), in key order within each shard."""
         start, end = narrowed(start, end, prefix)
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
@@ -188,7 +188,7 @@ class KvReader(ReadableMapping[V]):
         return pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=self.schema)
 
     def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> pa.Table:
-        """An Arrow table of (key, value, lsn)."""
+        """Return an Arrow table of (key, value, lsn)."""
         return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -197,13 +197,13 @@ class KvReader(ReadableMapping[V]):
 
 
 def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
-    """All items; then what they were read from is let go of."""
+    """Yield all items, then close what they were read from."""
     with stack:
         yield from items
 
 
 def of_value_type(table: R, value: ValueType | None) -> R:
-    """The table, if its values are of this type; None accepts any. `KindMismatch` if they are not."""
+    """Return the table if its values are of this type (None: any), or raise `KindMismatch`."""
     if value is not None and check_value_type(value) != table.value_type:
         raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: say value={table.value_type!r}")
     return table
@@ -222,7 +222,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
     # -- writing
 
     def put(self, key: bytes, value: V, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
-        """Set a key; `ttl_s`: it is gone after so many seconds."""
+        """Set a key; with `ttl_s` it expires after that many seconds."""
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
         if durable is not None and durable is not True and durable is not False:
             flag(durable, "durable")
@@ -239,14 +239,14 @@ class KvTable(KvReader[V], WritableMapping[V]):
         return epoch
 
     def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
-        """Set many keys, all of them or none."""
+        """Set many keys, all or none."""
         if durable is not None:
             flag(durable, "durable")
         try:
-            given = dict(pairs)
+            values = dict(pairs)
         except (TypeError, ValueError) as error:
             raise Invalid(f"put_many takes a mapping or (key, value) pairs with keys of bytes ({error})") from error
-        rows = self._checked(given)
+        rows = self._checked(values)
         if not rows:
             return Epoch(0)
         size = sum(map(len, rows)) + sum(map(len, rows.values())) + ROW_BYTES * len(rows)
@@ -257,16 +257,16 @@ class KvTable(KvReader[V], WritableMapping[V]):
             group.sections[partition] = section.Rows.of(some)
         return self._end(self._port.submit(group, size), durable)
 
-    def _checked(self, given: dict[bytes, Any]) -> dict[bytes, bytes]:
-        """The rows with their values encoded, or `Invalid`: by calls that go over all rows at once."""
-        if not self._raw or set(map(type, given.values())) - {bytes}:
-            given = {key: self._encode(value) for key, value in given.items()}
-        if set(map(type, given)) - {bytes}:
-            self._refuse(next(key for key in given if type(key) is not bytes))
-        longest = max(map(len, given), default=0), max(map(len, given.values()), default=0)
+    def _checked(self, rows: dict[bytes, Any]) -> dict[bytes, bytes]:
+        """Check the rows and encode their values, with calls that process all rows at once; or `Invalid`."""
+        if not self._raw or set(map(type, rows.values())) - {bytes}:
+            rows = {key: self._encode(value) for key, value in rows.items()}
+        if set(map(type, rows)) - {bytes}:
+            self._refuse(next(key for key in rows if type(key) is not bytes))
+        longest = max(map(len, rows), default=0), max(map(len, rows.values()), default=0)
         if longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
             self._refuse(b"")
-        return given
+        return rows
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
         by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
@@ -275,7 +275,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
         return by_shard
 
     def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
-        """Remove a key; one that is not there is no error."""
+        """Delete a key; an absent key is not an error."""
         if durable is not None:
             flag(durable, "durable")
         partition = self._check(key, b"")
@@ -283,7 +283,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
         return self._end(epoch, durable)
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
-        """Remove all keys in [start, end), in every shard at once."""
+        """Delete all keys in [start, end), in every shard at once."""
         if durable is not None:
             flag(durable, "durable")
         for border in (start, end):
@@ -301,7 +301,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
     def merge(
         self, key: bytes, operand: V | bytes, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
     ) -> Epoch:
-        """Fold an operand into a key: add_i64, min_i64, max_i64, min_f64, max_f64, append or union."""
+        """Merge an operand into a key's value: add_i64, min_i64, max_i64, min_f64, max_f64, append or union."""
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
             raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
@@ -318,7 +318,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
         self.put(key, value)
 
     def clear(self) -> None:
-        """Remove all keys, in every shard at once."""
+        """Delete all keys, in every shard at once."""
         self._delete_range(b"", PAST_ALL_KEYS, None)
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:

@@ -1,9 +1,9 @@
-"""The files of a queue and its manifest: which file grows, how it is followed by another, what a crash left.
+"""The data files of a queue and its manifest: appending, rolling to a new file, repair after a crash, removal.
 
 Thread: the queue's writer.
 Invariants: (1) a manifest is written after all that it says of data files is durable, and a file is unlinked after a
 manifest without it. (2) the active file is the one the manifest names, never the newest in a listing. (3) after an
-unclean end or a failure it is never written again: another one follows the last trusted place.
+unclean end or a failure the active file is never written again: a new file continues at the last trusted position.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class QueueSettings:
 
     file_bytes: int = 64 << 20  # a file is rolled before it would grow past this
     file_age_us: int = 3_600_000_000  # or when its first message is older than this, by record time
-    allocate_bytes: int = 256 << 10  # zero-filled room ahead for small appends
-    index_bytes: int = 64 << 10  # one entry of a file's index per so many bytes
+    allocate_bytes: int = 256 << 10  # zero-filled space allocated ahead for small appends
+    index_bytes: int = 64 << 10  # bytes between two entries of a file's index
 
     def __post_init__(self) -> None:
         if not 0 < self.index_bytes <= self.file_bytes or not 0 < self.allocate_bytes <= self.file_bytes:
@@ -58,8 +58,8 @@ class QueueRepair:
 
     path: str
     offset: int
-    kept: int  # records that were not known to be synced, and are now
-    torn: str | None  # why the bytes after them do not read; None where nothing was written there
+    kept: int  # records that were not known to be synced, and now are
+    torn: str | None  # why the bytes after them are unreadable; None if nothing was written there
 
 
 class FileChain:
@@ -80,16 +80,16 @@ class FileChain:
         self._random = random
         self._settings = settings
         self._identity = identity
-        self._of_shard = of_shard  # of a store; alone, a queue's folder may have any name, and may change it
+        self._of_shard = of_shard  # in a store; the folder of a standalone queue may have any name, and be renamed
         self._manifests = QmftWriter(fs, folder)
         self._manifest = QmftManifest.fresh()  # the last one that was written
-        self._file_sequence = 0  # the highest that was ever tried
+        self._file_sequence = 0  # the highest ever used, also by failed attempts
         self._day = ""  # the folder of the day, once it is durable
-        self._doomed: list[str] = []  # listed no more
-        self._stuck: list[str] = []  # the same, but they could not be removed
+        self._doomed: list[str] = []  # no longer listed, to be unlinked
+        self._stuck: list[str] = []  # the same, but unlinking failed
         self.active: DataWriter | None = None  # None: there is no data file yet
-        self._following: DataWriter | None = None  # is being made the active one
-        self.synced = FilePosition(0, 1, 0, 0)  # up to here the active file is durable
+        self._following: DataWriter | None = None  # the file that is about to become active
+        self.synced = FilePosition(0, 1, 0, 0)  # the active file is durable up to here
 
     @property
     def sealed(self) -> FileTable:
@@ -97,13 +97,13 @@ class FileChain:
 
     @property
     def place(self) -> FilePosition:
-        """Where the next record goes."""
+        """The position of the next record."""
         return self.synced if self.active is None else self.active.place
 
     # -- opening
 
     def open(self, cut_after_lsn: int | None) -> QueueRepair | None:
-        """Find or create the files; says what an unclean end left."""
+        """Open or create the files; return what was repaired after an unclean end."""
         manifest = self._manifests.read_latest()
         if manifest is None:
             make_dirs(self._fs, self._folder)
@@ -127,7 +127,7 @@ class FileChain:
                 return self._repair(reader, place, cut_after_lsn)
         finally:
             reader.file.close()
-        # It ends where the manifest says: it was closed, or nothing was ever written behind that place.
+        # It ends where the manifest says: it was closed, or nothing was written after that position.
         self._adopt(reader, place, index)
         return None
 
@@ -141,7 +141,7 @@ class FileChain:
         self.synced = place
 
     def _repair(self, reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueRepair:
-        """Go on after an unclean end. Nobody knows which bytes of the old file are durable, so in a new one."""
+        """Continue after an unclean end in a new file: it is unknown which bytes of the old one are durable."""
         tail = scan_tail(reader, place, cut_after_lsn)
         if tail.torn is not None:
             logger.warning("%s: torn tail dropped at byte %d (%s)", reader.file.path, tail.end, tail.torn)
@@ -152,7 +152,7 @@ class FileChain:
         return QueueRepair(reader.file.path, tail.end, len(tail.unsynced), tail.torn)
 
     def recover(self) -> None:
-        """Go on after a failure, from the last good sync."""
+        """Continue after a failure, from the last good sync."""
         self._manifests.secure_pointer()
         if self.active is not None:
             self.go_on(self.synced, (), max(self.synced.last_time_us, self.active.opening.time_us))
@@ -160,7 +160,7 @@ class FileChain:
     # -- one file after another
 
     def file_for(self, size: int, time_us: int) -> DataWriter:
-        """The file that a record of this size and time goes to."""
+        """Return the file for a record of this size and time; roll to a new one if the active file is full or old."""
         file, settings = self.active, self._settings
         if file is None:
             return self.go_on(self.synced, (), time_us)
@@ -175,23 +175,23 @@ class FileChain:
             self.synced = file.place
 
     def roll(self, time_us: int) -> DataWriter:
-        """End the active file and begin another."""
+        """Finish the active file and begin another."""
         file = self.active
         assert file is not None
-        following = self._create(file.place, (), time_us)  # first: a full disk is met with nothing changed
+        following = self._create(file.place, (), time_us)  # first: if the disk is full, nothing has changed yet
         self.sync()  # before the index record: it claims that all before it is synced
         file.finish()
         self.synced = file.place
         return self._install(following, file.place)
 
     def go_on(self, trusted: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
-        """Continue in a new file, which begins with `tail`, after the last trusted place of the active one."""
+        """Continue in a new file, which begins with `tail`, after the last trusted position of the active one."""
         return self._install(self._create(trusted, tail, time_us), trusted)
 
     def _create(self, place: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
         opening = self._next_opening(place, time_us)
         while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
-            opening = self._next_opening(place, time_us)  # left by an attempt that no manifest knows, and it stays
+            opening = self._next_opening(place, time_us)  # a leftover of a failed attempt that cannot be removed
         try:
             self._make_day(opening.path.rpartition("/")[0])
         except OSError as error:
@@ -222,12 +222,12 @@ class FileChain:
         above = self._folder
         for part in day.split("/"):
             self._fs.mkdir(f"{above}/{part}")
-            self._fs.fsync_dir(above)  # also if it was there: whoever made it may have died before this
+            self._fs.fsync_dir(above)  # even if it existed: its creator may have died before this
             above = f"{above}/{part}"
         self._day = day
 
     def _install(self, file: DataWriter, end: FilePosition) -> DataWriter:
-        """Make a new file the active one. The one before it ends at `end`, and all before that is durable."""
+        """Make a new file the active one. The old one ends at `end`, and is durable up to there."""
         old, files = self._manifest.active_file, self._manifest.files
         first = self._manifest.next_sequence - old.message_count
         if old.path and end.next_sequence > first:
@@ -236,11 +236,11 @@ class FileChain:
         self._name_active(file, files)
         self.take_over()
         if old.path and end.next_sequence == first:
-            self._doomed.append(old.path)  # it held nothing that counts
+            self._doomed.append(old.path)  # it holds no messages
         return file
 
     def take_over(self) -> None:
-        """Write to the file that the manifest names: an interrupt may have come right after it was named."""
+        """Switch to the file that the manifest names: an interrupt may have come right after it was named."""
         file, old = self._following, self.active
         if file is None:
             return
@@ -251,7 +251,7 @@ class FileChain:
         self._following = None
 
     def _name_active(self, file: DataWriter, files: FileTable) -> None:
-        """Requires: the file is synced up to its place."""
+        """Write a manifest with this active file. Requires: the file is synced up to its position."""
         place = file.place
         active = ActiveFileState(file.opening.file_sequence, place.offset, file.messages, file.path)
         self._write(QmftManifest(place.next_sequence, active, files))
@@ -261,7 +261,7 @@ class FileChain:
         self._manifest = manifest
 
     def finish(self) -> None:
-        """End the active file so that the next opening need not scan it. Requires: it is synced."""
+        """Finish the active file, so that the next opening need not scan it. Requires: it is synced."""
         file = self.active
         if file is not None:
             file.finish()
@@ -272,18 +272,18 @@ class FileChain:
         if self.active is not None:
             self.active.file.close()
 
-    # -- files that go
+    # -- removing files
 
     def drop_oldest(self, count: int) -> None:
-        """List the oldest sealed files no more. `bury` unlinks them."""
+        """Remove the oldest sealed files from the manifest. `bury` unlinks them."""
         manifest = self._manifest
-        paths = [*self._stuck, *(manifest.files[place].path for place in range(count))]
+        paths = [*self._stuck, *(manifest.files[index].path for index in range(count))]
         self._write(QmftManifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
         self._stuck = []
         self._doomed += paths
 
     def bury(self) -> None:
-        """Unlink what is listed no more. A file that stays only takes space, until the next ones go."""
+        """Unlink files that are no longer listed. One that cannot be unlinked is retried after the next drop."""
         doomed, self._doomed = self._doomed, []
         self._stuck += [path for path in doomed if not remove_file(self._fs, f"{self._folder}/{path}")]
         for folder in {path.rpartition("/")[0] for path in doomed}:
@@ -294,7 +294,7 @@ class FileChain:
                     folder = folder.rpartition("/")[0]
 
     def collect(self) -> int:
-        """Unlink every data file that is not listed; how many. Lists every folder."""
+        """Unlink every data file that the manifest does not list; return how many. Lists every folder."""
         listed = {self._manifest.active_file.path, *(entry.path for entry in self._manifest.files)}
         self._doomed = [path for path in data_files(self._fs, self._folder) if path not in listed]
         count = len(self._doomed)

@@ -1,4 +1,4 @@
-"""A consumer: takes messages under leases and acknowledges them.
+"""The API of a consumer: takes messages under leases and acknowledges them.
 
 Thread: any number, each with its own messages; a consumer has no state of its own.
 """
@@ -22,8 +22,8 @@ from penstock.queue.calls import LEASES_MAX, ConsumerPosition, LeasedMessage, Qu
 from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, ForgetConsumer, Range, Seek, argument
 
-CALL_S_MAX = 20.0  # one call waits no longer; a longer wait is several
-DELAY_S_MAX = 7 * 24 * 3600  # of a message that is out or given back
+CALL_S_MAX = 20.0  # the longest wait of one call; a longer wait takes several calls
+DELAY_S_MAX = 7 * 24 * 3600  # of a message that is leased or returned
 GET_MAX = 4_096
 NOT_GOT = "give messages as `get` returned them"
 
@@ -32,9 +32,9 @@ NOT_GOT = "give messages as `get` returned them"
 class ConsumerSettings:
     """How a consumer treats its messages."""
 
-    visibility_timeout_s: float = 30.0  # a message that is not acknowledged by then is delivered again
-    deliveries_max: int | None = None  # one that was delivered so often goes to the dead letters instead
-    dead_letter: str | None = None  # a queue; None: it is only acknowledged
+    visibility_timeout_s: float = 30.0  # an unacknowledged message is delivered again after this
+    deliveries_max: int | None = None  # after that many deliveries a message goes to the dead letters instead
+    dead_letter: str | None = None  # name of a queue; None: the message is only acknowledged
 
     def __post_init__(self) -> None:
         seconds(self.visibility_timeout_s, "visibility_timeout_s", DELAY_S_MAX, above_zero=True)
@@ -47,7 +47,7 @@ class ConsumerSettings:
 
 
 class Consumer(InThisProcess):
-    """One of those who share the messages of a queue under one name."""
+    """A named consumer of a queue. Consumers with the same name share the messages."""
 
     def __init__(self, port: Port, info: TableInfo, name: str, settings: ConsumerSettings) -> None:
         self._port = port
@@ -61,14 +61,14 @@ class Consumer(InThisProcess):
     # -- messages
 
     def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
-        """Up to `max` messages that nobody else of this name has; waits up to `timeout_s` for the first."""
-        max = whole(max, "how many messages get takes", 1)  # noqa: A001 - the same
+        """Lease up to `max` messages that no consumer of this name holds; wait up to `timeout_s` for the first."""
+        max = whole(max, "max, the number of messages to get,", 1)  # noqa: A001 - the same
         timeout_s, settings = seconds(timeout_s, "timeout_s", math.inf), self.settings
         deliveries_max = settings.deliveries_max
         while True:
             wait_s = min(timeout_s, CALL_S_MAX)
             timeout_s -= wait_s
-            asked = QueueCall(
+            request = QueueCall(
                 consumer=self.name,
                 count=min(max, GET_MAX),
                 timeout_s=wait_s,
@@ -76,27 +76,27 @@ class Consumer(InThisProcess):
                 deliveries_max=None if deliveries_max is None else int(deliveries_max),
                 dead_letter=None if settings.dead_letter is None else str.__str__(settings.dead_letter),
             )
-            found = self._ask("get", asked, list[Delivery], wait_s=wait_s)
-            if found or timeout_s <= 0:
-                return [message for delivery in found for message in _messages(delivery)]
+            deliveries = self._ask("get", request, list[Delivery], wait_s=wait_s)
+            if deliveries or timeout_s <= 0:
+                return [message for delivery in deliveries for message in _messages(delivery)]
 
     def __iter__(self) -> Iterator[LeasedMessage]:
-        """Messages one by one, waiting for more without an end. Acknowledge each."""
+        """Yield messages one by one, and wait for more for ever. Acknowledge each."""
         while True:
-            yield from self.get(1, CALL_S_MAX)  # one at a time: the lease of a second would run while the first is used
+            yield from self.get(1, CALL_S_MAX)  # one: a second one's lease would run while the first is used
 
     def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: Conditional | None = None) -> None:
-        """Acknowledge messages, durably; with a batch: together with what that writes.
+        """Acknowledge messages durably; with a batch, atomically with the batch's writes.
 
-        `LeaseLost` if one of them is not held any more: then none is acknowledged, and the batch writes nothing.
+        `LeaseLost` if the lease of one has ended: then none is acknowledged, and the batch writes nothing.
         """
         if batch is not None and not isinstance(batch, Conditional):
             raise Invalid(f"batch is what store.batch() returns, not {in_short(batch)}")
-        given = _listed(messages)
-        if not given:
+        leased = _listed(messages)
+        if not leased:
             return
         try:  # the numbers of a message may be forged
-            data = argument(self._info.table, _acknowledging(self.name, given))
+            data = argument(self._info.table, _acknowledging(self.name, leased))
         except (TypeError, ValueError, OverflowError):
             raise Invalid(NOT_GOT) from None
         if batch is not None:
@@ -105,25 +105,24 @@ class Consumer(InThisProcess):
             self._command(ACK, data)
 
     def nack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, delay_s: float = 0.0) -> int:
-        """Give messages back: they are delivered again, at once or after `delay_s`. How many were still held."""
+        """Return messages for redelivery, at once or after `delay_s`. Returns how many were still leased."""
         delay_s = seconds(delay_s, "delay_s", DELAY_S_MAX)
         rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
         released = 0
         while leases := list(islice(rest, LEASES_MAX)):
             try:  # the numbers of a message may be forged
-                asked = encode_call(QueueCall(consumer=self.name, leases=leases, delay_s=delay_s))
+                request = encode_call(QueueCall(consumer=self.name, leases=leases, delay_s=delay_s))
             except (TypeError, ValueError, OverflowError):
                 raise Invalid(NOT_GOT) from None
-            released += msgspec.msgpack.decode(self._port.call(self._info, "nack", asked), type=int)
+            released += msgspec.msgpack.decode(self._port.call(self._info, "nack", request), type=int)
         return released
 
-    # -- where it is
+    # -- position
 
     def positions(self) -> list[ConsumerPosition]:
-        """Where it is in each shard."""
-        known = {
-            place.shard: place for place in self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
-        }
+        """Return the consumer's position in each shard."""
+        positions = self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
+        known = {position.shard: position for position in positions}
         return [
             known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
             for shard, bounds in enumerate(self._bounds())
@@ -132,37 +131,37 @@ class Consumer(InThisProcess):
     @property
     def position(self) -> dict[int, int]:
         """For each shard, the sequence below which everything is acknowledged."""
-        return {place.shard: place.floor for place in self.positions()}
+        return {each.shard: each.floor for each in self.positions()}
 
     @property
     def lag(self) -> int:
         """How many messages are not acknowledged."""
-        return sum(place.lag for place in self.positions())
+        return sum(each.lag for each in self.positions())
 
     def seek(self, to: int | str | Mapping[int, int]) -> None:
-        """Go to a sequence (of every shard), to sequences by shard, to "earliest" or to "latest"."""
+        """Move to a sequence (in every shard), to sequences by shard, to "earliest" or to "latest"."""
         bounds = self._bounds()
         if isinstance(to, str) and to in ("earliest", "latest"):
-            given = {shard: found.first if to == "earliest" else found.next for shard, found in enumerate(bounds)}
+            sequences = {shard: each.first if to == "earliest" else each.next for shard, each in enumerate(bounds)}
         elif isinstance(to, int) and not isinstance(to, bool):
-            given = dict.fromkeys(range(len(bounds)), to)
+            sequences = dict.fromkeys(range(len(bounds)), to)
         elif isinstance(to, Mapping):
-            given = dict(to)
+            sequences = dict(to)
         else:
             raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {in_short(to)}')
-        places: dict[int, int] = {}
-        for one, sequence in given.items():
+        checked: dict[int, int] = {}
+        for one, sequence in sequences.items():
             shard = whole(one, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
-            places[shard] = whole(sequence, f"a place in shard {shard}", 1, bounds[shard].next)
-        self._command(SEEK, argument(self._info.table, Seek(self.name, sorted(places.items()), "leased")))
+            checked[shard] = whole(sequence, f"a sequence of shard {shard}", 1, bounds[shard].next)
+        self._command(SEEK, argument(self._info.table, Seek(self.name, sorted(checked.items()), "leased")))
 
     def forget(self) -> None:
-        """Remove the consumer: its acknowledgements hold nothing back and are not remembered any more."""
+        """Delete the consumer and its acknowledgements; it no longer delays retention."""
         self._command(FORGET, argument(self._info.table, ForgetConsumer(self.name, self._info.shards)))
 
     def _bounds(self) -> list[ShardBounds]:
-        found: list[ShardBounds] = self._ask("bounds", QueueCall(), list[ShardBounds])
-        return found
+        bounds: list[ShardBounds] = self._ask("bounds", QueueCall(), list[ShardBounds])
+        return bounds
 
     def _ask(self, name: str, call: QueueCall, kind: Any, *, wait_s: float = 0.0) -> Any:
         return self._port.ask(self._info, name, call, kind, wait_s=wait_s)
@@ -182,7 +181,7 @@ def _messages(delivery: Delivery) -> Iterator[LeasedMessage]:
 
 
 def _acknowledging(consumer: str, messages: list[LeasedMessage]) -> Ack:
-    """Messages that follow each other under one lease, which is of one shard, are one range."""
+    """Build an acknowledgement. Consecutive messages under one lease, which is of one shard, become one range."""
     begins: list[LeasedMessage] = []
     ends: list[int] = []
     lease = end = 0
@@ -202,9 +201,9 @@ def _acknowledging(consumer: str, messages: list[LeasedMessage]) -> Ack:
 
 def _listed(messages: Any) -> list[LeasedMessage]:
     try:
-        given = [messages] if isinstance(messages, LeasedMessage) else list(messages)
+        listed = [messages] if isinstance(messages, LeasedMessage) else list(messages)
     except TypeError:
-        given = [messages]
-    if set(map(type, given)) - {LeasedMessage}:
+        listed = [messages]
+    if set(map(type, listed)) - {LeasedMessage}:
         raise Invalid(NOT_GOT)
-    return given
+    return listed

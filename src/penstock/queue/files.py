@@ -1,13 +1,13 @@
-"""One data file of a queue: an opening record, batches of messages, index records.
+"""A data file of a queue: an opening record, batches of messages, index records.
 
-A file opens with a record that names the last LSN, sequence and time before it, a salt and the store's identity. It is
-synced before any manifest names the file. An *index record* sums up the file so far: where some records begin, the
-last LSN and time. One is written before the manifest names that place, so a manifest's write position always stands
-right behind the opening record or an index record, and nothing before it need be read again.
+The *opening record* holds the last LSN, sequence and time before the file, a salt and the store's identity. It is
+synced before any manifest names the file. An *index record* summarizes the file so far: the offsets of some records,
+the last LSN and time. One is written before a manifest names that position, so a manifest's write position is always
+right after the opening record or an index record, and nothing before it need be read again.
 
 Thread: `DataWriter` belongs to the queue's writer; a `DataReader` may be shared, it only reads.
 Invariants: (1) bytes of synced records never change. (2) sequences and LSNs are stored, never counted. (3) space is
-claimed before record bytes are written, so a full disk is found while nothing has been written.
+allocated before record bytes are written, so a full disk is noticed before anything is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode,
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import DATA_SUFFIX
 
-VERSION, VERSION_OF_SHARD = 1, 2  # the identity in a file is the store's; or that of the shard it belongs to
+VERSION, VERSION_OF_SHARD = 1, 2  # 1: a file carries the store's identity; 2: its shard's
 MAGIC = b"PSTKQUE\0"
 KIND_MESSAGES = KIND_DATA
 KIND_INDEX = KIND_DATA + 1
@@ -47,20 +47,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """What a data file says of itself and of what came before it."""
+    """The opening record: describes the data file, and the queue's state before it."""
 
     file_sequence: int
     first: int  # sequence of its first message
     last_lsn: int  # of the last record before this file
-    last_time_us: int  # and its time
-    time_us: int  # record time at which the file was begun
+    last_time_us: int  # the time of that record
+    time_us: int  # record time at which the file was created
     salt: int
-    identity: bytes  # of the store or its shard, so that a stray file is not taken for one of ours
+    identity: bytes  # of the store or the shard, so that a file of another is not accepted
     version: int = VERSION
 
     @property
     def path(self) -> str:
-        """Its path in the queue's folder: the day is that of the record time, in UTC."""
+        """The file's path in the queue's folder, by the day of its record time in UTC."""
         day = _EPOCH + timedelta(microseconds=self.time_us)
         return f"{day:%Y/%m/%d}/{self.file_sequence:010d}{DATA_SUFFIX}"
 
@@ -73,7 +73,7 @@ class Opening:
             MAGIC, self.version, 0, self.salt, self.identity, self.last_lsn, self.last_time_us, self.time_us
         )
         first, incarnation = self.first, self.file_sequence
-        # Without a salt, because it carries the salt.
+        # Without a salt, because this record holds the salt.
         return encode([body], salt=0, incarnation=incarnation, first=first, synced=first - 1, kind=KIND_SEGMENT)
 
     @classmethod
@@ -83,7 +83,7 @@ class Opening:
             raise CorruptionError(file.path, 0, "the file does not begin as a queue's data file")
         magic, version, _, salt, identity, lsn, last_time, time = _OPENING.unpack(record.body)
         if magic != MAGIC:
-            raise CorruptionError(file.path, 0, "the file is no data file of a queue")
+            raise CorruptionError(file.path, 0, "the file is not a data file of a queue")
         if version > VERSION_OF_SHARD:
             reads = f"this Penstock reads up to {VERSION_OF_SHARD}"
             raise UnsupportedVersion(f"{file.path} has queue version {version}, {reads}")
@@ -100,9 +100,9 @@ class Opening:
 
 
 def shard_identity(store: bytes, folder: str) -> bytes:
-    """What a shard's files carry: files of all shards have the same names, and one must not pass for another's.
+    """Return the identity of a shard's files: files of all shards have the same names, and must not be confused.
 
-    Of the folder its last two names count, the table's and the shard's: a store may be moved.
+    Only the last two names of the folder are used, the table's and the shard's, because a store may be moved.
     """
     digest: bytes = xxhash.xxh3_128_digest(store + "/".join(folder.split("/")[-2:]).encode())
     return digest
@@ -110,7 +110,7 @@ def shard_identity(store: bytes, folder: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A place between two records of a data file, and what has been said up to there."""
+    """A position between two records of a data file, and the queue's state there."""
 
     offset: int
     next_sequence: int
@@ -118,7 +118,7 @@ class FilePosition:
     last_time_us: int
 
     def after(self, record: Record) -> FilePosition:
-        """The place behind a record that stands here."""
+        """Return the position after a record that begins here."""
         offset = self.offset + encoded_size(len(record.body))
         if record.kind == KIND_INDEX:
             return replace(self, offset=offset)
@@ -128,7 +128,7 @@ class FilePosition:
 
 @dataclass(slots=True)
 class FileIndex:
-    """Where some records begin: one every so many bytes. Grows only at its end, so readers need no lock."""
+    """The offsets of some records, one per `every_bytes`. Grows only at its end, so readers need no lock."""
 
     every_bytes: int
     sequences: list[int] = field(default_factory=list)
@@ -142,20 +142,20 @@ class FileIndex:
             self.sequences.append(sequence)
 
     def cut(self, entries: int) -> None:
-        """Keep only so many."""
+        """Keep only the first `entries`."""
         for column in (self.sequences, self.times, self.offsets):
             del column[entries:]
 
     def before(self, sequence: int) -> int:
-        """The offset of a record at or before the one that holds `sequence`."""
+        """Return the offset of a record at or before the one that holds `sequence`."""
         return self._offset(bisect_right(self.sequences, sequence))
 
     def before_time(self, time_us: int) -> int:
-        """The offset of a record before which every record is older than `time_us`."""
+        """Return the offset of a record before which every record is older than `time_us`."""
         return self._offset(bisect_left(self.times, time_us))
 
-    def _offset(self, found: int) -> int:
-        return self.offsets[found - 1] if found else OPENING_BYTES
+    def _offset(self, entries: int) -> int:
+        return self.offsets[entries - 1] if entries else OPENING_BYTES
 
     def encode(self, place: FilePosition, messages: int) -> bytes:
         entries = np.array([self.sequences, self.offsets, self.times], _ENTRY).T.tobytes()
@@ -169,7 +169,7 @@ class FileIndex:
 
 
 class DataWriter:
-    """The data file that grows."""
+    """The data file that messages are appended to."""
 
     def __init__(
         self, file: File, opening: Opening, place: FilePosition, index: FileIndex, *, allocate_bytes: int, path: str
@@ -181,20 +181,20 @@ class DataWriter:
         self.index = index
         self._allocate_bytes = allocate_bytes
         self._claimed = place.offset
-        self._indexed = place.offset  # behind the newest index record, or the opening record
+        self._indexed = place.offset  # right after the newest index record, or the opening record
 
     @classmethod
     def create(
         cls, fs: FileSystem, folder: str, opening: Opening, tail: Sequence[Record], *, allocate_bytes: int, every: int
     ) -> DataWriter:
-        """A new file that holds the records of `tail`, durable under its name when this returns.
+        """Create a file that holds the records of `tail`; it is durable under its name when this returns.
 
-        Requires: its folder is there, and no manifest names a file of its name. `DiskFull`: there may be rubbish
+        Requires: its folder exists, and no manifest names a file of its name. `DiskFull`: a partial file may be left
         under that name, which the next attempt replaces.
         """
         path = f"{folder}/{opening.path}"
         try:
-            if fs.exists(path):  # of an attempt that ended before a manifest named it
+            if fs.exists(path):  # from an attempt that ended before a manifest named it
                 fs.unlink(path)
             file = fs.create(path)
             writer = cls(
@@ -223,7 +223,7 @@ class DataWriter:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """All records written within, or none: what an interrupt cuts short is written over by the next."""
+        """Write all records in this context or none: the next write overwrites what an interrupt cut short."""
         place, entries = self.place, len(self.index.sequences)
         try:
             yield
@@ -248,7 +248,7 @@ class DataWriter:
             self.place = replace(place, offset=place.offset + len(data))
 
     def write_index(self) -> None:
-        """Append an index record, unless one stands here. Not durable yet."""
+        """Append an index record, unless one ends here. Not durable yet."""
         if self.place.offset == self._indexed:
             return
         body = self.index.encode(self.place, self.messages)
@@ -257,7 +257,7 @@ class DataWriter:
         self._indexed = self.place.offset
 
     def finish(self) -> None:
-        """End the file here, for good or until it is opened again; durable when this returns.
+        """Write an index record and truncate the file after it; durable when this returns.
 
         Requires: all messages are synced, because the index record vouches for them.
         """
@@ -269,17 +269,17 @@ class DataWriter:
 
 
 class DataReader:
-    """A data file that is read."""
+    """Reads a data file."""
 
     def __init__(self, file: File, opening: Opening) -> None:
         self.file = file
         self.opening = opening
-        self.hint = (0, 0)  # a sequence, and the offset of the record that holds it: where the last read ended
+        self.hint = (0, 0)  # where the last read ended: a sequence, and the offset of its record
         self._index: FileIndex | None = None
 
     @classmethod
     def open(cls, fs: FileSystem, folder: str, path: str, identity: bytes | None) -> DataReader:
-        """The file at `path` in the queue's folder. Without an `identity` that of the file is not checked."""
+        """Open the file at `path` in the queue's folder. Without `identity` the file's own is not checked."""
         file = fs.open(f"{folder}/{path}")
         opening = Opening.read(file)
         if identity is not None and opening.version == VERSION_OF_SHARD:
@@ -289,7 +289,7 @@ class DataReader:
         return cls(file, opening)
 
     def place_at(self, offset: int) -> tuple[FilePosition, FileIndex | None]:
-        """The place right behind the opening record or an index record, and that index."""
+        """Return the position right after the opening record or an index record, and that index."""
         if offset == OPENING_BYTES:
             return self.opening.place, None
         tail = self.file.pread(8, max(0, offset - 8))
@@ -300,16 +300,16 @@ class DataReader:
             self.file.pread(offset - start, start), 0, salt=self.opening.salt, path=self.file.path, base=start
         )
         if record.kind != KIND_INDEX or encoded_size(len(record.body)) != offset - start:
-            raise CorruptionError(self.file.path, start, "this is no index record")
+            raise CorruptionError(self.file.path, start, "this is not an index record")
         lsn, time, _, _ = _INDEX_TAIL.unpack(record.body[-_INDEX_TAIL.size :])
         return FilePosition(offset, record.index, lsn, time), FileIndex.decode(record.body, 0)
 
     def index(self, size: int) -> FileIndex:
-        """The index of a file that grows no more: its last record, or one made by reading it once."""
+        """Return the index of a finished file: its last record, or one built by reading the file once."""
         if self._index is None:
             try:
                 self._index = self.place_at(size)[1]
-            except CorruptionError:  # a file that ended in a crash has none; without one it only takes longer
+            except CorruptionError:  # a file that ended in a crash has no index record
                 self._index = FileIndex(READ_BYTES)
                 for offset, record in self.records(OPENING_BYTES, size, past_damage=True):
                     if record.kind == KIND_MESSAGES:
@@ -325,7 +325,10 @@ class DataReader:
         read_bytes: int = READ_BYTES,
         damage: list[CorruptionError] | None = None,
     ) -> Iterator[tuple[int, Record]]:
-        """Offset and record of each in [start, end); a bad one is a `CorruptionError`, or noted and passed over."""
+        """Yield (offset, record) in [start, end); a bad record raises, or with `past_damage` is skipped.
+
+        Each `CorruptionError` is also added to `damage`.
+        """
         buffer, base, at = b"", start, 0
         salt, path = self.opening.salt, self.file.path
         while base + at < end:
@@ -352,23 +355,23 @@ class DataReader:
             at += encoded_size(len(record.body))
 
     def valid_records(self, data: bytes) -> Iterator[tuple[int, Record]]:
-        """Sound records anywhere in `data`, which begins at a multiple of 8 of this file.
+        """Yield the valid records anywhere in `data`, which begins at an offset divisible by 8.
 
-        Numpy finds the few places whose header could be one of this file's; only those are decoded.
+        Numpy finds the few offsets whose header could belong to this file; only those are decoded.
         """
         words = np.frombuffer(data[: len(data) & ~7], "<u8")
         if len(words) < HEADER.size // 8:
             return
         kinds, index, synced = words[1:-2], words[2:-1], words[3:]
         ours = (kinds >> np.uint64(32)) == self.opening.file_sequence
-        places = np.flatnonzero(ours & (index >= self.opening.first) & (synced < index))
+        candidates = np.flatnonzero(ours & (index >= self.opening.first) & (synced < index))
         behind = 0
-        for place in places.tolist():
-            if place * 8 < behind:  # inside a sound record
+        for word in candidates.tolist():
+            if word * 8 < behind:  # inside a valid record
                 continue
             try:
-                record = decode(data, place * 8, salt=self.opening.salt)
+                record = decode(data, word * 8, salt=self.opening.salt)
             except CorruptionError:
                 continue
-            behind = place * 8 + encoded_size(len(record.body))
-            yield place * 8, record
+            behind = word * 8 + encoded_size(len(record.body))
+            yield word * 8, record

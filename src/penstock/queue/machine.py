@@ -1,13 +1,13 @@
-"""A shard of a queue in a store: a persistent queue, fed by sections.
+"""The state machine of a queue shard: applies sections to a persistent queue.
 
-Its files are its storage: what is applied is in them, and a checkpoint only has to sync them. A trim moves the floor,
-below which nothing is read; the files below it go later, when no snapshot needs them.
+The queue's files are the shard's storage: applied messages are in them, and a checkpoint only syncs them. A trim moves
+the floor, below which nothing is read; files below it are deleted later, when no snapshot needs them.
 
-Thread: see `partition.machine`; `_lock` keeps apply, sync and the removal of files apart; reading from any.
+Thread: see `partition.machine`; `_lock` serializes apply, sync and the removal of files; any thread may read.
 Invariants: (1) `stored` is committed to the manifest after the files are synced: opening cuts the files after it.
 (2) the floor and the next sequence that are committed with it are those of the same LSN. The files may be ahead of it,
-because a roll syncs them too: what they hold already is counted when it is replayed, and not written again. (3) nothing
-is removed at or above the floor, or while a snapshot may read it.
+because a roll syncs them too: a replay counts messages that the files already hold, and does not write them again.
+(3) nothing is removed at or above the floor, or while a snapshot may read it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.queue.persistent import PersistentQueue
 from penstock.queue.pieces import describe_piece, gathered
 from penstock.queue.staged import staged_batches
 
-SCAN_BYTES = 8 << 20  # of messages that a scan holds at a time
-KEY = struct.Struct(">Q")  # a sequence as a key: in order
+SCAN_BYTES = 8 << 20  # of messages that a scan holds in memory
+KEY = struct.Struct(">Q")  # a sequence as a key: big-endian, so that keys sort by sequence
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
 
 
 class _Progress(NamedTuple):
-    """How far a shard is, as of one LSN: replaced whole, so that nobody sees half of a record."""
+    """The progress of a shard as of one LSN: replaced whole, so that no reader sees half of a record."""
 
     lsn: int
     floor: int  # nothing below it is read
@@ -47,7 +47,7 @@ class _Progress(NamedTuple):
 
 
 class QueueMachine(Machine):
-    """The state machine of a shard. Messages are seen when they have a number: not before they are applied."""
+    """The state machine of a queue shard. Messages get their sequence, and become visible, when they are applied."""
 
     stores_cheaply = True
 
@@ -58,20 +58,20 @@ class QueueMachine(Machine):
         self._folder = f"{site.root}/{descriptor.folder}"
         self._lock = threads.lock("queue.machine")
         self._open()
-        # Guarded by _lock: the first sequence that each may read. One that nobody has any more holds nothing.
+        # Guarded by _lock: the first sequence that each snapshot may read. Weak: an unreferenced snapshot pins nothing.
         self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
-        self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied and not stored
+        self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied but not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
         self.closed = False  # guarded by _lock
-        self._collected = False  # guarded by _lock: files that no manifest lists were looked for
+        self._collected = False  # guarded by _lock: whether unlisted files were searched for
 
     def _open(self) -> None:
         site = self._site
-        kept = site.manifest.get_wal_state(self._key) or WalStateRecord()
-        self._stored = kept.stored_lsn  # guarded by _lock
-        floor, following = _STORED.unpack(kept.detail) if kept.detail else (1, 1)
-        now = _Progress(kept.stored_lsn, floor, following)
-        self._progress = now, now  # of the last record applied, and of the one before; guarded by _lock
+        state = site.manifest.get_wal_state(self._key) or WalStateRecord()
+        self._stored = state.stored_lsn  # guarded by _lock
+        floor, following = _STORED.unpack(state.detail) if state.detail else (1, 1)
+        now = _Progress(state.stored_lsn, floor, following)
+        self._progress = now, now  # after the last record applied, and before it; guarded by _lock
         self.queue = PersistentQueue.open(
             site.fs,
             self._folder,
@@ -79,7 +79,7 @@ class QueueMachine(Machine):
             clock=site.clock,
             settings=site.settings,
             identity=site.identity,
-            cut_after_lsn=kept.stored_lsn,
+            cut_after_lsn=state.stored_lsn,
         )
         if self.queue.next_sequence < following:
             raise self._torn_apart(following)
@@ -96,7 +96,7 @@ class QueueMachine(Machine):
 
     @property
     def folder(self) -> str:
-        """Where its files are, relative to the store."""
+        """The folder of its files, relative to the store."""
         return self._descriptor.folder
 
     @property
@@ -108,18 +108,18 @@ class QueueMachine(Machine):
         return self._stored
 
     def _visible(self) -> _Progress:
-        """What readers may see: a record of which all sections, in every table, are applied."""
+        """Return the progress that readers may see: all sections of its record, in every table, are applied."""
         now, before = self._progress
         return now if now.lsn <= self._site.published() else before
 
     @property
     def first(self) -> int:
-        """The oldest message that can be read, or the next one if there is none."""
+        """The sequence of the oldest readable message, or the next sequence if there is none."""
         return max(self._visible().floor, self.queue.first_sequence)
 
     @property
     def next(self) -> int:
-        """The sequence after the newest message that can be read."""
+        """The sequence after the newest readable message."""
         return self._visible().next
 
     def apply(self, entry: Entry) -> None:
@@ -131,29 +131,29 @@ class QueueMachine(Machine):
             for number, part in enumerate(entry.sections):
                 if part.header.form == REFERENCE:
                     staged = readable(decode_reference, part.payload).files
-                    for file in staged if entry.decoded is None else ():  # a replay: it was not looked at just now
+                    for file in staged if entry.decoded is None else ():  # a replay: no caller has just checked it
                         check_intact(self._site.fs, self._site.root, file)
-                    found: section.Section = section.Encoded(self._bodies_of(staged))
+                    content: section.Section = section.Encoded(self._bodies_of(staged))
                     files += staged
                 elif entry.decoded is not None:
-                    found = entry.decoded[number]
+                    content = entry.decoded[number]
                 else:
-                    found = readable(section.decode, part.payload)
-                if isinstance(found, section.Trim):
-                    floor = max(floor, min(found.before, following))
+                    content = readable(section.decode, part.payload)
+                if isinstance(content, section.Trim):
+                    floor = max(floor, min(content.before, following))
                     continue
-                puts.append((found, following))
-                bodies += found.bodies()
-                following += len(found)
+                puts.append((content, following))
+                bodies += content.bodies()
+                following += len(content)
             self._append(bodies, entry, before.next)
             for source, first in puts:
                 source.first, source.lsn = first, entry.lsn
-            self._taken += files  # before it counts as applied: naming a file twice does no harm
+            self._taken += files  # before it counts as applied: listing a file twice is harmless
             self._progress = _Progress(entry.lsn, floor, following), before
         self.changed()
 
     def _append(self, bodies: list[section.Body], entry: Entry, following: int) -> None:
-        """Write messages, unless the files hold them already: a replay, or an interrupt right behind the writing."""
+        """Write messages, unless the files hold them already, after a replay or an interrupt right after the write."""
         if bodies and entry.lsn > self.queue.last_lsn:
             if self.queue.next_sequence != following:
                 raise self._torn_apart(following)
@@ -207,7 +207,7 @@ class QueueMachine(Machine):
         return 0
 
     def store_now(self) -> None:
-        """Sync the files and commit how far that goes; then staged files that were copied are needed no more."""
+        """Sync the files and commit the progress; then discard the staged files that were copied."""
         with self._lock:
             lsn, floor, following = self._progress[0]
             if self._stored == lsn:
@@ -225,7 +225,7 @@ class QueueMachine(Machine):
             staging.discard(self._descriptor.table, taken)
 
     def drop_files(self) -> None:
-        """Remove files below the floor that no snapshot reads; the first time also those that a crash left."""
+        """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""
         if not self._site.may_remove():
             return
         with self._lock:
@@ -243,11 +243,11 @@ class QueueMachine(Machine):
 
 
 def _ignore() -> None:
-    """Nobody waits."""
+    """The default of `changed`: no consumer waits."""
 
 
 class QueueState:
-    """A shard at one moment: the messages [first, next)."""
+    """A snapshot of a shard: the messages [first, next)."""
 
     def __init__(self, machine: QueueMachine, partition: PartitionId, first: int, next_sequence: int) -> None:
         self._machine: QueueMachine | None = machine
@@ -260,11 +260,11 @@ class QueueState:
         if self._machine is None:
             raise Closed("the snapshot was closed: take another")
         if self._machine.closed:
-            raise Closed("the queue was dropped, or the store was closed: its messages cannot be read any more")
+            raise Closed("the queue was dropped, or the store was closed: its messages can no longer be read")
         return self._machine.queue
 
     def bounds(self, start: bytes, end: bytes | None) -> tuple[int, int]:
-        """The sequences [from, to) of a range of keys that are here."""
+        """Return the sequences [from, to) of a key range, within this snapshot."""
         low = max(self.first, sequence_of(start))
         return low, max(low, self.next if end is None else min(self.next, sequence_of(end)))
 
@@ -276,9 +276,9 @@ class QueueState:
         return payload
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """(sequence as eight bytes, payload)."""
+        """Return (sequence as eight bytes, payload) pairs."""
         if reverse:
-            raise Invalid("a queue is read forwards")
+            raise Invalid("a queue cannot be scanned in reverse: scan it forwards")
         for batch in self.scan_arrow(start, end):
             keys = map(KEY.pack, batch.column("sequence").to_pylist())
             yield from zip(keys, batch.column("payload").to_pylist(), strict=True)
@@ -289,7 +289,7 @@ class QueueState:
 
     def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
-            # By bytes alone: a record of very many messages is decoded once, and not once for each part of it.
+            # Limited by bytes alone, so that a record of very many messages is decoded once.
             batches = self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES)
             if not batches:
                 raise CorruptionError(self._folder, 0, f"message {low} is not in the files, but {high} comes next")
@@ -302,11 +302,11 @@ class QueueState:
                     break
 
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        """Parts of about one number of messages."""
+        """Divide a key range into `count` pieces with similar numbers of messages."""
         view, folder = self._queue().view, self._folder
         first = max(self.first, sequence_of(start))
         last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
-        borders = [first + (last - first) * place // count for place in range(count)] + [last]
+        borders = [first + (last - first) * index // count for index in range(count)] + [last]
         return [
             Piece(self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high))
             for low, high in pairwise(borders)
@@ -320,5 +320,5 @@ class QueueState:
 
 
 def sequence_of(key: bytes) -> int:
-    """The sequence that a key stands for; a shorter one counts as if zeros followed."""
+    """Return the sequence that a key encodes; a key shorter than eight bytes is padded with zeros."""
     return KEY.unpack(key[:8].ljust(8, b"\0"))[0]  # type: ignore[no-any-return]

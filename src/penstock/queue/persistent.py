@@ -1,19 +1,19 @@
 """A durable queue of messages in a folder, numbered from 1.
 
-Alone it is its own log: `append`, `sync`, and readers see what is synced. In a store (`cut_after_lsn`) the journal is
-the log: what is appended is durable already, readers see it at once, and after a crash the store appends again what
-the files had not stored, to the same sequences.
+A standalone queue is its own log: `append`, `sync`, and readers see what is synced. In a store (`cut_after_lsn`) the
+journal is the log: what is appended is already durable, readers see it at once, and after a crash the store appends
+again what the files had not stored, to the same sequences.
 
-Thread: one writer calls what changes the queue; any thread may read and look at the properties.
+Thread: one writer calls the methods that change the queue; any thread may read it and its properties.
 
 Invariants:
-(1) no acknowledged message stands in a file that the durable manifest does not name; what a manifest says of a file was
-    synced before.
-(2) the records of an LSN are written together and stand in one file; LSNs rise, record times do not fall.
+(1) every acknowledged message is in a file that the durable manifest names; what a manifest says of a file was synced
+    before.
+(2) the records of an LSN are written together, to one file; LSNs rise, record times never fall.
 (3) after a failed write or fsync the queue is poisoned: bytes past the last good sync are never trusted again, by this
-    process or the next, and nothing is tried twice. `recover` goes on in a new file.
-(4) alone, what `open` shows is durable: a tail that may live in the page cache alone is written again first.
-(5) opening reads the manifest, the place it names and what stands behind that; it lists no folder.
+    process or the next, and nothing is retried. `recover` continues in a new file.
+(4) standalone, what `open` makes visible is durable: a tail that may be only in the page cache is first written again.
+(5) opening reads the manifest, the write position it names and what follows; it lists no folder.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from penstock.queue.reading import FilesView, QueueReader, Span
 
 T = TypeVar("T")
 
-_TIME_US_MAX = 253_402_300_799_999_999  # the last of the year 9999: a folder's name has four digits
+_TIME_US_MAX = 253_402_300_799_999_999  # the end of the year 9999: a folder's name has four digits
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """A queue at one moment. Sequences are half-open: [first, next) can be read."""
+    """A queue at one moment. The messages [first, next) can be read."""
 
     first: int
     next: int
     appended: int  # the sequence after the last one appended
     stored_lsn: int
-    files: int  # the active one too
+    files: int  # including the active one
     bytes: int
     poisoned: bool
 
@@ -70,11 +70,11 @@ class PersistentQueue:
     ) -> None:
         self._folder = folder
         self._clock = clock
-        self._cut_after_lsn = cut_after_lsn  # None: alone
+        self._cut_after_lsn = cut_after_lsn  # None: standalone
         self._files = FileChain(
             fs, folder, random=random, settings=settings, identity=identity, of_shard=cut_after_lsn is not None
         )
-        self._view = FilesView()  # replaced whole, never changed: readers take it without a lock
+        self._view = FilesView()  # replaced whole, never changed: readers use it without a lock
         self._reader = QueueReader(fs, folder, identity)
         self._failure: Exception | None = None
         self._closed = False
@@ -92,9 +92,10 @@ class PersistentQueue:
         identity: bytes = bytes(16),
         cut_after_lsn: int | None = None,
     ) -> PersistentQueue:
-        """Open or create the queue in `folder`. The caller sees to it that nobody else has it open.
+        """Open or create the queue in `folder`. Requires: nobody else has it open.
 
-        In a store, `cut_after_lsn` is the last LSN that was told to be stored: append all after `stored_lsn` again.
+        In a store, `cut_after_lsn` is the last LSN that the store recorded as stored; the caller then appends all
+        records after `stored_lsn` again.
         """
         if len(identity) != 16:
             raise Invalid(f"a queue's identity has 16 bytes, not {len(identity)}")
@@ -111,21 +112,21 @@ class PersistentQueue:
         queue._show()
         return queue
 
-    # -- what is in it
+    # -- contents
 
     @property
     def view(self) -> FilesView:
-        """What readers may see now."""
+        """The files and messages that readers may see now."""
         return self._readable()
 
     @property
     def first_sequence(self) -> int:
-        """The oldest message that is still there, or the next one if there is none."""
+        """The sequence of the oldest message, or the next sequence if there is none."""
         return self._view.first
 
     @property
     def next_sequence(self) -> int:
-        """The number after the last message that can be read."""
+        """The sequence after the last readable message."""
         return self._view.next
 
     @property
@@ -135,7 +136,7 @@ class PersistentQueue:
 
     @property
     def last_lsn(self) -> int:
-        """Every record up to this LSN was appended, or came before the queue; the next one must have a higher one."""
+        """Every record up to this LSN was appended, or precedes the queue; the next LSN must be higher."""
         return max(self._files.place.last_lsn, self._cut_after_lsn or 0)
 
     def statistics(self) -> QueueStatistics:
@@ -158,10 +159,10 @@ class PersistentQueue:
         limit_bytes: int = 8 << 20,
         past_damage: bool = False,
     ) -> list[MessageBatch]:
-        """Batches from a message on: none at the end, else at least one message and then within both limits.
+        """Return batches from a message on: none at the end, else at least one message, then within both limits.
 
-        A record that does not read is a `CorruptionError`; with `past_damage` it is passed over, and the sequences of
-        the batches show the hole.
+        `CorruptionError` for an unreadable record; with `past_damage` it is skipped, and the batches' sequences show
+        the gap.
         """
 
         def look(view: FilesView) -> list[MessageBatch]:
@@ -174,7 +175,7 @@ class PersistentQueue:
         return self._look(look)
 
     def scan_arrow(self, from_sequence: int | None = None, to_sequence: int | None = None) -> Any:
-        """The messages [from, to) as an Arrow `RecordBatchReader`; all that can be read now, if not said."""
+        """Return the messages [from, to), by default all readable ones, as an Arrow `RecordBatchReader`."""
         start = self.first_sequence if from_sequence is None else from_sequence
         stop = self.next_sequence if to_sequence is None else min(to_sequence, self.next_sequence)
 
@@ -190,19 +191,19 @@ class PersistentQueue:
         return pa.RecordBatchReader.from_batches(SCHEMA, batches())
 
     def seek_time(self, time_us: int) -> int:
-        """The first message whose record has this time or a later one; the next sequence if there is none."""
+        """Return the first sequence whose record has this time or a later one; the next sequence if there is none."""
         return self._look(lambda view: self._reader.seek_time(view, time_us))
 
     def first_within(self, bytes_max: int) -> int:
-        """The first message such that what follows it, in whole files, takes at most so many bytes."""
+        """Return the first sequence of the newest whole files that together take at most `bytes_max`."""
         view = self._view
         room = bytes_max - view.active.size
-        kept = np.cumsum(view.files.sizes[::-1]) <= room
-        count = len(view.files) - int(kept.sum())
+        fits = np.cumsum(view.files.sizes[::-1]) <= room
+        count = len(view.files) - int(fits.sum())
         return view.span(count).first if count else view.first
 
     def _look(self, look: Callable[[FilesView], T]) -> T:
-        """Look at the view, and again if what it lists was trimmed meanwhile."""
+        """Read from the current view; retry if one of its files was trimmed meanwhile."""
         while True:
             view = self._readable()
             try:
@@ -214,15 +215,15 @@ class PersistentQueue:
     def _readable(self) -> FilesView:
         self._check_open()
         if self._failure is not None and self._cut_after_lsn is not None:
-            raise self._poisoned()  # the view goes past what is synced, and that may be gone
+            raise self._poisoned()  # the view includes bytes that are not synced, and may be lost
         return self._view
 
     # -- writing
 
     def append(self, messages: Messages, *, lsn: int | None = None, time_us: int | None = None) -> int:
-        """Write a batch as one record; the sequence of its first message. It is durable after `sync`.
+        """Write a batch as one record and return the sequence of its first message. It is durable after `sync`.
 
-        `DiskFull`, `ProcessLimit`: nothing was written; the same call may be made again when there is room.
+        `DiskFull`, `ProcessLimit`: nothing was written; retry when there is room.
         """
         number = self.last_lsn + 1 if lsn is None else lsn
         time = self._record_time(time_us)
@@ -239,11 +240,11 @@ class PersistentQueue:
         return max(time, self._files.place.last_time_us)  # a clock that was set back must not put files out of order
 
     def append_bodies(self, bodies: Sequence[bytes | memoryview], *, lsn: int, time_us: int) -> int:
-        """Write encoded batches as records of one LSN, seen together; the sequence of the first message."""
+        """Write encoded batches as records of one LSN, visible together; return the first message's sequence."""
         with self._writing():
             files, first = self._files, self._files.place.next_sequence
             if lsn <= self.last_lsn:
-                raise Invalid(f"LSN {lsn} is in {self._folder} already: it holds all up to {self.last_lsn}")
+                raise Invalid(f"LSN {lsn} is already in {self._folder}, which holds all up to {self.last_lsn}")
             time = self._record_time(time_us)
             size = sum(encoded_size(len(body)) for body in bodies)
             file = files.file_for(size, time)  # one file for all: no LSN spans two
@@ -255,15 +256,16 @@ class PersistentQueue:
             return first
 
     def show(self) -> None:
-        """Let readers see all that was appended, if an interrupt kept `append_bodies` from it."""
+        """Make all that was appended visible, after an interrupt kept `append_bodies` from it."""
         with self._writing():
             self._show()
 
     @contextmanager
     def _refused_if_full(self) -> Iterator[None]:
-        """In a store, an append that found no space was none: the same one comes again, to the same place.
+        """Turn a full disk into `DiskFull`, in a store: the same append is repeated, to the same offset.
 
-        Alone, another one might come, and what this one left behind it could pass for a record after a crash.
+        A standalone queue is poisoned instead: another append might follow, and after a crash the bytes that this one
+        left could pass for a record.
         """
         try:
             yield
@@ -273,14 +275,14 @@ class PersistentQueue:
             raise DiskFull(f"{self._folder} has no room for messages: free some space, then retry") from error
 
     def sync(self) -> int:
-        """Make all that was appended durable; the sequence after the last durable message."""
+        """Make all appended messages durable and return the sequence after the last."""
         with self._writing():
             self._files.sync()
             self._show()
         return self._files.synced.next_sequence
 
     def _show(self) -> None:
-        """Let readers see what is there now, and only then unlink what is gone."""
+        """Publish the current files to readers, and only then unlink dropped files."""
         files = self._files
         file, place = files.active, files.synced if self._cut_after_lsn is None else files.place
         if file is not None:
@@ -290,9 +292,9 @@ class PersistentQueue:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse if closed or poisoned; poison on every failure but a shortage that was met in time.
+        """Refuse if closed or poisoned; poison on every failure except those raised before anything was written.
 
-        An interrupt is no failure: whatever it stopped can be done again.
+        An interrupt is not a failure: what it stopped can be repeated.
         """
         self._check_open()
         if self._failure is not None:
@@ -323,7 +325,7 @@ class PersistentQueue:
     # -- trimming
 
     def trim(self, *, before_sequence: int | None = None, before_time_us: int | None = None) -> int:
-        """Give up messages before a sequence, or records before a time, as far as whole files go; the new first."""
+        """Drop whole files of messages before a sequence, or of records before a time; return the new first."""
         if (before_sequence is None) == (before_time_us is None):
             raise Invalid("trim takes before_sequence or before_time_us, one of the two")
         with self._writing():
@@ -345,14 +347,14 @@ class PersistentQueue:
         return self.first_sequence
 
     def collect(self) -> int:
-        """Remove data files that the manifest does not list, as crashes leave them; how many. Lists every folder."""
+        """Remove data files that the manifest does not list (crashes leave them); return how many. Lists folders."""
         with self._writing():
             return self._files.collect()
 
     # -- recovering, closing
 
     def recover(self) -> None:
-        """Go on after a failure: keep what was synced, forget the rest. If this fails too, the queue stays poisoned."""
+        """Continue after a failure with what was synced; the rest is lost. If this fails, the queue stays poisoned."""
         self._check_open()
         if self._failure is None:
             return
@@ -366,14 +368,14 @@ class PersistentQueue:
             raise
 
     def close(self) -> None:
-        """Sync, write the final manifest and let go. A poisoned queue is let go as it is."""
+        """Sync, write the final manifest and close the files. A poisoned queue is closed as it is."""
         if self._closed:
             return
         try:
             if self._failure is None:
                 with self._writing():
                     self._files.sync()
-                    # Without the index record the next open has a little more to do.
+                    # Without the index record the next open has to scan more.
                     with suppress(DiskFull, ProcessLimit):
                         self._files.finish()
         finally:

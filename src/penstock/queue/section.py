@@ -1,9 +1,9 @@
-"""Writes to one shard of a queue, between the caller and its files.
+"""Sections of a queue: the pending writes of one shard, between the caller and its files.
 
-A section is `Puts`, messages in the order in which they came, or `Trim`, a sequence below which messages are gone.
-The bytes of a batch in a section are those of a record in a data file, but for the LSN and time in their first bytes.
+A section is `Puts`, messages in the order of their arrival, or `Trim`, a sequence below which messages are deleted.
+The bytes of a batch in a section are those of a record in a data file, except for the LSN and time at their start.
 
-Thread: changed under the coordinator's lock, and by nobody once it is sealed; `first` and `lsn` are set at apply.
+Thread: changed under the coordinator's lock until it is sealed; then only apply sets `first` and `lsn`.
 Invariant: decode(encode(section)) holds the same messages.
 """
 
@@ -21,8 +21,8 @@ from penstock.partition.pending import PendingDelta
 from penstock.queue.messages import PREFIX, Messages, encode_payloads
 
 MESSAGES, TRIM = 0, 1
-RUN_BYTES = 8 << 20  # of single messages that are one batch
-NO_TIME = -(1 << 63)  # stands for the time of a record that is not known yet; no message has it
+RUN_BYTES = 8 << 20  # of single messages that form one batch
+NO_TIME = -(1 << 63)  # placeholder for a record's time that is not known yet; no message has it
 _HEADER = struct.Struct("<BxxxI")  # form, number of batches
 _U64 = struct.Struct("<Q")
 
@@ -31,23 +31,23 @@ Body: TypeAlias = bytes | memoryview  # a batch, encoded
 
 
 class Puts:
-    """Messages on their way to a shard."""
+    """Pending messages of a shard."""
 
     __slots__ = ("_bodies", "_count", "_open", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
-        self._bodies: list[bytes] | None = None  # once it is encoded: it does not change any more by then
+        self._bodies: list[bytes] | None = None  # once it is encoded: it no longer changes then
         self._parts: list[bytes | list[Message]] = []
-        self._open: list[Message] | None = None  # the last of the parts, if single messages may join it
+        self._open: list[Message] | None = None  # the last part, if single messages may be added to it
         self._count = 0
-        self.first: int | None = None  # the sequence of the first of them, once they are applied
-        self.lsn = 0  # of their record, then
+        self.first: int | None = None  # the sequence of the first message, once they are applied
+        self.lsn = 0  # of their record, once they are applied
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, message: Message) -> int:
-        """Append one message; its place among these."""
+        """Append one message and return its index in this section."""
         if self._open is None:
             self._open = []
             self._parts.append(self._open)
@@ -56,28 +56,28 @@ class Puts:
         return self._count - 1
 
     def add_many(self, batch: Messages | bytes) -> int:
-        """Append a batch, which may be `encoded` already; the place of its first message."""
+        """Append a batch, which may be `encoded` already, and return the index of its first message."""
         body = batch if isinstance(batch, bytes) else encoded(batch)
         self._open = None
         self._parts.append(body)
-        place, self._count = self._count, self._count + PREFIX.unpack_from(body)[2]
-        return place
+        index, self._count = self._count, self._count + PREFIX.unpack_from(body)[2]
+        return index
 
     def get(self, key: bytes) -> None:
-        """Messages have no number before they are applied, so nobody finds one here."""
+        """Return None: messages have no sequence before they are applied, so none is found by key."""
 
     def bodies(self) -> list[bytes]:
-        """The batches, encoded without an LSN and a time: once, for the journal and for apply. Requires: sealed."""
+        """Return the batches, encoded once for the journal and apply, without LSN and time. Requires: sealed."""
         if self._bodies is None:
-            found: list[bytes] = []
+            bodies: list[bytes] = []
             for part in self._parts:
-                found += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
-            self._bodies = found
+                bodies += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
+            self._bodies = bodies
         return self._bodies
 
 
 class Trim:
-    """Messages below a sequence are gone."""
+    """Delete the messages below a sequence."""
 
     __slots__ = ("before",)
 
@@ -91,7 +91,7 @@ class Trim:
 
 
 class Encoded:
-    """Messages whose bytes are at hand: out of the journal, or from a client."""
+    """Messages that are already encoded: from the journal, or from a client."""
 
     __slots__ = ("count", "encoded", "first", "lsn")
 
@@ -114,13 +114,13 @@ Section: TypeAlias = Puts | Encoded | Trim
 
 
 def encoded(messages: Messages) -> bytes:
-    """A batch as it goes into a section; `Invalid` if it may not."""
+    """Check a batch and encode it for a section; `Invalid` if it breaks a limit."""
     messages.check()
     return messages.encode(lsn=0, time_us=NO_TIME)
 
 
 def _runs(messages: list[Message]) -> list[list[Message]]:
-    """Cut where messages with a time of their own meet such without, and where a batch would get large."""
+    """Split messages into batches: at RUN_BYTES, and between messages with and without a time of their own."""
     runs: list[list[Message]] = []
     timed: bool | None = None
     size = 0
@@ -135,7 +135,7 @@ def _runs(messages: list[Message]) -> list[list[Message]]:
 
 
 def by_shard(batch: Messages, partitions: Sequence[PartitionId], spare: int) -> list[tuple[PartitionId, Messages]]:
-    """Messages by the shards of their keys, in order; those without a key go to the spare one."""
+    """Divide messages by the shards of their keys, in order; those without a key go to shard `spare`."""
     if len(partitions) == 1 or batch.keys is None:
         return [(partitions[spare], batch)]
     shards = shards_of(batch.keys, len(partitions), keyless=spare)
@@ -159,14 +159,14 @@ def _encode_run(messages: list[Message]) -> bytes:
 
 def _puts(delta: PendingDelta, partition: PartitionId) -> Puts:
     sections = delta.begin() if delta.open is None else delta.open
-    found: Puts | None = sections.get(partition)
-    if found is None:
-        found = sections[partition] = Puts()
-    return found
+    puts: Puts | None = sections.get(partition)
+    if puts is None:
+        puts = sections[partition] = Puts()
+    return puts
 
 
 class Receipt:
-    """Where a write went: filled in as it goes in."""
+    """Where a write was inserted: its section, and its index there."""
 
     __slots__ = ("offset", "section")
 
@@ -175,7 +175,7 @@ class Receipt:
 
 
 def put(delta: PendingDelta, partition: PartitionId, message: Message, receipt: Receipt | None) -> None:
-    """One message."""
+    """Insert one message."""
     puts = _puts(delta, partition)
     offset = puts.add(message)
     if receipt is not None:
@@ -183,12 +183,12 @@ def put(delta: PendingDelta, partition: PartitionId, message: Message, receipt: 
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, body: bytes, _: None) -> None:
-    """Many messages, encoded: by who brings them, and not under the lock."""
+    """Insert a batch that the caller has encoded, so as not to encode under the lock."""
     _puts(delta, partition).add_many(body)
 
 
 def trim(delta: PendingDelta, partition: PartitionId, before: int, _: None) -> None:
-    """A trim: a group of its own."""
+    """Insert a trim, in a group of its own."""
     delta.begin()[partition] = Trim(before)
     delta.open = None
 
@@ -197,7 +197,7 @@ def trim(delta: PendingDelta, partition: PartitionId, before: int, _: None) -> N
 
 
 def encode(section: Section) -> bytes:
-    """A section as bytes."""
+    """Encode a section."""
     if isinstance(section, Trim):
         return _HEADER.pack(TRIM, 0) + _U64.pack(section.before)
     bodies = section.bodies()
@@ -208,13 +208,13 @@ def encode(section: Section) -> bytes:
 
 
 def batch_count(payload: bytes) -> int:
-    """How many batches a payload says it has, as far as it is long enough for them."""
+    """Return the batch count that a payload states, capped by what its length allows."""
     count: int = _HEADER.unpack_from(payload)[1] if len(payload) >= _HEADER.size else 0
     return min(count, len(payload) // (_U64.size + PREFIX.size))
 
 
 def decode(payload: bytes) -> Encoded | Trim:
-    """The section in a payload."""
+    """Decode a section; `CorruptionError` if it is malformed."""
     try:
         form, count = _HEADER.unpack_from(payload)
         at = _HEADER.size
@@ -224,11 +224,11 @@ def decode(payload: bytes) -> Encoded | Trim:
             if count or len(payload) != at + _U64.size:
                 raise ValueError("a trim has another length")
             return Trim(_U64.unpack_from(payload, at)[0])
-        sizes = [_U64.unpack_from(payload, at + place * _U64.size)[0] for place in range(count)]
+        sizes = [_U64.unpack_from(payload, at + index * _U64.size)[0] for index in range(count)]
         at += count * _U64.size
         bodies: list[Body] = []
         for size in sizes:
-            bodies.append(memoryview(payload)[at : at + size])  # no copy: it is stamped, and copied then
+            bodies.append(memoryview(payload)[at : at + size])  # no copy: stamping it copies it
             at += size + (-size & 7)
         if form != MESSAGES or at != len(payload) or any(len(body) < PREFIX.size for body in bodies):
             raise ValueError("its length is wrong")

@@ -1,6 +1,6 @@
 """The API of a queue, over a port.
 
-Thread: any number; a table has no state but the shard that the next message without a key goes to.
+Thread: any number; a table's only state is a counter that spreads messages without a key over the shards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 START_BYTES_MAX = 1 << 16
-MESSAGE_BYTES = 200  # what a pending message takes beside its key and payload
+MESSAGE_BYTES = 200  # memory of a pending message besides its key and payload
 TABLE_SCHEMA = pa.schema(
     [
         pa.field("shard", pa.int32(), nullable=False),
@@ -46,7 +46,7 @@ TABLE_SCHEMA = pa.schema(
 
 
 class Position(NamedTuple):
-    """Where a message is."""
+    """The position of a message."""
 
     shard: int
     sequence: int
@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message as it is read."""
+    """A message that was read."""
 
     shard: int
     sequence: int
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 
 def in_table_schema(batch: Any, shard: int) -> Any:
-    """A record batch of a shard with the shard beside it."""
+    """Add the shard column to a record batch of a shard."""
     count = batch.num_rows
     columns = [
         fixed_array(pa.int32(), np.full(count, shard, np.int32)),
@@ -77,7 +77,7 @@ def in_table_schema(batch: Any, shard: int) -> Any:
 
 
 class QueueView(InThisProcess):
-    """Reading a queue, live or in a snapshot."""
+    """A read-only queue, live or in a snapshot."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -97,48 +97,48 @@ class QueueView(InThisProcess):
 
     @property
     def schema(self) -> pa.Schema:
-        """Shard, sequence, timestamp, key, payload."""
+        """The Arrow schema: shard, sequence, timestamp, key, payload."""
         return TABLE_SCHEMA
 
     def _partition(self, shard: int) -> PartitionId:
         return self._partitions[whole(shard, f"a shard of queue {self.name}", 0, self.shards - 1)]
 
     def read(self, shard: int = 0, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
-        """Messages of a shard from a sequence on, or from the oldest; `NotFound` if that message was trimmed."""
-        place = max(1, _whole(from_sequence))
+        """Return messages of a shard from a sequence or (1) the oldest; `NotFound` if that message was trimmed."""
+        start = max(1, _whole(from_sequence))
         while True:
-            found: list[Message] = []
-            for batch in self._reading.scan_arrow(self._partition(shard), _key(place), _key(place + _whole(limit))):
-                found += _messages(batch, shard)
-            if limit == 0 or (found and found[0].sequence == place):
-                return found
-            first = self._first_from(shard, place)
-            if first is None or first == place:  # there is none, or it came just now
-                return found
+            messages: list[Message] = []
+            for batch in self._reading.scan_arrow(self._partition(shard), _key(start), _key(start + _whole(limit))):
+                messages += _messages(batch, shard)
+            if limit == 0 or (messages and messages[0].sequence == start):
+                return messages
+            first = self._first_from(shard, start)
+            if first is None or first == start:  # there is none, or it has just arrived
+                return messages
             if from_sequence > 1:
                 raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {first}")
-            place = first
+            start = first
 
-    def _first_from(self, shard: int, place: int) -> int | None:
-        """The sequence of the first message at or after a place."""
-        batches = self._reading.scan_arrow(self._partition(shard), _key(place), None)
+    def _first_from(self, shard: int, start: int) -> int | None:
+        """Return the sequence of the first message at or after `start`; None if there is none."""
+        batches = self._reading.scan_arrow(self._partition(shard), _key(start), None)
         return next((batch.column("sequence")[0].as_py() for batch in batches), None)
 
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of the table's schema, of one shard or of all."""
+        """Return record batches in the table's schema, of one shard or of all."""
         start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
         for number in range(self.shards) if shard is None else [shard]:
             for batch in self._reading.scan_arrow(self._partition(number), start, end):
                 yield in_table_schema(batch, number)
 
     def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
-        """An Arrow table of messages."""
+        """Return messages as an Arrow table."""
         return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), TABLE_SCHEMA)
 
     def to_arrow(self) -> pa.Table:
-        """All messages as an Arrow table."""
+        """Return all messages as an Arrow table."""
         return self.read_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -180,7 +180,7 @@ class QueueTable(QueueView):
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add a message. Those of one key stay in order; with a token it is added at most once, and durably."""
+        """Add a message. Messages of one key stay in order; with a token it is added at most once, durably."""
         if durable is not None:
             flag(durable, "durable")
         message = _checked(payload, key, time)
@@ -198,10 +198,10 @@ class QueueTable(QueueView):
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add many: payloads (with `keys`), an Arrow array of payloads, or a table of payload, key and time.
+        """Add payloads (with `keys`), an Arrow array of payloads, or an Arrow table of payload, key and time.
 
-        Messages without keys all go to one shard, in order. In a queue of several shards they are one write for each
-        shard; with a token they are one group, added at most once, and durably.
+        Messages without keys all go to one shard, in order. In a queue of several shards there is one write for each
+        shard; with a token all messages are one group, added at most once, durably.
         """
         if durable is not None:
             flag(durable, "durable")
@@ -219,7 +219,7 @@ class QueueTable(QueueView):
         return self._end(epoch, durable)
 
     def _parts(self, messages: Any, keys: Sequence[bytes | None] | None) -> list[tuple[PartitionId, bytes]]:
-        """Messages by shard, encoded."""
+        """Divide messages by shard and encode them."""
         spare = next(self._turn) % len(self._partitions)
         if keys is None and isinstance(messages, list) and messages:
             return [(self._partitions[spare], encode_payloads(messages, lsn=0, time_us=section.NO_TIME))]
@@ -228,18 +228,18 @@ class QueueTable(QueueView):
         return [(partition, section.encoded(part)) for partition, part in parts]
 
     def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
-        """Add a message and wait until it is durable and has its number."""
+        """Add a message, wait until it is durable and applied, and return its position."""
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._place(key))
-        asked = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
-        lsn, sequence = self._port.ask(self._info, "append", asked, tuple[int, int])
+        request = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
+        lsn, sequence = self._port.ask(self._info, "append", request, tuple[int, int])
         return Position(shard, sequence, lsn)
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
-        """Give up the messages of a shard below a sequence."""
+        """Delete the messages of a shard below a sequence."""
         if durable is not None:
             flag(durable, "durable")
-        before = whole(before, "what trim takes, the sequence of the first message that stays,", 1, SEQUENCE_MAX - 1)
+        before = whole(before, "before, the sequence of the first message to keep,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
     def _place(self, key: bytes | None) -> PartitionId:
@@ -272,20 +272,20 @@ class QueueTable(QueueView):
             self._port.flush(epoch, 30.0, table=self._info.table)
         return epoch
 
-    # -- asking
+    # -- queries
 
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
-        """The sequence of the first message whose record has this time or a later one."""
+        """Return the sequence of the first message whose record has this time or a later one."""
         self._partition(shard)
-        asked = QueueCall(shard=shard, time_us=microseconds(time))
-        return self._port.ask(self._info, "seek", asked, int)
+        request = QueueCall(shard=shard, time_us=microseconds(time))
+        return self._port.ask(self._info, "seek", request, int)
 
     def bounds(self) -> list[ShardBounds]:
-        """For each shard: the oldest sequence, and the next one."""
+        """Return the oldest sequence and the next one, for each shard."""
         return self._port.ask(self._info, "bounds", QueueCall(), list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
-        """For each shard the sequence to begin with, as an option names it.
+        """Return the sequence to begin with, for each shard, from the text of an option.
 
         "earliest", "latest", "consumer:NAME", "time:MICROSECONDS", a sequence, or sequences by shard as JSON.
         """
@@ -293,9 +293,9 @@ class QueueTable(QueueView):
         start = text(start, "start", START_BYTES_MAX)
         word, _, rest = start.partition(":")
         if start == "earliest":
-            return {shard: found.first for shard, found in enumerate(bounds)}
+            return {shard: shard_bounds.first for shard, shard_bounds in enumerate(bounds)}
         if start == "latest":
-            return {shard: found.next for shard, found in enumerate(bounds)}
+            return {shard: shard_bounds.next for shard, shard_bounds in enumerate(bounds)}
         if word == "consumer" and rest:
             return self.consumer(rest).position
         if word == "time" and rest.removeprefix("-").isdecimal():
@@ -303,27 +303,27 @@ class QueueTable(QueueView):
         if start.isdecimal():
             return dict.fromkeys(range(self.shards), int(start))
         try:
-            given = msgspec.json.decode(start, type=dict[int, int])
+            sequences = msgspec.json.decode(start, type=dict[int, int])
         except msgspec.DecodeError:
-            given = {}
-        if sorted(given) != list(range(self.shards)):
+            sequences = {}
+        if sorted(sequences) != list(range(self.shards)):
             raise Invalid(
                 f"start is {start!r}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
                 f"sequences of all shards (0 to {self.shards - 1}) as JSON"
             )
-        return given
+        return sequences
 
     def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """How far a batch goes from these places: to the end, or as far as the limits allow, fairly over the shards."""
-        asked = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
-        return self._port.ask(self._info, "advance", asked, dict[int, int])
+        """Return the end of a batch that begins at `places`: within the limits, shared fairly among the shards."""
+        request = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
+        return self._port.ask(self._info, "advance", request, dict[int, int])
 
     def lag(self, consumer: str) -> int:
         """Return how many messages a consumer has not acknowledged."""
         return self.consumer(consumer).lag
 
     def statistics(self) -> QueueTotals:
-        """Messages, files and bytes, and how far each consumer is."""
+        """Return the messages, files and bytes, and the position of each consumer."""
         return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
     # -- consuming
@@ -336,7 +336,7 @@ class QueueTable(QueueView):
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
     ) -> Consumer:
-        """A consumer by name: all that have one name share the messages; each name sees all of them."""
+        """Return a consumer. Consumers with the same name share the messages; each name sees all messages."""
         from penstock.queue.consumer import Consumer, ConsumerSettings
 
         settings = ConsumerSettings(
@@ -354,15 +354,15 @@ def _checked(payload: Any, key: Any, time: Any) -> section.Message:
 
 
 def microseconds(time: Any) -> int:
-    """A time as a user gives it: microseconds since 1970, or a datetime with a zone."""
+    """Convert a user's time (microseconds since 1970, or a datetime with a zone) to microseconds."""
     if isinstance(time, datetime):
         try:
             since = time - _EPOCH if time.utcoffset() is not None else None
         except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(f"{in_short(time)} is not a time ({error})") from None
-        if not isinstance(since, timedelta):  # a `NaT` of pandas is a datetime, too, and no time
+        if not isinstance(since, timedelta):  # pandas' `NaT` is a datetime, but not a time
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
-        return int(since // timedelta(microseconds=1))  # exact: seconds in a float are not, far from 1970
+        return int(since // timedelta(microseconds=1))  # exact, unlike float seconds far from 1970
     number = plain_int(time)
     if number is None or not TIME_US_FIRST <= number < TIME_US_END:
         raise Invalid(f"a time is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
@@ -388,10 +388,10 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
 
 
 def filtered_sequence_range(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:
-    """The sequences outside which no message of a shard passes all filters on shard, sequence and timestamp.
+    """Return a key range that holds every message of a shard that passes the filters.
 
-    A message may have a time of its own, earlier or later than its record's: then times say nothing about sequences, so
-    only the shard and the sequence narrow.
+    Only filters on shard and sequence narrow it: a message may have its own time, earlier or later than its record's,
+    so times say nothing about sequences.
     """
     low, high = 0, 1 << 63
     for column, operation, value in filters:
