@@ -1,4 +1,4 @@
-"""The one way in: writes gather in a pending delta, a flush makes them durable together, then they are applied.
+"""The write path: writes gather in a pending delta, a flush makes them durable together, then they are applied.
 
 A write gets an epoch at once (durability: memory). `flush(epoch)` waits until it is durable, `wait_applied(epoch)`
 until the published view holds it. The coordinator knows neither files nor tables: a `Delta` says how writes gather, a

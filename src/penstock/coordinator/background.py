@@ -1,7 +1,7 @@
-"""The thread that flushes what nobody waits for: by timer, by size, and when it is asked to.
+"""The thread that flushes writes without a waiter: by timer, by size, and on request.
 
-Thread: `run` is the background thread itself; everything else under the coordinator's lock, or by its caller in tests.
-Invariant: while there are writes that nobody flushes, the thread is awake before they are due.
+Thread: `run` is the background thread itself; everything else needs the coordinator's lock, or is called by tests.
+Invariant: while there are writes that no thread flushes, this thread is awake before they are due.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.host.threads import Mutex
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1  # after an error that nobody expected, so that it does not fill the log
+_PAUSE_S = 0.1  # after an unexpected error, so that it does not fill the log
 
 
 class Background(Generic[D, F, V]):
@@ -45,10 +45,10 @@ class Background(Generic[D, F, V]):
         self._interval_s = interval_s
         self._wakeup = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
-        self._due_s = 0.0  # when to flush what there is by then
-        self._asked = False  # someone wants a flush and does not wait for it
+        self._due_s = 0.0  # when to flush the writes made by then
+        self._asked = False  # a caller requested a flush without waiting for it
         self._room_wanted = False  # writes wait for room
-        self.awake = False  # it looks by itself within an interval
+        self.awake = False  # the thread checks by itself within an interval
         self._noticed = epochs.none  # the last epoch seen
         self._ending = False
 
@@ -62,39 +62,39 @@ class Background(Generic[D, F, V]):
                     return
                 self._executor.work(worker, trigger)
             except BaseException:
-                logger.exception("the thread that flushes met an error: it goes on, report this as a bug")
+                logger.exception("the flush thread met an unexpected error and continues: report this as a bug")
                 self._executor.leave(worker)
                 threading.Event().wait(_PAUSE_S)
 
     # -- with the lock held
 
     def start_timer(self) -> None:
-        """The first write came into an empty delta, and nobody is awake to notice."""
+        """Start the flush interval: the first write entered an empty delta while the thread sleeps."""
         self._due_s = self._clock.monotonic_s() + self._interval_s
-        self._asked = False  # what was asked for has been flushed by someone else
+        self._asked = False  # another thread has done the requested flush
 
     def ask(self) -> None:
-        """Flush soon."""
+        """Request a flush soon."""
         self._asked = True
 
     def end(self) -> None:
-        """Let the thread end when nothing is left to do."""
+        """Let the thread end when no work is left."""
         self._ending = True
         self._wakeup.notify()
 
     def look(self, *, room_wanted: bool) -> None:
-        """Wake the thread if it has something to do."""
+        """Wake the thread if it has work."""
         self._room_wanted = room_wanted
         asleep = not self.awake and self._executor.has_writes()
         if asleep or self._executor.apply_left or self._trigger() is not None:
             self._wakeup.notify()
 
     def claim(self, worker: Waiter) -> Trigger | None:
-        """Take the turn for the next thing to do: what is left to apply comes before new flushes."""
+        """Take the turn for the next work, if any: batches left to apply come before new flushes."""
         executor = self._executor
         if executor.apply_left:
             executor.apply_left = False
-            worker.epoch = self._epochs.last  # apply all there is
+            worker.epoch = self._epochs.last  # apply everything
             if executor.claim_apply(worker):
                 return Trigger.EXPLICIT
         trigger = self._trigger()
@@ -111,13 +111,13 @@ class Background(Generic[D, F, V]):
                 patience_s = self._patience_s()
                 self.awake = patience_s is not None
                 if not self.awake:
-                    self._buffer.shut_room()  # the next write wakes it
+                    self._buffer.shut_room()  # the next write wakes the thread
                 self._wakeup.wait(patience_s)
             self.awake = True
             return trigger
 
     def _trigger(self) -> Trigger | None:
-        """Why to flush now, if the turn is free and there is something."""
+        """Return why to flush now, or None if the turn is taken or there are no writes."""
         executor = self._executor
         if not executor.can_lead() or not executor.has_writes():
             return None
@@ -128,10 +128,10 @@ class Background(Generic[D, F, V]):
         )
 
     def _patience_s(self) -> float | None:
-        """How long nothing can become due without a `look`; None: until there is a write.
+        """Return how long nothing can become due without a call of `look`; None: until the next write.
 
-        After activity the thread comes back within an interval, before anything written meanwhile is due. So a write
-        pays for waking it only when the store has been idle.
+        After activity the thread wakes within an interval, before newer writes are due. So a write pays for waking it
+        only when the store has been idle.
         """
         executor = self._executor
         if executor.failure is not None:

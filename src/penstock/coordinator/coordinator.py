@@ -1,13 +1,13 @@
-"""The coordinator: takes writes, says their epochs, and answers who waits for them.
+"""The coordinator: accepts writes, numbers them with epochs, and wakes the threads that wait for those epochs.
 
-A write is an insert into the pending delta under one lock. The caller of `flush` does the flush itself when nobody else
-does; a background thread flushes what nobody waits for, by timer and by size, and takes over applies that a caller
-should not be held up by. Flushes and applies are the `FlushExecutor`'s.
+A write is an insert into the pending delta under one lock. A caller of `flush` does the flush itself unless another
+thread is flushing; a background thread flushes writes without a waiter, by timer and by size, and runs applies that
+would delay a caller. `FlushExecutor` runs the flushes and applies.
 
 Thread: every method may be called from any thread, but not from the flusher. One lock guards everything; it is never
-held while the flusher works or anyone sleeps.
-Invariants: (1) a write that raised changed nothing. (2) nobody is told durable before `make_durable` returned, or
-applied before the view is there. (3) whoever waits is answered: reached, expired, failed or closed.
+held while the flusher works or a thread sleeps.
+Invariants: (1) a write that raised changed nothing. (2) an epoch is reported durable only after `make_durable`
+returned, and applied only after the view holds it. (3) every wait ends: reached, expired, failed or closed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WriteCoordinator(Generic[D, F, V]):
         self._clock = clock or SystemClock()
         self._durability = flusher.durability
         self._lock = threads.lock("coordinator")
-        self._taking_lock = iter(self._lock.acquire, None)  # each step takes it
+        self._taking_lock = iter(self._lock.acquire, None)  # each step of the iterator acquires the lock
         self._epochs = EpochTracker(incarnation)
         self._buffer: DeltaBuffer[D, V] = DeltaBuffer(
             make_delta,
@@ -64,7 +64,7 @@ class WriteCoordinator(Generic[D, F, V]):
             bytes_max=self._settings.bytes_max,
         )
         self._executor = FlushExecutor(
-            flusher, self._buffer, self._epochs, clock=self._clock, lock=self._lock, changed=self._look
+            flusher, self._buffer, self._epochs, clock=self._clock, lock=self._lock, changed=self._on_change
         )
         self._admission = Admission(self._buffer, settings=self._settings)
         self._background = Background(
@@ -100,31 +100,31 @@ class WriteCoordinator(Generic[D, F, V]):
         c: C,
         timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Epoch:
-        """Call `insert(pending, a, b, c)` under the lock: the cheapest write. Its epoch says: in memory.
+        """Call `insert(pending, a, b, c)` under the lock: the cheapest write. On return it is in memory, not durable.
 
-        `insert` must be quick and change nothing if it raises (its number is then nobody's); `size` is at least 0.
-        There are exactly three arguments because passing on any number of them costs a third of the whole write.
+        `insert` must be quick and change nothing if it raises (its epoch then stays unused); `size` is at least 0.
+        It takes exactly three arguments because forwarding `*args` costs a third of the whole write.
         """
         buffer = self._buffer
-        # `with` would be a third of the whole write. This takes half of that, and like `with` it leaves no moment at
-        # which an interrupt could find the lock taken and nobody about to release it.
+        # `with` would cost a third of the whole write. This costs half of that and is as safe: there is no moment at
+        # which an interrupt could leave the lock acquired.
         for _ in self._taking_lock:
             try:
                 room = buffer.room - size
                 if room >= 0:
-                    # The number first: an interrupt may leave a number without a write, never a write without one.
+                    # The epoch first: an interrupt may leave an epoch without a write, never a write without an epoch.
                     epochs = self._epochs
-                    epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a call, too dear here
+                    epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a slow call
                     buffer.room = room
                     insert(buffer.layers.pending, a, b, c)
                     return epoch  # type: ignore[return-value]
                 break
             finally:
                 self._lock.release()
-        return self._write_with_a_look(insert, size, a, b, c, timeout_s)
+        return self._write_slow_path(insert, size, a, b, c, timeout_s)
 
     def write(self, delta: D, size_hint: int | None = None, timeout_s: float = WRITE_TIMEOUT_S) -> Epoch:
-        """Merge `delta` into the pending one. `Backpressure` if there is no room in time: nothing was merged."""
+        """Merge `delta` into the pending delta. `Backpressure` if there is no room in time: nothing was merged."""
         if delta.is_empty():
             return self._epochs.last
         size = delta.size_estimate() if size_hint is None else size_hint
@@ -133,18 +133,18 @@ class WriteCoordinator(Generic[D, F, V]):
         return self.write_into(_merge, size, delta, None, None, timeout_s)
 
     def try_write(self, delta: D, size_hint: int | None = None) -> Epoch:
-        """Like `write`, and refuses rather than waits."""
+        """Like `write`, but raise `Backpressure` instead of waiting."""
         return self.write(delta, size_hint, 0.0)
 
     def write_durable(
         self, delta: D, size_hint: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S
     ) -> Acknowledgement:
-        """Write, and wait until it is durable."""
+        """Write, and wait until the write is durable."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         epoch = self.write(delta, size_hint, timeout_s)
         return self.flush(epoch, deadline_s - self._clock.monotonic_s())
 
-    def _write_with_a_look(  # noqa: PLR0917
+    def _write_slow_path(  # noqa: PLR0917
         self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C, timeout_s: float
     ) -> Epoch:
         if size > self._settings.bytes_max:
@@ -165,13 +165,13 @@ class WriteCoordinator(Generic[D, F, V]):
                     if waiting is None:
                         waiting = WaitingWrite(size)
                         self._admission.join(waiting)
-                    self._look()
+                    self._on_change()
                 left_s = self._sleep(waiting, deadline_s, left_s)
         except BaseException:
             if waiting is not None:
                 with self._lock:
                     self._admission.leave(waiting)
-                    self._look()
+                    self._on_change()
             raise
 
     def _insert(self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C) -> Epoch:
@@ -181,7 +181,7 @@ class WriteCoordinator(Generic[D, F, V]):
         if begins and not self._background.awake:
             self._background.start_timer()
         insert(self._buffer.layers.pending, a, b, c)
-        self._look()
+        self._on_change()
         return epoch
 
     def _refuse_writes(self) -> None:
@@ -198,10 +198,10 @@ class WriteCoordinator(Generic[D, F, V]):
     # -- waiting
 
     def flush(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:
-        """Wait until `epoch` (None: all that was written) is durable. One call serves any number of writes before it.
+        """Wait until `epoch` (None: every write so far) is durable. One call covers all writes before it.
 
-        A caller who finds the turn free flushes by itself and returns when that ends, whatever `timeout_s` says. With
-        0 it never does: it asks the background thread, and `WaitExpired` says that it is not durable yet.
+        If the write turn is free, the caller flushes on its own thread and returns when that ends, even after
+        `timeout_s`. With 0 it never does: it asks the background thread, and `WaitExpired` means "not durable yet".
         """
         epochs = self._epochs
         if epoch is None or not epochs.none < epoch <= self._buffer.layers.durable:
@@ -210,9 +210,9 @@ class WriteCoordinator(Generic[D, F, V]):
         return Acknowledgement(self._buffer.layers.durable, self._durability)
 
     def wait_applied(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:
-        """Wait until the view holds `epoch` (None: all that was written), so that everybody can read it.
+        """Wait until the view holds `epoch` (None: every write so far), so that all readers see it.
 
-        It is durable by then; who waits flushes and applies if nobody else does.
+        The epoch is durable by then. The caller flushes and applies unless another thread does.
         """
         epochs = self._epochs
         if epoch is None or not epochs.none < epoch <= self._buffer.layers.applied:
@@ -222,11 +222,11 @@ class WriteCoordinator(Generic[D, F, V]):
         return Acknowledgement(self._buffer.layers.durable, self._durability)
 
     def _wait_view(self, target: Epoch, timeout_s: float) -> None:
-        """Wait for a view that holds `target`, which may be an epoch of the future."""
+        """Wait for a view that holds `target`, which may be an epoch not yet assigned."""
         self._await(Waiter(target, applied=True, works=False), timeout_s)
 
     def _await(self, waiter: Waiter, timeout_s: float) -> None:
-        """Work or sleep until the waiter's epoch came; `WaitExpired` if time runs out first."""
+        """Work or sleep until the waiter's epoch is reached; `WaitExpired` if time runs out first."""
         executor, buffer = self._executor, self._buffer
         deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         try:
@@ -240,32 +240,32 @@ class WriteCoordinator(Generic[D, F, V]):
                         self._refuse_waiting(waiter)
                     if left_s <= 0 and not executor.has_turn(waiter):
                         self._background.ask()
-                        self._look()
-                        raise WaitExpired(f"epoch {waiter.epoch} did not come within {timeout_s} s: wait again")
+                        self._on_change()
+                        raise WaitExpired(f"epoch {waiter.epoch} was not reached within {timeout_s} s: wait again")
                     patience_s = executor.join(waiter)
                 if patience_s:
                     left_s = self._sleep(waiter, deadline_s, left_s, patience_s)
                     if waiter.reached:
-                        return  # without a look: sixteen that wake together would queue up for the lock
+                        return  # without checking again: sixteen threads that wake together would queue for the lock
                 else:
                     executor.work(waiter, Trigger.EXPLICIT)
             if executor.leading is waiter or executor.applying is waiter:
-                executor.leave(waiter)  # its epoch came by another way
+                executor.leave(waiter)  # another thread reached its epoch
         except BaseException:
             executor.leave(waiter)
             raise
 
     def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, patience_s: float = LOOK_AGAIN_S) -> float:
-        """Sleep until woken, at most until it is time to look again; how much time is left then."""
+        """Sleep until woken, for at most `patience_s`; return the time left."""
         slice_s = patience_s if patience_s < left_s else left_s
         if waiter.wait(slice_s):
             if waiter.reached:
-                return left_s  # and nobody asks how much
+                return left_s  # not used by the caller
             return deadline_s - self._clock.monotonic_s()
         return left_s - slice_s
 
     def _refuse_waiting(self, waiter: Waiter) -> None:
-        """Raise if the waiter's epoch will not come any more. Requires: _lock, and that it did not come."""
+        """Raise if the waiter's epoch can no longer be reached. Requires: _lock, and that it is not reached."""
         failure, durable = self._executor.failure, waiter.epoch <= self._buffer.layers.durable
         if failure is not None and not durable:
             raise self._outcome_unknown(str(failure)) from failure
@@ -273,12 +273,12 @@ class WriteCoordinator(Generic[D, F, V]):
             reason = f"epoch {waiter.epoch} is durable, but its apply failed ({failure}): call recover()"
             raise Poisoned(reason) from failure
         if self._closed:
-            raise Closed(f"the coordinator was shut down before epoch {waiter.epoch} came: open the store again")
+            raise Closed(f"the coordinator was shut down before it reached epoch {waiter.epoch}: open the store again")
 
     def _outcome_unknown(self, reason: str) -> OutcomeUnknown:
         first, last = self._buffer.layers.durable + 1, self._epochs.last
         return OutcomeUnknown(
-            f"epochs {first} to {last} may be durable or not ({reason}): call recover(), or look after a restart",
+            f"epochs {first} to {last} may be durable or not ({reason}): call recover(), or check after a restart",
             first=first,
             last=last,
         )
@@ -287,18 +287,18 @@ class WriteCoordinator(Generic[D, F, V]):
 
     @property
     def layers(self) -> Layers[D, V]:
-        """Everything written, in one reference (see `views` for how to read it)."""
+        """Every write, in one reference (see `views` for how to read it)."""
         return self._buffer.layers
 
     def seal_pending(self) -> Layers[D, V]:
-        """Everything written, with nothing left in `pending`: `deltas` and `view` hold it all and do not change."""
+        """Seal `pending` and return the layers: `deltas` and `view` hold every write and do not change."""
         with self._lock:
             self._executor.seal()
             self._buffer.fold()
             return self._buffer.layers
 
     def subscribe(self) -> Subscription[V]:
-        """Follow the views."""
+        """Return a subscription to the views."""
         return Subscription(self._read_view, self._wait_view)
 
     def _read_view(self) -> tuple[V, Epoch]:
@@ -311,21 +311,21 @@ class WriteCoordinator(Generic[D, F, V]):
 
     @property
     def last(self) -> Epoch:
-        """The last epoch given out."""
+        """The last epoch assigned."""
         return self._epochs.last
 
     @property
     def durable(self) -> Epoch:
-        """Everything up to here is durable."""
+        """All epochs up to this one are durable."""
         return self._buffer.layers.durable
 
     @property
     def applied(self) -> Epoch:
-        """Everything up to here is in the view."""
+        """All epochs up to this one are in the view."""
         return self._buffer.layers.applied
 
     def statistics(self) -> CoordinatorStatistics:
-        """The numbers of now."""
+        """Return the current statistics."""
         executor, buffer = self._executor, self._buffer
         with self._lock:
             return CoordinatorStatistics(
@@ -355,22 +355,22 @@ class WriteCoordinator(Generic[D, F, V]):
         return self._executor.failure
 
     def limit_bytes(self, bytes_max: int | None) -> None:
-        """Let at most so many bytes wait to be applied; None: as many as the settings say."""
+        """Let at most `bytes_max` bytes wait to be applied; None restores the limit of the settings."""
         with self._lock:
             limit = self._settings.bytes_max
             self._buffer.bytes_max = limit if bytes_max is None else min(limit, bytes_max)
-            self._look()
+            self._on_change()
 
     def hold(self, reason: str | None) -> None:
-        """Let no write in for this reason, until called with None; a write that waits too long is `Backpressure`."""
+        """Block writes for `reason` until called with None; a write that waits too long raises `Backpressure`."""
         with self._lock:
             self._buffer.held = reason
-            self._look()
+            self._on_change()
 
-    # -- the background's work
+    # -- background work
 
     def run_pending(self) -> int:
-        """Do on this thread what the background thread would do now; how many steps. For tests and tools."""
+        """Do the background thread's due work on this thread; return the number of steps. For tests and tools."""
         steps, worker = 0, Waiter(self._epochs.none, applied=False)
         try:
             while True:
@@ -384,36 +384,36 @@ class WriteCoordinator(Generic[D, F, V]):
             self._executor.leave(worker)
             raise
 
-    def _look(self) -> None:
-        """After any change: let writes in or stop them, and wake who has something to do. Requires: _lock."""
+    def _on_change(self) -> None:
+        """After any change: admit or block writes, and wake the threads that have work. Requires: _lock."""
         executor, waiting = self._executor, len(self._admission) > 0
         refuses = executor.failure is not None or self._closing or self._epochs.exhausted
         if waiting:
             self._admission.wake(everyone=refuses)
-        # With nothing pending and the thread asleep, the next write has to wake it.
+        # With nothing pending and the background thread asleep, the next write has to wake it.
         if not waiting and not refuses and (self._background.awake or executor.has_writes()):
             self._buffer.open_room()
         else:
             self._buffer.shut_room()
         self._background.look(room_wanted=waiting)
 
-    # -- the end
+    # -- recovery and shutdown
 
     def recover(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """After a failure: write the kept batch again, with its epochs, and go on. Nothing to do if nothing failed."""
+        """After a failure: write the failed batch again, with its epochs, and resume. No effect without a failure."""
         with self._lock:
             if self._closed:
                 raise Closed("the coordinator was shut down: open the store again")
         self._executor.recover(timeout_s)
 
     def refuse_writes(self) -> None:
-        """The first half of `shutdown`: from now on `last` stays what it is."""
+        """Refuse new writes, so that `last` no longer changes: the first half of `shutdown`."""
         with self._lock:
             self._closing = True
-            self._look()
+            self._on_change()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Refuse new writes, flush and apply the others, answer whoever waits. Raises if something is not durable."""
+        """Refuse new writes, flush and apply the others, and end every wait. Raises if a write is not durable."""
         timeout_s = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
         if self._closed:
             return
@@ -421,7 +421,7 @@ class WriteCoordinator(Generic[D, F, V]):
         try:
             self.wait_applied(self._epochs.last, timeout_s)
         except WaitExpired as error:
-            raise self._outcome_unknown(f"shutdown gave up after {timeout_s} s") from error
+            raise self._outcome_unknown(f"shutdown timed out after {timeout_s} s") from error
         finally:
             self._close(timeout_s)
 

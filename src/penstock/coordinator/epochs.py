@@ -4,7 +4,7 @@ An epoch is `incarnation << 40 | n`, n from 1. Epochs live in memory only; the i
 keeps those of different openings apart.
 
 Thread: changed under the coordinator's lock; any thread may read.
-Invariant: an epoch of another incarnation never gets an answer, only an error. How far epochs have come is in `Layers`.
+Invariant: an epoch of another incarnation always raises an error. `Layers` holds the durable and applied epochs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Epoch = NewType("Epoch", int)
 
 COUNT_BITS = 40
 COUNT_MAX = (1 << COUNT_BITS) - 1
-COUNT_RESERVE = 1 << 32  # the end is looked for once per flush: no flush holds this many writes
+COUNT_RESERVE = 1 << 32  # exhaustion is checked once per flush: no flush holds this many writes
 INCARNATION_MAX = (1 << 24) - 1  # so that an epoch fits into 64 bits
 
 
 class EpochTracker:
-    """Gives out epochs."""
+    """Assigns epochs."""
 
     __slots__ = ("end", "last", "none")
 
@@ -30,8 +30,8 @@ class EpochTracker:
         if not 1 <= incarnation <= INCARNATION_MAX:
             raise Invalid(f"the incarnation is {incarnation}: give 1 to {INCARNATION_MAX}")
         self.none = Epoch(incarnation << COUNT_BITS)  # below every epoch of this incarnation: "nothing yet"
-        self.last = self.none  # given out; guarded by the coordinator's lock
-        self.end = self.none + COUNT_MAX - COUNT_RESERVE  # above it the numbers of this incarnation are about to end
+        self.last = self.none  # the last assigned; guarded by the coordinator's lock
+        self.end = self.none + COUNT_MAX - COUNT_RESERVE  # above it the epochs of this incarnation are nearly used up
 
     @property
     def incarnation(self) -> int:
@@ -39,16 +39,16 @@ class EpochTracker:
 
     @property
     def count(self) -> int:
-        """How many epochs were given out."""
+        """The number of epochs assigned."""
         return self.last - self.none
 
     @property
     def exhausted(self) -> bool:
-        """Whether the numbers of this incarnation are about to end."""
+        """Whether the epochs of this incarnation are nearly used up."""
         return self.last > self.end
 
     def check(self, epoch: int) -> Epoch:
-        """The epoch, if it was given out here. `Lost` if by an earlier incarnation, `Invalid` if by nobody yet."""
+        """Return the epoch if it was assigned here; `Lost` if by an earlier incarnation, `Invalid` if not yet."""
         if epoch < self.none:
             raise Lost(
                 f"epoch {epoch} is of incarnation {epoch >> COUNT_BITS}, this is {self.incarnation}: "

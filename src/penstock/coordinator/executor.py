@@ -1,38 +1,38 @@
-"""Two turns, and who has them: the way of a write through the coordinator, told once.
+"""The write turn and the apply turn: the path of a write through the coordinator, told once.
 
-    write_into     a write goes into the pending delta and gets its epoch; nothing else happens to it yet
+    write_into     a write enters the pending delta and gets its epoch; nothing else happens yet
     join           its writer waits: it takes the write turn if that is free, else it sleeps among the waiters
   the write turn: one thread at a time
-    take           all that is pending becomes a batch; from here on a new delta takes the writes
-    make_durable   the flusher encodes the batch, writes it and syncs it: one fsync for everybody in it
-    harden         `durable` moves; those who wait for it are woken; the write turn goes to the next who wants it
+    take           all pending writes become a batch; a new delta takes the writes from here on
+    make_durable   the flusher encodes the batch, writes it and syncs it: one fsync for all its writers
+    harden         `durable` advances; its waiters are woken; the write turn passes to the next thread that wants it
   the apply turn: one thread at a time, batch by batch
     apply          the flusher applies the batch, and returns the view that holds it
-    retire         the view and `applied` move in one step; those who wait for that are woken
+    retire         the view and `applied` advance in one step; their waiters are woken
 
-The thread that flushed a batch also applies it, if the apply turn is free; otherwise whoever has that turn does, or one
-who waits for that batch. So nobody hands work to another thread while there is a caller to do it, and a slow apply does
-not hold back the next fsync. When many batches wait to be applied, flushes wait too: the next gets larger instead, and
-readers never look through many layers. A batch that nobody waits for is the background thread's.
+The thread that flushed a batch also applies it if the apply turn is free; otherwise the thread that has that turn does,
+or a waiter of that batch. So no work moves to another thread while a caller can do it, and a slow apply does not delay
+the next fsync. When many batches wait to be applied, flushes wait too: the next batch gets larger instead, and readers
+never read through many layers. The background thread takes batches without a waiter.
 
-Groups. Sixteen threads that write one durable row after the other wake together, and the first to come back would sync
-its row alone while fifteen wait for the next fsync. So, while those who were woken last came back within one flush
-(their threads are known), the next group is expected to be as large: the first to come takes the turn but sleeps, the
-last to come takes the turn from it and flushes for all. If somebody does not come, the first goes on after GATHER_S,
-and the next group is expected to be as large as this one was. One thread alone never waits, nor do threads that do
-something else between their writes.
+Groups. Sixteen threads that each write durable rows in a loop wake together, and the first to return would sync its row
+alone while fifteen wait for the next fsync. So, if the threads woken last (their ids are recorded) all returned within
+one flush, the next group is expected to be as large: the first to arrive takes the turn but sleeps, the last to arrive
+takes the turn from it and flushes for all. If one does not arrive, the first proceeds after GATHER_S, and the next
+group is expected to be as large as this one was. A single thread never waits, nor do threads that do other work between
+their writes.
 
-Interrupts. Any line may raise: a Ctrl-C, a signal's handler, a failed allocation. So a turn belongs to a `Waiter`, is
-taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, gives back whatever that waiter
-still has. What it was doing is in the layers: a batch that was taken and is not durable, or one that is durable and not
-applied. Whoever gets the turn next goes on with that: the batch is written again after `flusher.recover()`, which finds
-out what became of the first attempt. An interrupt is not a failure of the disk. A failure is: it stays in `failure`,
-and nothing is tried again before `recover()`.
+Interrupts. Any line may raise: a Ctrl-C, a signal handler, a failed allocation. So a turn belongs to a `Waiter`, is
+taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, returns every turn the waiter
+still has. Its unfinished work is in the layers: a batch that is taken but not durable, or durable but not applied. The
+next thread to get the turn continues with that: it writes the batch again after `flusher.recover()`, which finds out
+what became of the first attempt. An interrupt is not a failure. A disk error is: it stays in `failure`, and nothing is
+retried before `recover()`.
 
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
 Invariants: (1) the order is: durable, its waiters; view, applied, its waiters. (2) a batch waits to be applied only
-while someone has the apply turn, will look for it (`apply_left`), or the apply failed. (3) who sleeps in `waiters` is
-woken by the end of a turn, and looks for itself now and then.
+while a thread has the apply turn, the background thread will take it (`apply_left`), or the apply failed. (3) a thread
+that sleeps in `waiters` is woken at the end of a turn, and checks for itself every LOOK_AGAIN_S.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from penstock.host.threads import Mutex
 
 logger = logging.getLogger(__name__)
 
-UNAPPLIED_MAX = 16  # batches that are durable and not applied; more wait with their flush
-_LEAVE_ATTEMPTS = 8  # a second and a third interrupt must not leave a turn taken
+UNAPPLIED_MAX = 16  # batches that are durable and not applied; at the limit, flushes wait
+_LEAVE_ATTEMPTS = 8  # repeated interrupts must not leave a turn taken
 _POLL_S = 0.01
-GATHER_S = 0.001  # the first of a group waits no longer for the others
+GATHER_S = 0.001  # how long the first of a group waits for the others
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -82,15 +82,15 @@ class FlushExecutor(Generic[D, F, V]):
         self.failure: Exception | None = None
         self.apply_failed = False  # with a failure: views have stopped too
         self.has_thread = False  # whether an apply can be left to the background thread
-        self.apply_left = False  # it was left
-        self.leading: Waiter | None = None  # who has the write turn
-        self.applying: Waiter | None = None  # who has the apply turn
+        self.apply_left = False  # an apply was left to it
+        self.leading: Waiter | None = None  # has the write turn
+        self.applying: Waiter | None = None  # has the apply turn
         self.waiters = Waiters()
-        self._gathering: Waiter | None = None  # who has the write turn and sleeps until its group is complete
-        self._group = 0  # how many are expected to share the next flush
+        self._gathering: Waiter | None = None  # has the write turn and sleeps until its group is complete
+        self._group = 0  # number of threads expected to share the next flush
         self._woken: set[int] = set()  # threads of the last group
-        self._returned = 0  # how many of them have come back since
-        self._tried = epochs.none  # the last epoch of a batch that was given to the flusher
+        self._returned = 0  # number of them that have returned since
+        self._tried = epochs.none  # the last epoch of a batch passed to the flusher
         self.flushes: Counter[Trigger] = Counter()
         self.flush_failures = 0
         self.apply_failures = 0
@@ -101,7 +101,7 @@ class FlushExecutor(Generic[D, F, V]):
 
     @property
     def state(self) -> State:
-        """What the facts say."""
+        """The state, derived from the failure and the watermarks."""
         if self.failure is not None:
             return State.FAILED
         layers = self._buffer.layers
@@ -110,24 +110,24 @@ class FlushExecutor(Generic[D, F, V]):
         return State.ACCUMULATING if self._epochs.last > layers.taken else State.IDLE
 
     def has_writes(self) -> bool:
-        """Whether there are writes that nobody has in hand: in no batch, or in one that an interrupt left behind."""
+        """Whether some writes are not being flushed: in no batch, or in a batch that an interrupt left unfinished."""
         layers = self._buffer.layers
         return self._epochs.last > layers.taken or (self.leading is None and layers.taken > layers.durable)
 
     def seal(self) -> None:
-        """Make the pending delta, if it has writes, a layer that does not change any more."""
+        """Make the pending delta, if it has writes, an immutable layer."""
         self._buffer.seal(self._epochs.last)
 
     def can_lead(self) -> bool:
-        """Whether the write turn may be taken."""
+        """Whether the write turn can be taken."""
         return self.leading is None and self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX
 
     def can_apply(self) -> bool:
-        """Whether the apply turn may be taken, and there is something to do."""
+        """Whether the apply turn can be taken and a batch waits for it."""
         return self.applying is None and not self.apply_failed and len(self._buffer.layers.results) > 0
 
     def join(self, waiter: Waiter) -> float:
-        """Take a turn that is free and leads to the waiter's epoch: 0.0. Or sleep among the others: how long."""
+        """Take a free turn that leads to the waiter's epoch and return 0.0, or return how long to sleep."""
         if self.applying is waiter:
             return 0.0
         if not waiter.joined:
@@ -149,7 +149,7 @@ class FlushExecutor(Generic[D, F, V]):
         return LOOK_AGAIN_S
 
     def _lead_or_gather(self, waiter: Waiter) -> float:
-        """Take the write turn, from one who gathers too, if the group is complete. Or sleep until it is."""
+        """Take the write turn, even from a gathering waiter, if the group is complete; else return a time to sleep."""
         others = self.waiters.all
         others.pop(waiter, None)
         if len(others) + 1 >= self._group or (self.leading is waiter and waiter.gathered):
@@ -166,13 +166,13 @@ class FlushExecutor(Generic[D, F, V]):
         return self.leading is waiter or self.applying is waiter
 
     def claim_apply(self, waiter: Waiter) -> bool:
-        """Take the apply turn if there is something to do."""
+        """Take the apply turn if a batch waits for it; return whether the waiter has it."""
         if self.can_apply():
             self.applying = waiter
         return self.applying is waiter
 
-    def _hand_on(self) -> None:
-        """Give turns that are free to those who wait for what they bring; wake those whose epoch will not come."""
+    def _pass_turns(self) -> None:
+        """Pass free turns to waiters that need them; after a failure wake all waiters. Requires: _lock."""
         layers, waiters = self._buffer.layers, self.waiters
         if self.failure is not None:
             waiters.wake_all()
@@ -188,20 +188,20 @@ class FlushExecutor(Generic[D, F, V]):
                 follower.wake()
             else:
                 self.apply_left = True
-        # A write that came meanwhile may be due, one that waits may fit, all may have to be refused, the thread may
-        # have to apply. With the room open and nothing pending it is none of these.
+        # A new write may be due, a waiting write may fit, all writes may have to be refused, or the background thread
+        # may have to apply. With the room open and nothing pending none of these holds.
         last, end = self._epochs.last, self._epochs.end
         if self._buffer.room < 0 or self.failure is not None or self.apply_left or last > layers.taken or last > end:
             self._changed()
 
     def _fail(self, error: Exception) -> None:
-        if self.failure is None:  # the first is the cause of the others
+        if self.failure is None:  # the first failure causes the others
             self.failure = error
 
-    # -- without it
+    # -- without the lock
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait no more, and give back every turn that the waiter has, whatever interrupts this."""
+        """Remove the waiter and return every turn it has, even if interrupted."""
         for _ in range(_LEAVE_ATTEMPTS):
             try:
                 with self._lock:
@@ -212,29 +212,29 @@ class FlushExecutor(Generic[D, F, V]):
                         self.applying = None
                     if self._gathering is waiter:
                         self._gathering = None
-                    self._hand_on()
+                    self._pass_turns()
                 return
             except BaseException:
-                logger.warning("giving back a turn was interrupted: it is done again", exc_info=True)
+                logger.warning("returning a turn was interrupted: trying again", exc_info=True)
 
     def work(self, waiter: Waiter, trigger: Trigger) -> None:
-        """Do what the waiter has a turn for. A failure is left in `failure`."""
+        """Do the work of the turns that the waiter has. An error is stored in `failure`."""
         if self.leading is waiter:
             self._lead(waiter, trigger)
         if self.applying is waiter:
             self._apply(waiter)
 
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
-        """Flush what there is, once; who flushed it also applies it, if nobody else applies."""
+        """Flush one batch, and take the apply turn for it if that is free."""
         with self._lock:
-            assert self.leading is waiter is not self._gathering, "the write turn is taken only from one who sleeps"
+            assert self.leading is waiter is not self._gathering, "the write turn is taken only from a sleeping waiter"
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
                 self.leading = None
-                self._hand_on()
+                self._pass_turns()
                 return
             again = batch.last <= self._tried
-            self._tried = batch.last  # before the flusher sees it
+            self._tried = batch.last  # before the flusher gets the batch
         begin_s = self._clock.monotonic_s()
         try:
             if again:
@@ -245,7 +245,7 @@ class FlushExecutor(Generic[D, F, V]):
                 self.flush_failures += 1
                 self._fail(error)
                 self.leading = None
-                self._hand_on()
+                self._pass_turns()
             return
         with self._lock:
             self._harden(result, trigger, begin_s)
@@ -253,29 +253,29 @@ class FlushExecutor(Generic[D, F, V]):
             if self.applying is None and not self.apply_failed:
                 self.applying = waiter
             self.leading = None
-            self._hand_on()  # the next fsync can begin while the others wake up
+            self._pass_turns()  # the next fsync can begin while the waiters wake up
         for other in reached:
             other.wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Take out those whose epoch came, for the caller to wake them. Requires: _lock.
+        """Remove and return the waiters whose epoch is reached; the caller wakes them. Requires: _lock.
 
-        They, and `waiter` if that is all it waited for, are a group: whether the last one came back says how many are
-        expected next.
+        They, and `waiter` if its wait is over too, form a group. Whether the last group returned in full decides how
+        many are expected next.
         """
         layers, waiters = self._buffer.layers, self.waiters
         reached = waiters.take_reached(layers.durable, layers.applied) if waiters.all else []
         group = [*reached, waiter] if waiter is not None and waiter.applied is applied else reached
         if group:
-            came_back = self._returned >= len(self._woken) > 0
+            all_returned = self._returned >= len(self._woken) > 0
             next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
-            self._group = len(group) + len(waiters.all) + next_leader if came_back else self._returned
+            self._group = len(group) + len(waiters.all) + next_leader if all_returned else self._returned
             self._woken = {waiter.thread for waiter in group} if reached else {group[0].thread}
             self._returned = 0
         return reached
 
     def _next_batch(self) -> Batch[D] | None:
-        """One that was taken and is not durable, or all that is in none. Requires: _lock."""
+        """Return the batch that is taken and not durable, or a new one of all pending writes. Requires: _lock."""
         layers = self._buffer.layers
         if layers.taken > layers.durable:
             return layers.batches[len(layers.results)]
@@ -288,7 +288,7 @@ class FlushExecutor(Generic[D, F, V]):
         self.flush_s_total += self.flush_s_last
 
     def _apply(self, waiter: Waiter) -> None:
-        """Apply up to the waiter's epoch; what is left then goes to someone who waits for it, or to the thread."""
+        """Apply up to the waiter's epoch; leave the rest to its waiters or to the background thread."""
         while self.applying is waiter:
             try:
                 view = self._apply_next()
@@ -298,7 +298,7 @@ class FlushExecutor(Generic[D, F, V]):
                     self.apply_failed = True
                     self._fail(error)
                     self.applying = None
-                    self._hand_on()
+                    self._pass_turns()
                 return
             self._publish(view, waiter)
 
@@ -306,21 +306,21 @@ class FlushExecutor(Generic[D, F, V]):
         return self._flusher.apply(self._buffer.layers.results[0])
 
     def _publish(self, view: V, waiter: Waiter | None) -> None:
-        """Replace the oldest durable batch by the view with it, and let the waiter go if it has done its part."""
+        """Replace the oldest durable batch by the view that holds it; free the apply turn if the waiter is done."""
         with self._lock:
-            # The view with the watermark, in one step: a waiter that wakes must find its write.
+            # View and watermark in one step: a waiter that wakes must find its write.
             self._buffer.layers = layers = self._buffer.layers.retire(view)
             reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None
-            self._hand_on()  # also to one whom too many unapplied batches kept from flushing
+            self._pass_turns()  # also to a waiter that too many unapplied batches kept from flushing
         for other in reached:
             other.wake()
 
     # -- after a failure
 
     def recover(self, timeout_s: float) -> None:
-        """Write the batch of unknown outcome again, apply what waits, and go on. Still FAILED if that fails."""
+        """Write the batch of unknown outcome again, apply all durable batches, and resume; FAILED again on error."""
         waiter = Waiter(self._epochs.last, applied=True)
         try:
             if self._take_both_turns(waiter, timeout_s):
@@ -329,7 +329,7 @@ class FlushExecutor(Generic[D, F, V]):
             self.leave(waiter)
 
     def _take_both_turns(self, waiter: Waiter, timeout_s: float) -> bool:
-        """False if nothing failed."""
+        """Take both turns; return False, without them, if nothing failed."""
         waiter.prepare()
         while True:
             with self._lock:

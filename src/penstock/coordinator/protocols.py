@@ -1,7 +1,7 @@
-"""What a user of the coordinator brings: a delta and a flusher.
+"""What a user of the coordinator implements: a delta and a flusher.
 
 Thread: a pending delta is changed under the coordinator's lock only, and never again once it is in a batch or sealed.
-`make_durable` and `apply` are called with no lock held, by whichever thread has the turn: each by one thread at a
+`make_durable` and `apply` are called with no lock held, by the thread that has the turn: each by one thread at a
 time, in epoch order, but one batch may be applied while the next is made durable. They must not call `flush`.
 """
 
@@ -19,22 +19,22 @@ class Delta(Protocol):
     def is_empty(self) -> bool: ...
 
     def merge(self, other: Self, /) -> None:
-        """Take over the writes of `other`, which came later. Does not change `other`; changes nothing if it raises."""
+        """Add the writes of `other`, which are later. Does not change `other`; changes nothing if it raises."""
 
     def size_estimate(self) -> int:
-        """Bytes of memory, roughly."""
+        """Return the approximate memory in bytes."""
 
 
 class Durability(Enum):
     """How safe an acknowledged write is."""
 
-    MEMORY = "memory"  # what an epoch alone says
+    MEMORY = "memory"  # after a write returned its epoch
     DISK = "disk"
     QUORUM = "quorum"
 
 
 class Acknowledgement(NamedTuple):
-    """Everything up to `epoch` is this safe."""
+    """All writes up to `epoch` have this durability."""
 
     epoch: Epoch
     durability: Durability
@@ -49,12 +49,12 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class Batch(NamedTuple, Generic[D_co]):
-    """What one flush writes. Its epochs stay the same when it is written again, so `last` can serve as its token."""
+    """The writes of one flush. A retry has the same epochs, so `last` can serve as its token."""
 
     deltas: tuple[D_co, ...]  # oldest first
     first: Epoch
     last: Epoch
-    size: int  # bytes, as its writers said
+    size: int  # bytes, as its writers stated
 
 
 class Flusher(Protocol[D_contra, F, V_co]):
@@ -62,13 +62,13 @@ class Flusher(Protocol[D_contra, F, V_co]):
 
     @property
     def durability(self) -> Durability:
-        """What a write is once `make_durable` has returned."""
+        """The durability of a write once `make_durable` has returned."""
 
     def make_durable(self, batch: Batch[D_contra], *, again: bool) -> F:
-        """Write and sync. Once it raised, nothing is called until `recover`; then the same batch comes `again`."""
+        """Write and sync. After it raised, `recover` is called first; then the same batch is passed with `again`."""
 
     def apply(self, flushed: F) -> V_co:
-        """Apply what `make_durable` returned; the view with it. If it raises, it has applied nothing of it."""
+        """Apply the result of `make_durable` and return the new view. If it raises, it has applied nothing."""
 
     def recover(self) -> None:
-        """Make `make_durable` possible again after it, or `apply`, failed."""
+        """Prepare for the next `make_durable` after it, or `apply`, failed."""

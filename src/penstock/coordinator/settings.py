@@ -15,14 +15,14 @@ from penstock.errors import Invalid
 
 
 class State(Enum):
-    """What the coordinator is doing with writes. It follows from the layers: nothing else remembers it."""
+    """What the coordinator is doing with writes. It is derived from the layers and not stored."""
 
     IDLE = "idle"  # nothing waits, nothing is being flushed
     ACCUMULATING = "accumulating"  # writes wait for a flush
     FLUSHING = "flushing"  # a batch is being made durable; writes gather for the next
     FAILED = "failed"  # a flush or an apply failed: writes are refused until recover()
 
-    __hash__ = object.__hash__  # members are single objects; the enum's own hash is a Python call on every flush
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python call on every flush
 
 
 class Trigger(Enum):
@@ -37,7 +37,7 @@ class Trigger(Enum):
 
 
 def choose_trigger(*, asked: bool, timer_due: bool, size_due: bool) -> Trigger | None:
-    """Commands come before the timer, the timer before the size."""
+    """Return why to flush: a request first, then the timer, then the size; None if none is due."""
     if asked:
         return Trigger.EXPLICIT
     if timer_due:
@@ -53,9 +53,9 @@ class CoordinatorSettings:
 
     flush_interval_s: float = 0.1  # from the first write into an empty delta: bounds what a crash can lose
     flush_bytes: int = 4 << 20  # a pending delta of this size is flushed at once
-    bytes_max: int = 64 << 20  # pending and on its way to the view; more writes wait
-    waiting_writes_max: int = 1_000  # writes that wait for room; more are refused at once
-    shutdown_timeout_s: float = 30.0  # when no other is given: at the end of `with`, at the interpreter's exit
+    bytes_max: int = 64 << 20  # pending or not yet in the view; further writes wait
+    waiting_writes_max: int = 1_000  # writes that wait for room; further ones are refused at once
+    shutdown_timeout_s: float = 30.0  # the default: used at the end of `with` and at interpreter exit
 
     def __post_init__(self) -> None:
         if not 0 < self.flush_interval_s < math.inf:
@@ -70,7 +70,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorStatistics:
-    """A coordinator at one moment."""
+    """Statistics of a coordinator at one moment."""
 
     state: State
     error: str | None  # why it is FAILED
@@ -81,7 +81,7 @@ class CoordinatorStatistics:
     written_bytes: int
     pending_bytes: int  # not yet in a flush
     in_flight_bytes: int  # in a flush, or durable and not yet applied
-    layers: int  # deltas that readers look through beside the pending one
+    layers: int  # deltas that readers check beside the pending one
     waiters: int  # threads that wait for durable or applied
     waiting_writes: int  # threads that wait for room
     refused_writes: int

@@ -1,13 +1,13 @@
-"""Threads that wait for an epoch, and may be given a turn instead; writes that wait for room, first come, first served.
+"""Threads that wait for an epoch and may get a turn instead; writes that wait for room, first come, first served.
 
 A waiter sleeps on a lock of its own rather than on a condition: waking takes no other lock, so sixteen waiters that
-wake together do not queue up again, and an interrupt never leaves a shared lock in doubt.
+wake together do not queue again, and an interrupt never leaves a shared lock in doubt.
 
-Being woken is a hint, not a message. Whoever sleeps looks at the facts again after LOOK_AGAIN_S at the latest, so that
-a wake-up that an interrupt swallowed delays somebody and stops nobody.
+A wake-up is a hint, not a message. A sleeper checks the state again after LOOK_AGAIN_S at the latest, so a wake-up lost
+to an interrupt delays a thread but never blocks it.
 
-Thread: the coordinator's lock guards `Waiters` and `Admission`; anybody may wake a `Waiter`.
-Invariants: (1) a write never passes one that waits. (2) at most `waiting_writes_max` writes wait.
+Thread: the coordinator's lock guards `Waiters` and `Admission`; any thread may wake a `Waiter`.
+Invariants: (1) a write never overtakes a waiting write. (2) at most `waiting_writes_max` writes wait.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ LOOK_AGAIN_S = 0.5
 
 
 class Waiter:
-    """A thread that waits for an epoch. It is also what a turn is given to: see `executor`."""
+    """A thread that waits for an epoch. It is also the owner of a turn: see `executor`."""
 
     __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "reached", "thread", "works")
 
     def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
         self.applied = applied  # waits until the view holds the epoch, not only until it is durable
-        self.works = works  # takes a turn when there is one
+        self.works = works  # takes a turn when one is free
         self.thread = threading.get_ident()
         self.joined = False  # has asked for a turn
         self.gathered = False  # has waited once for others to share its flush
-        self.reached = False  # its epoch came while it slept, and nobody remembers it any more
-        self._signal: threading.Lock | None = None  # made when it is needed: who finds a turn free never sleeps
+        self.reached = False  # its epoch was reached while it slept, and it is no longer in `Waiters`
+        self._signal: threading.Lock | None = None  # made on first use: a thread that finds a turn free never sleeps
 
     def prepare(self) -> None:
-        """Before it can be woken."""
+        """Create the signal. Call before the waiter can be woken."""
         if self._signal is None:
             signal = threading.Lock()
             signal.acquire()
@@ -55,38 +55,38 @@ class Waiter:
 
     def wake(self) -> None:
         if self._signal is not None:
-            with suppress(RuntimeError):  # it was woken before and has not noticed yet
+            with suppress(RuntimeError):  # it was woken already and has not run yet
                 self._signal.release()
 
 
 class Waiters:
-    """All who sleep."""
+    """The sleeping waiters."""
 
     def __init__(self) -> None:
-        self.all: dict[Waiter, None] = {}  # in the order in which they came
+        self.all: dict[Waiter, None] = {}  # in order of arrival
 
     def __len__(self) -> int:
         return len(self.all)
 
     def add(self, waiter: Waiter) -> None:
-        """Remember one that waits; it may be there already."""
+        """Add a waiter; it may be present already."""
         waiter.prepare()
         self.all[waiter] = None
 
     def discard(self, waiter: Waiter) -> None:
-        """Forget one that waits no more."""
+        """Remove a waiter if it is present."""
         self.all.pop(waiter, None)
 
     def take_reached(self, durable: int, applied: int) -> list[Waiter]:
-        """Remove those whose epoch came; the caller wakes them."""
+        """Remove and return the waiters whose epoch is reached; the caller wakes them."""
         reached = [waiter for waiter in self.all if waiter.epoch <= (applied if waiter.applied else durable)]
         for waiter in reached:
             del self.all[waiter]
-            waiter.reached = True  # after it is out: it need not look
+            waiter.reached = True  # after the removal: it need not check again
         return reached
 
     def take_worker(self, above: int, *, applied: bool) -> Waiter | None:
-        """Remove the one that waits for the lowest epoch above `above`, and may be given a turn."""
+        """Remove and return the waiter for the lowest epoch above `above` that may take a turn."""
         if not self.all:
             return None
         workers = [w for w in self.all if w.works and w.epoch > above and (w.applied or not applied)]
@@ -97,7 +97,7 @@ class Waiters:
         return worker
 
     def wake_all(self) -> None:
-        """Let everybody look for themselves."""
+        """Wake all waiters, to check the state themselves."""
         for waiter in self.all:
             waiter.wake()
 
@@ -118,7 +118,7 @@ class WaitingWrite(Waiter):
 
 
 class Admission(Generic[D, V]):
-    """Lets writes in while there is room for their bytes."""
+    """Admits writes while there is room for their bytes."""
 
     def __init__(self, buffer: DeltaBuffer[D, V], *, settings: CoordinatorSettings) -> None:
         self._buffer = buffer
@@ -130,12 +130,12 @@ class Admission(Generic[D, V]):
         return len(self._waiting)
 
     def may_pass(self, size: int, waiting: WaitingWrite | None) -> bool:
-        """Whether a write may go on; one that waited, only when it is the first."""
+        """Whether a write may proceed; a waiting write only if it is the first."""
         first = self._waiting[0] if self._waiting else None
         return first is waiting and self._buffer.fits(size)
 
     def join(self, waiting: WaitingWrite) -> None:
-        """Begin to wait; `Backpressure` if too many do."""
+        """Start to wait; `Backpressure` if too many writes wait."""
         if len(self._waiting) >= self._settings.waiting_writes_max:
             raise self.backpressure(f"{len(self._waiting)} writes wait for room")
         self._waiting.append(waiting)
@@ -145,7 +145,7 @@ class Admission(Generic[D, V]):
             self._waiting.remove(waiting)
 
     def wake(self, *, everyone: bool) -> None:
-        """Wake the first if it fits now, or everyone, to be refused."""
+        """Wake the first waiting write if it fits now, or all of them, to be refused."""
         if everyone:
             for waiting in self._waiting:
                 waiting.wake()
@@ -153,7 +153,7 @@ class Admission(Generic[D, V]):
             self._waiting[0].wake()
 
     def check_size(self, size: int) -> None:
-        """Refuse a write that can never fit: while the disk has little space, less may wait than the settings say."""
+        """Refuse a write that can never fit: on a nearly full disk the limit is below that of the settings."""
         if size > self._buffer.bytes_max:
             raise DiskFull(f"a write of {size:,} bytes, but the disk has little space left: free some, then retry")
 

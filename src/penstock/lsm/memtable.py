@@ -1,14 +1,14 @@
-"""Rows that are not in a file yet: a dict, ordered only when someone wants order.
+"""Rows that are not in a file yet: a dict, sorted only when a reader needs order.
 
-A put that never expires, which is nearly everything, stands there as its bare value, taken over from its edit in one
-call. The LSN of a bare value follows from its place: keys are in order of arrival, and each edit notes where it ended.
+A put that never expires, by far the most common row, is stored as its bare value, added from its edit in one call. The
+LSN of a bare value follows from its position: keys are in insertion order, and each edit records where it ended.
 
-Thread: one writer applies edits; any thread reads beside it (each lookup is one step of the interpreter). A frozen
+Thread: one writer applies edits; any thread reads concurrently (each lookup is one step of the interpreter). A frozen
 memtable has no writer.
-Invariants: (1) a key has one row, the newest; operands of a merge are folded as they come. (2) keys are never removed
-(a delete is a row), so the dict's own order is the order of arrival, and what came since the last sort is its end.
-(3) a bare value came with the edit that brought its key; what replaces a row is a row in full. (4) a memtable with
-range deletes holds rows in full only: what a range deletes is told by LSNs.
+Invariants: (1) a key has one row, the newest; operands of a merge are folded on insertion. (2) keys are never removed
+(a delete is a row), so the dict is in insertion order, and the keys since the last sort are at its end. (3) a bare
+value belongs to the edit that inserted its key; a row that replaces another is a full row. (4) a memtable with range
+deletes holds only full rows: their LSNs decide what a range deletes.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from penstock.lsm.rows import (
 )
 
 RECENT_RANGES_MAX = 64
-ROW_OVERHEAD_BYTES = 150  # of a bare value: two bytes objects, the entry of the dict
-FULL_ROW_BYTES = 120  # more, of a row in full: the tuple and its LSN
-_BARE_PUTS_MIN = 64  # of an edit: for fewer it does not pay to note where they are
+ROW_OVERHEAD_BYTES = 150  # for a bare value: two bytes objects and the dict entry
+FULL_ROW_BYTES = 120  # in addition for a full row: the tuple and its LSN
+_BARE_PUTS_MIN = 64  # per edit: recording positions does not pay for fewer
 TAIL_KEYS_MAX = 16_384
-_SORT_BY_NUMPY = 65_536  # from here on a sort in one call would hold the interpreter too long
+_SORT_BY_NUMPY = 65_536  # for more keys one sort call would block the interpreter too long
 
 _value_of = itemgetter(1)
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one record changes in a tree, installed in one step: the ranges, the rows on top, the puts on top."""
+    """All changes of one record to a tree, installed in one step: ranges first, then rows, then puts."""
 
     lsn: int
-    time_us: int  # of the record: apply judges expiry by it, never by a clock
+    time_us: int  # of the record: decides expiry on apply, never a clock
     rows: Mapping[bytes, Row] = {}
-    puts: Mapping[bytes, bytes] = {}  # of values that never expire: nearly everything
-    put_bytes: int | None = None  # of all keys and values in `puts`, where the maker knows it
+    puts: Mapping[bytes, bytes] = {}  # values that never expire: the most common write
+    put_bytes: int | None = None  # total of keys and values in `puts`, if known
     ranges: Sequence[tuple[bytes, bytes]] = ()  # deletes of [start, end) for rows of earlier records
 
     def __post_init__(self) -> None:
@@ -62,14 +62,14 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid(f"an edit's LSN is positive, not {self.lsn}")
 
     def size_bytes(self) -> int:
-        """Of all keys and values."""
+        """Return the total size of keys and values."""
         rows = sum(map(len, self.rows)) + sum(map(len, map(_value_of, self.rows.values())))
         puts = self.put_bytes
         return rows + (sum(map(len, self.puts)) + sum(map(len, self.puts.values())) if puts is None else puts)
 
 
 def fold_rows(older: Row | None, newer: Row, now_us: int) -> Row:
-    """One row in place of two; `older` None: there may be one further below."""
+    """Merge two rows of a key into one; `older` None: an older source may still have one."""
     kind, value, lsn, expires = newer
     if kind < MERGE or older is None:
         return newer
@@ -82,24 +82,24 @@ def fold_rows(older: Row | None, newer: Row, now_us: int) -> Row:
 
 
 class Memtable:
-    """Rows by key, and the ranges deleted below them. `lsn`: all its rows are later."""
+    """Rows by key, and range deletes. All its rows are later than `lsn`."""
 
     def __init__(self, lsn: int = 0) -> None:
         self.rows: dict[bytes, bytes | Row] = {}
-        self._marks: list[tuple[int, int]] = []  # so many keys were there after an edit of bare values of this LSN
-        self._folded: tuple[RangeDeletes, ...] = ()  # each more than twice as many as the next
+        self._marks: list[tuple[int, int]] = []  # (number of keys after an edit of bare values, its LSN)
+        self._folded: tuple[RangeDeletes, ...] = ()  # each more than twice as large as the next
         self._recent: tuple[RangeDelete, ...] = ()  # range deletes that are not in `_folded` yet
-        # The two of then, and all that they held.
+        # A cache: `_recent` and `_folded` when it was filled, and their union.
         self._ranges: tuple[tuple[RangeDelete, ...], tuple[RangeDeletes, ...], RangeDeletes] = ((), (), NO_RANGES)
-        self.bytes = 0  # an estimate of the memory it takes
+        self.bytes = 0  # estimated memory
         self.lsn_last = lsn
-        self.applying = lsn  # the LSN of the last edit that was begun
-        self._marks_before = 0  # how many marks there were then
+        self.applying = lsn  # the LSN of the last edit begun
+        self._marks_before = 0  # length of `_marks` when that edit began
         self.time_us = 0  # the highest record time
-        self.plain = True  # nothing but puts that never expire
-        self.all_bare = True  # nothing but bare values
-        self._by_place = True  # whether bare values may stand here: there are no range deletes
-        self.expires = False  # some row does
+        self.plain = True  # only puts that never expire
+        self.all_bare = True  # only bare values
+        self._by_place = True  # bare values are allowed: there are no range deletes
+        self.expires = False  # some row expires
         self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
         self._base_lsns: U64 = np.zeros(0, np.uint64)
 
@@ -107,12 +107,12 @@ class Memtable:
         return len(self.rows) + sum(map(len, self._folded)) + len(self._recent)
 
     def apply(self, edit: Edit) -> None:
-        """Take in an edit. Requires: its LSN is above all before."""
+        """Apply an edit. Requires: its LSN is above all earlier ones."""
         if edit.lsn <= self.lsn_last:
             raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn_last}")
         if edit.lsn > self.applying:
             self._marks_before = len(self._marks)
-            self.applying = edit.lsn  # from here on rows may be there: see `remainder`
+            self.applying = edit.lsn  # rows may exist from here on: see `remainder`
         added: list[RangeDelete] = []
         if edit.ranges:
             added = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
@@ -121,7 +121,7 @@ class Memtable:
             self._add_rows(self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES))
         if edit.puts:
             self._add_puts(edit.puts, edit.lsn)
-        if added:  # after the rows: a reader in between finds the old or the new, never nothing
+        if added:  # after the rows: a reader in between sees the old or the new row, never none
             self._add_ranges(added)
         overhead = ROW_OVERHEAD_BYTES * (len(edit.rows) + len(edit.puts)) + 512 * len(edit.ranges)
         self.bytes += edit.size_bytes() + overhead
@@ -129,18 +129,18 @@ class Memtable:
         self.time_us = max(self.time_us, edit.time_us)
 
     def put(self, key: bytes, value: bytes, lsn: int, time_us: int) -> None:
-        """Take in an edit that is one put. Requires: its LSN is above all before."""
+        """Apply an edit that is one put. Requires: its LSN is above all earlier ones."""
         if lsn > self.applying:
             self._marks_before = len(self._marks)
             self.applying = lsn
-        self.all_bare = False  # before it is there
+        self.all_bare = False  # before the row is inserted
         self.rows[key] = (PUT, value, lsn, NEVER)
         self.bytes += len(key) + len(value) + ROW_OVERHEAD_BYTES + FULL_ROW_BYTES
         self.lsn_last = lsn
         self.time_us = max(self.time_us, time_us)
 
     def remainder(self, edit: Edit) -> Edit:
-        """What an interrupt left to be done of an edit. No operand is folded twice: its row bears the edit's LSN."""
+        """Return what is left of an interrupted edit. No operand is folded twice: its row has the edit's LSN."""
         del self._marks[self._marks_before :]
         rows = {key: row for key, row in edit.rows.items() if self._lsn_of(key) != edit.lsn}
         rows.update(_put_rows(edit.puts, edit.lsn))
@@ -152,11 +152,11 @@ class Memtable:
         return row[2] if type(row) is tuple else 0
 
     def deleted_by(self, lsn: int) -> bool:
-        """Whether range deletes of this LSN are here."""
+        """Whether the memtable has range deletes of this LSN."""
         return lsn in self.ranges.lsns
 
     def _add_rows(self, rows: Mapping[bytes, Row]) -> None:
-        self.all_bare = False  # before they are there
+        self.all_bare = False  # before the rows are inserted
         self.rows.update(rows)
         self.bytes += FULL_ROW_BYTES * len(rows)
 
@@ -165,24 +165,24 @@ class Memtable:
             self._add_rows(_put_rows(puts, lsn))
             return
         before = len(self.rows)
-        self._marks.append((before + len(puts), lsn))  # before they are there: a reader asks for their LSN
+        self._marks.append((before + len(puts), lsn))  # before the insert: readers look up the LSN
         self.rows.update(puts)
         added = len(self.rows) - before
-        if added < len(puts):  # some were there before: their places would tell the LSN of then
+        if added < len(puts):  # some keys existed: their positions would give the old LSN
             self._marks[-1] = (before + added, lsn)
             new = set(islice(reversed(self.rows), added))
             self._add_rows(_put_rows({key: value for key, value in puts.items() if key not in new}, lsn))
 
     def _leave_places(self) -> None:
-        """Put every row down in full, now and from here on: range deletes come."""
+        """Convert every row to a full row, now and from here on: range deletes need LSNs."""
         self.plain = self.all_bare = self._by_place = False
         if self._marks:
             self.rows = self.full_rows()
-            self._marks = []  # after the rows: a reader takes them the other way round
+            self._marks = []  # after the rows: readers read marks first, then rows
             self.bytes += FULL_ROW_BYTES * len(self.rows)
 
     def take_in(self, newer: Memtable, now_us: int) -> None:
-        """All that another one holds, which comes after all that is here."""
+        """Add all rows of `newer`, which are later than all rows of this memtable."""
         self.bytes += newer.bytes
         self.expires = self.expires or newer.expires
         if newer.has_ranges:
@@ -206,38 +206,38 @@ class Memtable:
         self.time_us = max(self.time_us, newer.time_us)
 
     def row(self, key: bytes) -> Row | None:
-        """The row of a key. What it says for the LSN of a bare value: all up to there is in that value."""
+        """Return the row of a key. For a bare value its LSN is an upper bound: the last LSN applied."""
         lsn = self.lsn_last  # before the lookup
         row = self.rows.get(key)
         return (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[return-value]
 
     def rows_of(self, keys: Iterable[bytes]) -> list[Row]:
-        """The rows of keys, as `row` gives them."""
+        """Return the rows of keys, as `row` does."""
         lsn = self.lsn_last
         return in_full(map(self.rows.__getitem__, keys), repeat(lsn))
 
     def full_rows(self) -> dict[bytes, bytes | Row]:
-        """Every row in full, with its own LSN, in order of arrival. Requires: nothing is being applied."""
+        """Return all rows as full rows with their own LSNs, in insertion order. Requires: no edit is being applied."""
         return dict(zip(self.rows, in_full(self.rows.values(), self.lsns_by_place().tolist()), strict=True))
 
     def lsns_by_place(self) -> U64:
-        """For each key in order of arrival the LSN of its row, if that is a bare value."""
+        """Return, for each key in insertion order, the LSN of its row if that is a bare value."""
         return _lsns_by_place(self._marks, len(self.rows))
 
     def _add_ranges(self, added: list[RangeDelete]) -> None:
-        """Few ranges wait beside the many, and the many are put together like with like: n log n for n of them."""
+        """Add range deletes. Recent ones are folded in bulk, similar sizes together: n log n for n ranges."""
         recent = (*self._recent, *added)
         if len(recent) > RECENT_RANGES_MAX:
             folded, newest = self._folded, RangeDeletes.of(recent)
             while folded and len(folded[-1]) <= 2 * len(newest):
                 newest, folded = RangeDeletes.union((folded[-1], newest)), folded[:-1]
-            self._folded = (*folded, newest)  # before `_recent`: a reader in between finds some of them twice
+            self._folded = (*folded, newest)  # before `_recent`: a reader in between sees some twice, none missing
             recent = ()
         self._recent = recent
 
     @property
     def ranges(self) -> RangeDeletes:
-        """Every range delete."""
+        """All range deletes."""
         recent, folded = self._recent, self._folded  # in this order, see `_add_ranges`
         known_recent, known_folded, ranges = self._ranges
         if recent is not known_recent or folded is not known_folded:
@@ -250,14 +250,14 @@ class Memtable:
         return bool(self._recent or self._folded)
 
     def deleted_below(self, key: bytes) -> int:
-        """Rows of `key` below this LSN are deleted; 0 if none is."""
+        """Return the LSN below which rows of `key` are deleted; 0 if none are."""
         highest = max((lsn for start, end, lsn in self._recent if start <= key < end), default=0)
         for folded in self._folded:
             highest = max(highest, folded.lsn_over(key))
         return highest
 
     def _absorb(self, rows: Mapping[bytes, Row], now_us: int, new: RangeDeletes) -> Mapping[bytes, Row]:
-        """The rows as they are to stand here: operands folded onto what is here already, or onto a new range."""
+        """Return the rows to insert, with operands folded onto existing rows or onto a new range delete."""
         if all(kind == PUT and expires == NEVER for kind, _, _, expires in rows.values()):
             return rows
         self.plain = False
@@ -270,7 +270,7 @@ class Memtable:
         }
 
     def fold_onto(self, key: bytes, row: Row, now_us: int, deleted_below: int = 0) -> Row:
-        """An operand folded onto the row of its key, or onto the range that deletes it."""
+        """Fold an operand onto the row of its key, or onto the range that deletes that row."""
         older = self.row(key)
         deleted_below = max(deleted_below, self.deleted_below(key))
         if (older[2] if older is not None else 0) < deleted_below <= row[2]:
@@ -278,13 +278,13 @@ class Memtable:
         return fold_rows(older, row, now_us)
 
     def orders(self) -> tuple[list[bytes], list[bytes]]:
-        """Two sorted lists that hold every key once: a long one and a short one."""
+        """Return two sorted lists, a long and a short one, that together hold every key once."""
         base = self._base
         while True:
             try:
                 tail = list(islice(reversed(self.rows), len(self.rows) - len(base)))
                 break
-            except RuntimeError:  # the writer added a row between two steps of ours
+            except RuntimeError:  # the writer inserted a row during the iteration
                 continue
         tail = sort_keys(tail)
         if len(tail) <= TAIL_KEYS_MAX:
@@ -295,7 +295,7 @@ class Memtable:
         return merged, []
 
     def sorted_keys(self) -> list[bytes]:
-        """Every key in order."""
+        """Return all keys in order."""
         base, tail = self.orders()
         if tail:
             base = sorted(base + tail) if base else tail
@@ -313,7 +313,7 @@ class Memtable:
     def samples(
         self, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Keys at intervals, each with the rows and about the bytes from it to the next."""
+        """Yield keys at intervals, each with the rows and approximate bytes up to the next."""
         keys = self.sorted_keys()
         low, high = self._between(keys, start, end)
         mean = self.bytes // max(1, len(keys)) + 1
@@ -323,30 +323,30 @@ class Memtable:
             yield keys[at], rows, rows * mean
 
     def columns(self, start: bytes = b"", end: bytes | None = None) -> Columns:
-        """The point rows in [start, end), as columns."""
+        """Return the point rows in [start, end) as columns."""
         keys = self.sorted_keys()
         low, high = self._between(keys, start, end)
         if low >= high:
             return Columns.of([], [], [])
         marks, rows = self._marks, self.rows
-        found = in_full(map(rows.__getitem__, keys[low:high]), repeat(0))
-        kinds, values, row_lsns, expires = zip(*found, strict=True)
+        full = in_full(map(rows.__getitem__, keys[low:high]), repeat(0))
+        kinds, values, row_lsns, expires = zip(*full, strict=True)
         lsns = np.array(row_lsns, np.uint64)
         if marks:
             lsns = np.where(lsns, lsns, self._sorted_lsns(keys, marks)[low:high])
         return Columns.of(keys[low:high], list(values), lsns, kinds, np.array(expires, np.int64))
 
     def _sorted_lsns(self, keys: list[bytes], marks: list[tuple[int, int]]) -> U64:
-        """The LSN of every key in order, if its row is a bare value; remembered until there are more keys."""
+        """Return, for each key in sorted order, the LSN of its bare value; cached until keys are added."""
         if len(self._base_lsns) != len(keys):
-            arrived = list(self.rows)
-            lsn_of = dict(zip(arrived, _lsns_by_place(marks, len(arrived)).tolist(), strict=True))
+            inserted = list(self.rows)
+            lsn_of = dict(zip(inserted, _lsns_by_place(marks, len(inserted)).tolist(), strict=True))
             self._base_lsns = np.fromiter(map(lsn_of.__getitem__, keys), np.uint64, len(keys))
         return self._base_lsns
 
 
 def sort_keys(keys: list[bytes]) -> list[bytes]:
-    """Sorted keys; many are sorted by numpy, which lets other threads run."""
+    """Sort keys; large lists by numpy, which lets other threads run."""
     if len(keys) < _SORT_BY_NUMPY:
         return sorted(keys)
     columns = Keys.of([binary_column(keys[at : at + TAIL_KEYS_MAX]) for at in range(0, len(keys), TAIL_KEYS_MAX)])
@@ -355,7 +355,7 @@ def sort_keys(keys: list[bytes]) -> list[bytes]:
 
 
 def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
-    """One memtable in place of several that follow each other, oldest first; they stay as they are."""
+    """Merge consecutive memtables, oldest first, into a new one; the inputs do not change."""
     if len(memtables) == 1:
         return memtables[0]
     result = Memtable()
@@ -369,7 +369,7 @@ def _put_rows(puts: Mapping[bytes, bytes], lsn: int) -> dict[bytes, Row]:
 
 
 def in_full(rows: Iterable[bytes | Row], lsns: Iterable[int]) -> list[Row]:
-    """Rows, with these LSNs for bare values."""
+    """Return full rows, with the given LSNs for bare values."""
     return [
         (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[misc]
         for row, lsn in zip(rows, lsns, strict=False)
@@ -377,7 +377,7 @@ def in_full(rows: Iterable[bytes | Row], lsns: Iterable[int]) -> list[Row]:
 
 
 def _lsns_by_place(marks: Iterable[tuple[int, int]], count: int) -> U64:
-    """For each of the first `count` keys in order of arrival the LSN of its row, if that is a bare value."""
+    """Return, for the first `count` keys in insertion order, the LSN of its row if that is a bare value."""
     lsns = np.zeros(count, np.uint64)
     begin = 0
     for end, lsn in marks:

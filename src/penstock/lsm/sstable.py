@@ -1,12 +1,12 @@
 """Reads an sstable: an Arrow IPC file of sorted rows, through its mapped buffers and the index beside it.
 
 A file holds at most one point row of a key, the newest: a snapshot keeps whole files, so no file needs a second
-version. A range delete is a row too (key = start, value = end); `get` and `scan` leave them to `range_deletes`, because
-what they delete is in other files as well.
+version. A range delete is a row too (key = start, value = end); `get` and `scan` skip them, and `range_deletes` returns
+them, because they delete rows of other files too.
 
-Thread: shared by any number; nothing is locked on the way of a read.
-Invariants: (1) no byte of a page is used before the page's checksum matched (where google-crc32c is installed). (2)
-this module and all it imports need pyarrow, numpy and the standard library alone.
+Thread: shared by any number of threads; reads of a mapped file take no lock.
+Invariants: (1) no byte of a page is used before the page's checksum matched (if google-crc32c is installed). (2) this
+module and its imports need only pyarrow, numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ assert 1 << _PAGE_SHIFT == PAGE_BYTES
 
 PART_ROWS_FIRST = 64
 PART_ROWS_MAX = 1_024
-_OPEN_BATCHES_MAX = 8  # of a chunk that is not mapped
+_OPEN_BATCHES_MAX = 8  # for a chunk that is not mapped
 _FENCE_ROWS = 32
-assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan reaches past the fence after its start
-_ITEMS_MAX = 256  # keys or values cut out one by one; more are cut by numpy or Arrow
+assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan extends past the next fence
+_ITEMS_MAX = 256  # keys or values sliced one by one; numpy or Arrow slices more
 
 
 class _Batch:
@@ -77,7 +77,7 @@ class _Batch:
 
         self.first = first
         self.rows = rows
-        self.fences: list[bytes] = []  # every so many keys, once they are asked for: a search starts among them
+        self.fences: list[bytes] = []  # every _FENCE_ROWS-th key, filled on first use: a search starts here
         self.key_offsets = part("key_offsets", 4 * (rows + 1), "i")
         self.value_offsets = part("value_offsets", 4 * (rows + 1), "i")
         self.lsns = part("lsns", 8 * rows, "Q")
@@ -85,12 +85,12 @@ class _Batch:
         self.expires = part("expires", 8 * rows, "q")
         if lsn is not None:
             self.lsns = np.broadcast_to(np.uint64(lsn), rows).data
-        # What slices out keys and values as bytes: the mapping itself, or for keys the bytes opened from blocks.
+        # Slicing it gives keys and values as bytes: the mapping, or for keys a copy of the opened blocks.
         self.source: Any = table._source if table._source is not None else bytes(region)
         self.key_base = key_base if table._source is not None else key_base - start
         self.value_base = value_base
         self.special = int(place["flags"]) != ALL_PUTS
-        # The length of every key (value) where they have one length: a get then need not look at offsets. Else 0.
+        # The length of the keys (values) if all have the same, so that a get needs no offsets; else 0.
         if key_base < start:
             raise CorruptionError(table.path, start, "the keys of a batch are not inside it")
         keys_end = min(int(place["lsns"]), value_base)
@@ -103,12 +103,12 @@ class _Batch:
         return key
 
     def cut_keys(self, start: int, end: int) -> list[bytes]:
-        """The keys of rows [start, end)."""
+        """Return the keys of rows [start, end)."""
         offsets = self.key_offsets[start : end + 1]
         return _cut(self.source, self.key_base + offsets[0], offsets, self.key_bytes)
 
     def row_before(self, key: bytes) -> int:
-        """A row at most _FENCE_ROWS before the first whose key is not below `key`; 0 if that is the first of all."""
+        """Return a row at most _FENCE_ROWS before the first row with a key >= `key`."""
         fences = self.fences
         if not fences:
             fences = self.fences = [self.key(row) for row in range(0, self.rows, _FENCE_ROWS)]
@@ -126,7 +126,7 @@ def _equal_length(path: str, offsets: memoryview, base: int, end: int) -> int:
 
 
 class Sstable:
-    """An sstable, open for reading. `lsn`, where given, stands for the LSN of all its rows (an adopted file)."""
+    """An sstable, open for reading. `lsn`, if set, replaces the LSN of all its rows (an adopted file)."""
 
     def __init__(self, data: Chunk, index: Index, lsn: int | None = None) -> None:
         self._data = data
@@ -138,19 +138,19 @@ class Sstable:
             raise CorruptionError(self.path, data.size, "the index beside it belongs to another file")
         self._mapped = data.view is not None
         self._source: Any = data.view.obj if data.view is not None else None
-        # One per page: whether a read of the mapping may use it as it is.
+        # One flag per page: 1 if reads of the mapping may use it without a check.
         self._sound = bytearray(len(index.page_sums))
         if crc32c is None and self._mapped:
             self._sound = bytearray(b"\1" * len(index.page_sums))
         places = index.batches
-        self._batches: list[_Batch | None] = [None] * (1 + len(places))  # as places count them, from 1
+        self._batches: list[_Batch | None] = [None] * (1 + len(places))  # indexed by batch number in a slot, from 1
         self._firsts: list[int] = [0, *np.cumsum(places["rows"]).tolist()]
         self._all_sound = 0 not in self._sound
         self._home_mask = index.homes - 1
         self._place_mask = (1 << index.place_bits) - 1
         self._fingerprint_mask = fingerprint_mask(index.place_bits)
         self._lock = threading.Lock()
-        self._open: deque[int] = deque()  # guarded by _lock; of a chunk that is not mapped
+        self._open: deque[int] = deque()  # guarded by _lock; for a chunk that is not mapped
         if self._firsts[-1] != self.summary.rows:
             raise CorruptionError(self.path, 0, "the index lists another number of rows")
         self.range_deletes = RangeDeletes.of(self._range_delete(row) for row in index.range_rows)
@@ -165,19 +165,19 @@ class Sstable:
         return cls(data, Index(index_chunk), lsn)
 
     def close(self) -> None:
-        """Let go of the files. Only when nobody reads: blocks that are not mapped cannot be read any more."""
+        """Close the files. Requires: no reader is left; blocks that are not mapped become unreadable."""
         self._index.close()
         self._data.close()
 
     @property
     def mapped(self) -> bool:
-        """Whether reads go to a mapping of the file; otherwise blocks are opened into bounded memory."""
+        """Whether reads use a mapping of the file; otherwise blocks are opened into bounded memory."""
         return self._mapped
 
     # -- pages and batches
 
     def _checked(self, start: int, end: int) -> memoryview:
-        """Bytes [start, end) of the file, out of pages whose checksums matched."""
+        """Return bytes [start, end) of the file after checking the checksums of their pages."""
         first, last = start >> _PAGE_SHIFT, -(-end >> _PAGE_SHIFT)
         if self._mapped:
             page = self._sound.find(0, first, last)
@@ -200,11 +200,11 @@ class Sstable:
             raise CorruptionError(self.path, page << _PAGE_SHIFT, "this page does not match its checksum")
 
     def check_places(self) -> None:
-        """`CorruptionError` if its index leads to rows that are not there: one that another process built may."""
+        """Raise `CorruptionError` if the index points to rows that do not exist: another process may have built it."""
         self._index.check_places()
 
     def damaged_pages(self) -> list[CorruptionError]:
-        """Read every page of the file and of its index anew, and say which do not match."""
+        """Read every page of the file and its index again; return an error for each that does not match."""
         damage: list[CorruptionError] = []
         for at in range(0, self._data.size, PAGE_BYTES):
             try:
@@ -249,13 +249,13 @@ class Sstable:
     # -- points
 
     def get(self, key: bytes) -> Row | None:
-        """The row of `key`: (kind, value, lsn, expires_us), or None."""
+        """Return the row of `key`: (kind, value, lsn, expires_us), or None."""
         row = self.find(key, True)
         assert not isinstance(row, bytes)
         return row
 
     def find(self, key: bytes, whole: bool = False) -> bytes | Row | None:
-        """The value of `key`, or None; its row, if its batch holds other rows than plain puts, or if `whole`."""
+        """Return the value of `key` or None; its row if `whole` or if its batch holds more than plain puts."""
         if hash64 is None:
             return self._get_sorted(key)
         hashed = hash64(key)
@@ -277,10 +277,10 @@ class Sstable:
                 size = batch.key_bytes
                 if size:
                     start += row * size
-                    found = batch.source[start : start + size]
+                    row_key = batch.source[start : start + size]
                 else:
-                    found = batch.source[start + batch.key_offsets[row] : start + batch.key_offsets[row + 1]]
-                if found == key:
+                    row_key = batch.source[start + batch.key_offsets[row] : start + batch.key_offsets[row + 1]]
+                if row_key == key:
                     start = batch.value_base
                     size = batch.value_bytes
                     if size:
@@ -289,7 +289,7 @@ class Sstable:
                     else:
                         end = start + batch.value_offsets[row + 1]
                         start += batch.value_offsets[row]
-                    # The usual cases first: all pages are sound, or the value lies within one and that one is.
+                    # The usual cases first: all pages are checked, or the value lies within one checked page.
                     value: bytes
                     if self._all_sound or (start >> 16 == end >> 16 and self._sound[start >> 16]):
                         value = self._source[start:end]
@@ -316,7 +316,7 @@ class Sstable:
     # -- ranges
 
     def lower_bound(self, key: bytes) -> int:
-        """The number of the first row whose key is not below `key`."""
+        """Return the number of the first row with a key >= `key`."""
         number = bisect_left(self._index.first_keys, key) - 1
         if number < 0:
             return 0
@@ -333,12 +333,12 @@ class Sstable:
         return batch.first + low
 
     def rows_between(self, start: bytes = b"", end: bytes | None = None) -> tuple[int, int]:
-        """Numbers [first, last) of the rows with keys in [start, end)."""
+        """Return the numbers [first, last) of the rows with keys in [start, end)."""
         first = self.lower_bound(start)
         return first, max(first, self.summary.rows if end is None else self.lower_bound(end))
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Rows [first, last) as (batch, from, to) within each batch."""
+        """Yield rows [first, last) as (batch, from, to) within each batch."""
         number = bisect_right(self._firsts, first) - 1
         while first < last:
             base, end = self._firsts[number], min(self._firsts[number + 1], last)
@@ -346,23 +346,23 @@ class Sstable:
             first, number = end, number + 1
 
     def landmarks(self) -> Iterator[tuple[bytes, int, int]]:
-        """The first key of each batch, its rows and its bytes: out of the index, no page of the file is touched."""
+        """Yield the first key, rows and bytes of each batch, from the index: no page of the file is read."""
         places = self._index.batches
         sizes = (places["end"] - places["start"]).tolist()
         return zip(self._index.first_keys, places["rows"].tolist(), sizes, strict=True)
 
     def key_at(self, number: int, row: int) -> bytes:
-        """The key of a row of a batch."""
+        """Return the key of a row of a batch."""
         return self._batch(number).key(row)
 
     def row_bytes(self, number: int) -> I64:
-        """The bytes of keys and values before each row of a batch, and before its end."""
+        """Return the bytes of keys and values before each row of a batch, and before its end."""
         batch = self._batch(number)
         keys, values = np.frombuffer(batch.key_offsets, np.int32), np.frombuffer(batch.value_offsets, np.int32)
         return keys.astype(np.int64) + values
 
     def columns(self, number: int, start: int, end: int, *, hashes: bool = False) -> Columns:
-        """Rows [start, end) of a batch, range deletes included; keys and values are not copied from a mapping."""
+        """Return rows [start, end) of a batch with range deletes; keys and values of a mapping are not copied."""
         batch = self._batch(number)
         key_offsets = np.frombuffer(batch.key_offsets, np.int32)[start : end + 1]
         value_offsets = np.frombuffer(batch.value_offsets, np.int32)[start : end + 1]
@@ -379,13 +379,13 @@ class Sstable:
         )
 
     def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[ScanPart]:
-        """Point rows with keys in [start, end), in parts that start small."""
+        """Yield the point rows with keys in [start, end), in parts of growing size."""
         if self._mapped and self._data.view is None:
             raise Closed(f"{self.path} was closed: open it again")
         return self._scan_back(start, end) if reverse else self._scan(start, end)
 
     def _scan(self, start: bytes, end: bytes | None) -> Iterator[ScanPart]:
-        """Keys are cut out from a fence before `start` on, and both ends are looked for among them."""
+        """Slice keys out from the fence before `start` on, and search both ends among them."""
         first_keys = self._index.first_keys
         number = max(0, bisect_left(first_keys, start) - 1)
         batch = self._batch(number)
@@ -423,7 +423,7 @@ class Sstable:
             size = min(2 * size, PART_ROWS_MAX)
 
     def _part(self, batch: _Batch, start: int, end: int, keys: list[bytes], is_last: bool) -> ScanPart:
-        """The point rows [start, end) of a batch, whose keys these are."""
+        """Return the point rows [start, end) of a batch; `keys` are their keys."""
         offsets, base = batch.value_offsets, batch.value_base
         if self._all_sound and self._source is not None:
             source, at = self._source, base + offsets[start]
@@ -443,9 +443,9 @@ class Sstable:
         return ScanPart([key for key, _ in rows], values, False, rows_between, 0, is_last)
 
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Any]:
-        """Every row of the file with its key in [start, end), as record batches over the mapping.
+        """Yield every row with its key in [start, end), as record batches over the mapping.
 
-        These are the rows as stored: kinds are the caller's to judge, range deletes among them.
+        The rows are as stored, range deletes included: the caller has to interpret the kinds.
         """
         for number, low, high in self.pieces(*self.rows_between(start, end)):
             yield self.columns(number, low, high).record_batch(SCHEMA)
@@ -456,18 +456,18 @@ def _puts_between(lsns: Sequence[int], values: list[bytes], start: int, end: int
 
 
 def _rows_back(rows_between: Callable[[int, int], list[Row]], count: int, start: int, end: int) -> list[Row]:
-    """Of a part that was turned round."""
+    """Return rows of a reversed part."""
     return rows_between(count - end, count - start)[::-1]
 
 
 @lru_cache(4_096)
 def _items(size: int, count: int) -> struct.Struct:
-    """What cuts `count` items of `size` bytes in one call."""
+    """Return a struct that slices `count` items of `size` bytes in one call."""
     return struct.Struct(f"{size}s" * count)
 
 
 def _cut(source: Any, at: int, offsets: memoryview, size: int) -> list[bytes]:
-    """The items of a part of a binary column that begins at byte `at` of `source` (bytes, or a mapping).
+    """Return the items of a binary column that begins at byte `at` of `source` (bytes, or a mapping).
 
     `size` is the length of each item, or 0 if they differ.
     """

@@ -1,9 +1,9 @@
-"""One log-structured tree: edits in, reads out, and one swap for every change of its state.
+"""One log-structured merge tree: applies edits, serves reads, and swaps in a new version for every change.
 
-Thread: one thread applies edits; any thread reads, takes snapshots and asks for maintenance. Reads take no lock: they
+Thread: one thread applies edits; any thread reads, takes snapshots and requests maintenance. Reads take no lock: they
 read one reference. `_lock` guards every change of the version and is never held during I/O.
-Invariants: (1) at every moment each row is in the version: a flush drops its memtables in the swap that brings its
-file. (2) a snapshot lies between two edits. (3) `stored <= lsn` of each version, and both only rise.
+Invariants: (1) each row is always in the version: a flush drops its memtables in the same swap that adds its file.
+(2) a snapshot lies between two edits. (3) `stored <= lsn` in each version, and both only increase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.lsm.view import View
 
 
 class Tree:
-    """A tree of one partition. `wake` is called with a task's name when there is work for it."""
+    """The tree of one partition. `wake` is called with a task's name when that task has work."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Tree:
         self._open_table = open_table
         self._clock = clock
         self._wake = wake
-        self._tell_relief = relieved  # a flush or a compaction has ended
+        self._tell_relief = relieved  # called after a flush or a compaction
         self._lock = threads.lock("lsm.tree")
         self._relieved = threads.condition("lsm.relieved")
         self._flushing: tuple[Memtable, ...] = ()  # guarded by _lock
@@ -60,7 +60,7 @@ class Tree:
         self._lsn = stored  # guarded by _lock
         self._time_us = time_us  # guarded by _lock
         self.stored_time_us = time_us  # the highest record time in files
-        self.operators = operators  # of operands that are not folded, in memory or in files; None: nobody knows
+        self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
         levels = arrange(TableFile(meta, open_table) for meta in files)
         self._install(Version(Memtable(stored), (), levels, stored, stored, time_us))
 
@@ -80,7 +80,7 @@ class Tree:
 
     @property
     def stored(self) -> int:
-        """All up to here is in files."""
+        """All edits up to this LSN are in files."""
         return self._version.stored
 
     @property
@@ -103,14 +103,14 @@ class Tree:
         reverse: bool = False,
         limit: int = -1,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) in order. Rows written meanwhile may be seen or not; `snapshot()` for one moment."""
+        """Yield (key, value) in order. Concurrent writes may or may not be seen; use `snapshot()` for one state."""
         return self._view.scan(start, end, prefix=prefix, reverse=reverse, limit=limit)
 
     def scan_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Any]:
         return self._view.scan_arrow(start, end, prefix=prefix)
 
     def snapshot(self) -> Snapshot:
-        """This moment, for as long as one likes."""
+        """Return a snapshot of the current state, valid until it or the tree is closed."""
         with self._lock:
             self._freeze()
             self._merge_small()
@@ -125,9 +125,9 @@ class Tree:
     # -- writing
 
     def apply(self, edit: Edit) -> None:
-        """Install an edit in one step. It never refuses for load: `admit` is asked before a write is taken in.
+        """Install an edit in one step. It never refuses for load: writers call `admit` first.
 
-        An edit that an interrupt stopped half way is given again, and goes on where it stopped.
+        An edit that was interrupted half-way is passed again, and continues where it stopped.
         """
         active = self._version.active
         assert active is not None
@@ -139,7 +139,7 @@ class Tree:
             assert active is not None
             if edit.lsn <= self._lsn:
                 raise Invalid(f"an edit of LSN {edit.lsn} comes after {self._lsn}")
-            self._time_us = max(self._time_us, edit.time_us)  # before the rows: a reader must not find them unexpired
+            self._time_us = max(self._time_us, edit.time_us)  # before the rows: a reader must not see expired rows
             if active.lsn_last < edit.lsn:
                 active.apply(edit)
             self._lsn = edit.lsn
@@ -150,7 +150,7 @@ class Tree:
             self._wake("flush")
 
     def put(self, key: bytes, value: bytes, lsn: int, time_us: int) -> None:
-        """Install an edit that is one put, of a value that never expires: `apply` for what is written most often."""
+        """Install an edit of one put that never expires: a fast `apply` for the most common write."""
         with self._lock:
             active = self._version.active
             assert active is not None
@@ -167,16 +167,16 @@ class Tree:
             self._wake("flush")
 
     def _settled(self, edit: Edit) -> Edit:
-        """The edit with its operands folded, if rows of this tree expire or its operands are of several operators.
+        """Fold the operands of an edit, if rows of this tree expire or it has operands of several operators.
 
-        Whether an operand meets a row or the gap it left when it expired is decided at the time of the operand's
-        record, which no row remembers. Operands of several operators would become a chain that no file could hold one
-        day. Otherwise it does not matter when operands are folded: then they wait.
+        Whether an operand meets a live or an expired row is decided at the time of the operand's record, which rows do
+        not store. Operands of several operators would become a chain that outgrows any file. Otherwise it does not
+        matter when operands are folded, so they stay as they are.
         """
-        found = {row[0] for row in edit.rows.values() if row[0] >= MERGE} if edit.rows else None
-        if not found:
+        in_edit = {row[0] for row in edit.rows.values() if row[0] >= MERGE} if edit.rows else None
+        if not in_edit:
             return edit
-        known = None if self.operators is None else self.operators | found
+        known = None if self.operators is None else self.operators | in_edit
         if known is not None and len(known) == 1 and CHAIN not in known and not self.expires():
             self.operators = known
             return edit
@@ -189,7 +189,7 @@ class Tree:
         return msgspec.structs.replace(edit, rows=rows)
 
     def freeze(self) -> int:
-        """Put the growing memtable among those to be flushed; the LSN up to which all is frozen then."""
+        """Freeze the active memtable for the next flush; return the LSN up to which all rows are frozen."""
         with self._lock:
             self._freeze()
             return self._lsn
@@ -199,7 +199,7 @@ class Tree:
         active = version.active
         assert active is not None
         if active.applying > self._lsn:
-            return  # an interrupt left an edit half applied: it ends before anything is frozen
+            return  # an interrupt left an edit half applied: it must finish before the freeze
         if len(active):
             self._install(
                 replace(
@@ -214,7 +214,7 @@ class Tree:
             self._install(replace(version, lsn=self._lsn, time_us=self._time_us))
 
     def _merge_small(self) -> None:
-        """Keep snapshots from leaving a trail of tiny memtables; like meets like, so rows are not copied often."""
+        """Merge tiny frozen memtables that snapshots leave; only similar sizes, so that rows are copied rarely."""
         frozen = list(self._version.frozen)
         while len(frozen) > 1:
             newer, older = frozen[0], frozen[1]
@@ -228,7 +228,7 @@ class Tree:
     # -- load
 
     def stall(self) -> tuple[Stall, str]:
-        """What writers should do, and why."""
+        """Return whether writers should slow down or stop, and why."""
         version, settings = self._version, self.settings
         waiting = self.memory_bytes() / settings.memtable_bytes
         runs = len(version.levels[0])
@@ -241,7 +241,7 @@ class Tree:
         return level, f"{waiting:.1f} memtables wait for a flush and level 0 has {runs} runs"
 
     def admit(self, timeout_s: float = 5.0) -> None:
-        """Ask before writing: at once, after a short pause, or `Backpressure` if maintenance does not catch up."""
+        """Call before a write: return at once or after a short pause; `Backpressure` if maintenance is behind."""
         level, why = self.stall()
         if level is Stall.NONE:
             return
@@ -253,16 +253,16 @@ class Tree:
                 raise Backpressure(f"{why}: maintenance is behind, retry later")
 
     def memory_bytes(self) -> int:
-        """What its rows that are not in files take."""
+        """Return the memory of rows that are not in files."""
         return sum(memtable.bytes for memtable in self._version.memtables())
 
     def growing_bytes(self) -> int:
-        """What its rows take that are not frozen."""
+        """Return the memory of rows that are not frozen."""
         active = self._version.active
         return 0 if active is None else active.bytes
 
     def ask_for_relief(self) -> None:
-        """Wake whoever can make a tree's writers go on."""
+        """Wake the tasks that can unblock writers."""
         self._wake("flush")
         self._wake("compaction")
 
@@ -271,19 +271,19 @@ class Tree:
             self._relieved.notify_all()
         self._tell_relief()
 
-    # -- maintenance: what the jobs of `maintenance` call
+    # -- maintenance: called by the jobs of `maintenance`
 
     def wants_flush(self) -> bool:
-        """Whether a memtable's worth of rows, or many small ones, are frozen, and nobody flushes them."""
+        """Whether no flush runs, and a memtable's worth of rows or many small memtables are frozen."""
         frozen = self._version.frozen
         if self._flushing:
             return False
         return sum(memtable.bytes for memtable in frozen) >= self.settings.memtable_bytes or len(frozen) > 8
 
     def begin_flush(self) -> tuple[Memtable, tuple[Memtable, ...]] | None:
-        """The oldest frozen memtables as one, and themselves; None if there are none or a flush is on its way.
+        """Return the oldest frozen memtables, merged and one by one; None if there are none or a flush is running.
 
-        Together they are no larger than a memtable gets, unless the first one is: a flush takes memory of its own.
+        Their total stays within one memtable's limit (the first may exceed it): a flush needs memory of its own.
         """
         with self._lock:
             if self._flushing or not self._version.frozen:
@@ -307,7 +307,7 @@ class Tree:
         return bool(version.frozen) or (version.active is not None and len(version.active) > 0)
 
     def end_flush(self, frozen: tuple[Memtable, ...], files: Sequence[TableFile], time_us: int) -> None:
-        """Swap: the files in, their memtables out."""
+        """Swap the files in and their memtables out."""
         stored = frozen[0].lsn_last
         with self._lock:
             self.stored_time_us = max(self.stored_time_us, time_us)
@@ -325,7 +325,7 @@ class Tree:
             self._wake("compaction")
 
     def abandon_flush(self) -> None:
-        """The flush failed; its memtables stay where they are."""
+        """End a failed flush; its memtables stay frozen."""
         with self._lock:
             self._flushing = ()
 
@@ -334,7 +334,7 @@ class Tree:
         return ((*arrange(files)[0], *levels[0]), *levels[1:]) if files else levels
 
     def install_adopted(self, files: Sequence[TableFile], lsn: int, time_us: int) -> None:
-        """Add files built elsewhere as the newest runs. Requires: every memtable is flushed."""
+        """Add files built outside the tree as the newest runs. Requires: every memtable is flushed."""
         with self._lock:
             version = self._version
             assert not version.frozen
@@ -355,23 +355,23 @@ class Tree:
         self._wake("compaction")
 
     def pick(self, *, everything: bool = False) -> Compaction | None:
-        """What to compact next."""
+        """Return the next compaction, or None."""
         levels = self._version.levels
         return compact_everything(levels) if everything else pick_compaction(levels, self.settings.limits)
 
     def end_compaction(self, compaction: Compaction, outputs: Sequence[TableFile]) -> None:
-        """Swap: outputs in, inputs out; inputs are collected when nobody reads them any more."""
-        gone = set(compaction.inputs)
+        """Swap outputs in and inputs out; inputs are deleted once they have no readers."""
+        inputs = set(compaction.inputs)
         with self._lock:
             version = self._version
-            kept = [file for file in version.files() if file not in gone]
-            assert len(kept) == sum(1 for _ in version.files()) - len(gone)
+            kept = [file for file in version.files() if file not in inputs]
+            assert len(kept) == sum(1 for _ in version.files()) - len(inputs)
             self._install(replace(version, levels=arrange([*kept, *outputs])))
-        self.use.retire(gone)
+        self.use.retire(inputs)
         self._relieve()
 
     def expires(self) -> bool:
-        """Whether some row does."""
+        """Whether some row expires."""
         version = self._version
         return version.expires or (version.active is not None and version.active.expires)
 
@@ -381,17 +381,17 @@ class Tree:
             self._relieved.wait(timeout_s)
 
     def is_current(self, compaction: Compaction) -> bool:
-        """Whether the inputs of a compaction are still what the tree holds."""
-        held = set(self._version.files())
-        return all(file in held for file in compaction.inputs)
+        """Whether all inputs of a compaction are still in the tree."""
+        files = set(self._version.files())
+        return all(file in files for file in compaction.inputs)
 
     def oldest_snapshot(self) -> int:
-        """Deletes at or above this LSN are kept."""
+        """Return the LSN from which on deletes must be kept."""
         with self._lock:
             return min([snapshot.lsn for snapshot in self._snapshots] + [self._version.stored]) + 1
 
     def close(self) -> None:
-        """Answer nothing any more, neither live nor through snapshots: the files are somebody else's from now on."""
+        """End all reads, also those of snapshots: from now on another owner may use the files."""
         with self._lock:
             snapshots = list(self._snapshots)
             self._view = View(TREE_CLOSED, self._now_us)  # type: ignore[arg-type]

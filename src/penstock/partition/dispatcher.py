@@ -1,15 +1,15 @@
-"""Routes durable records: to the ledger first, then to every partition its own part.
+"""Routes durable records: to the ledger first, then each section to its partition.
 
 A record is dispatched by one thread, in LSN order, and normally applied at once in that thread. A partition whose apply
-fails keeps its entries in a queue of its own: it is tried again with growing pauses, then paused alone. Its writes are
-refused by name; everybody else goes on; `resume` lets it catch up. An entry that fails by a mistake of ours, and not of
-the disk, is set aside after as many attempts (`aside`), and the partition goes on without it.
+fails queues its entries in a backlog: it is retried with growing pauses, then paused. Its writes are then refused with
+its name in the error; other partitions continue; `resume` lets it catch up. An entry that fails because of a Penstock
+bug, not of the disk, is set aside after as many attempts (`aside`), and the partition continues without it.
 
 Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any thread, without a lock.
 Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
 that was dispatched is in the tracker until the partition has stored it, whatever happens to the partition. (4) an
-interrupt may end a dispatch between any two lines: every step can be repeated, and whoever takes the turn next goes on
-with the record that was begun (`finish`). (5) `published` is the last record of which every section is applied.
+interrupt may end a dispatch between any two lines: every step can be repeated, and the next thread to take the turn
+finishes the interrupted record (`finish`). (5) `published` is the last record with every section applied.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherSettings:
-    """Limits on what waits to be applied, and how a failing partition is treated."""
+    """Limits on entries that wait to be applied, and how often a failing partition is retried."""
 
     partition_operations_max: int = 10_000  # entries that wait in one partition
     partition_bytes_max: int = 64 << 20
@@ -69,7 +69,7 @@ class DispatcherSettings:
 
 
 class Partition:
-    """A partition at work."""
+    """An open partition and its backlog."""
 
     def __init__(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog) -> None:
         self.descriptor = descriptor
@@ -77,8 +77,8 @@ class Partition:
         self.spill = spill
         self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
         self.highest = machine.applied
-        self.failures = 0  # in a row
-        self.out_of_space = False  # that is why
+        self.failures = 0  # consecutive
+        self.out_of_space = False  # the cause of the last failure
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
         self.refusal: PenstockError | None = None  # why writes are refused
@@ -89,11 +89,11 @@ class Partition:
 
     @property
     def behind(self) -> PenstockError | None:
-        """Why it cannot be read: something that was acknowledged is not applied."""
+        """Why the partition cannot be read: an acknowledged write is not applied. None if it can."""
         if not self.failures:
             return None
         if isinstance(self.error, Restore):
-            return copy.copy(self.error)  # the caller is to restore a file, and hears which
+            return copy.copy(self.error)  # the caller has to restore a file: the error names it
         name, shard = self.descriptor.name, self.descriptor.shard
         return self.refusal or PartitionPaused(
             f"shard {shard} of {name} is behind after a failure ({self.error}): it is tried again"
@@ -106,7 +106,7 @@ class Partition:
 
 
 class _BegunRecord(msgspec.Struct, frozen=True):
-    """A record whose dispatch has not ended."""
+    """A record whose dispatch has not finished."""
 
     record: JournalRecord
     lsn: int
@@ -136,46 +136,46 @@ class Dispatcher:
         self._aside = aside
         self._journal = journal  # durable records from an LSN on
         self._settings = settings or DispatcherSettings()
-        self.turn = threads.rlock("partition.turn")  # held: nothing is applied; after `finish`: between two records
+        self.turn = threads.rlock("partition.turn")  # while held nothing is applied; see `finish`
         self._begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
-        self.known = self._partitions.get  # a partition that is open already, or None: asked for every write
+        self.known = self._partitions.get  # an open partition, or None; called for every write
         self._closed = False  # guarded by turn
-        self._behind: set[Partition] = set()  # guarded by turn: those with a backlog
-        # Guarded by turn: entries of partitions that could not be opened, for want of descriptors or because this
-        # Penstock cannot read what their tables are. They are few: writes to such a partition are refused.
+        self._behind: set[Partition] = set()  # guarded by turn: partitions with a backlog
+        # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
+        # this version cannot read the tables' options. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
 
     # -- partitions
 
     def finish(self) -> None:
-        """Go on with a record that an interrupt left half applied: then the caller is between two records.
+        """Finish a record that an interrupt left half applied, so that the state is between two records.
 
-        Requires: `turn`. Not a context manager of its own: an interrupt at its end would leave the lock taken.
+        Requires: `turn`. This is not a context manager: an interrupt at its exit would leave the lock acquired.
         """
         if self._begun is not None:
-            self._go_on(self._begun)
+            self._dispatch_begun(self._begun)
 
     def partition(self, partition: PartitionId) -> Partition:
-        """A partition, opened on first use; `NotFound` if its table was dropped."""
-        found = self._partitions.get(partition)
-        if found is not None:
-            return found
+        """Return a partition, opened on first use; `NotFound` if its table was dropped."""
+        opened = self._partitions.get(partition)
+        if opened is not None:
+            return opened
         with self.turn:
-            if self._closed:  # what is opened anew would lack what only the journal has
+            if self._closed:  # a partition opened now would lack entries that only the journal has
                 raise Closed("the store was closed: open it again")
-            found = self._partitions.get(partition)
-            if found is None:
-                found = threads.run_uninterrupted(lambda: self._open(partition))
-                self._drain(found)
-            return found
+            opened = self._partitions.get(partition)
+            if opened is None:
+                opened = threads.run_uninterrupted(lambda: self._open(partition))
+                self._drain(opened)
+            return opened
 
     def _open(self, partition: PartitionId) -> Partition:
         info = self._info(partition)
         descriptor = describe(info, shard_number(partition))
-        with ExitStack() as undo:  # a second attempt must find nothing open
+        with ExitStack() as undo:  # a retry must find nothing open
             spill = self._make_spill(descriptor)
             undo.callback(spill.close)
             machine = self._factory.open(descriptor, info.options)
@@ -185,7 +185,7 @@ class Dispatcher:
                 if entry.lsn > opened.highest:
                     self._enqueue(opened, entry)
             undo.pop_all()
-        self._partitions[partition] = opened  # with all that waits for it, or not at all
+        self._partitions[partition] = opened  # with all its waiting entries, or not at all
         self._unopened.pop(partition, None)
         return opened
 
@@ -202,7 +202,7 @@ class Dispatcher:
     # -- admission
 
     def admit(self, partition: Partition) -> None:
-        """Refuse a write before anything is written: its partition is paused, or too much waits."""
+        """Raise, before anything is written, if the partition is paused or too many entries wait to be applied."""
         if partition.refusal is not None:
             raise partition.refusal
         if self._behind:
@@ -234,15 +234,15 @@ class Dispatcher:
     # -- dispatching
 
     def dispatch(self, record: JournalRecord, lsn: int, decoded: Sequence[Sequence[Any]] | None = None) -> Judgement:
-        """Judge a durable record and hand out its accepted sections. Requires: records come in LSN order.
+        """Judge a durable record and apply its accepted sections. Requires: records come in LSN order.
 
-        `decoded` holds what each section was made from, group by group, where the writer is this process.
+        `decoded` holds the objects each section was encoded from, by group, if this process wrote the record.
         """
         with self.turn:
             self._begun = begun = _BegunRecord(record, lsn, decoded)
-            return self._go_on(begun)
+            return self._dispatch_begun(begun)
 
-    def _go_on(self, begun: _BegunRecord) -> Judgement:
+    def _dispatch_begun(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun.record, begun.lsn, begun.decoded
         judgement = self.ledger.judge(record, lsn)
         for info in judgement.dropped:
@@ -250,7 +250,7 @@ class Dispatcher:
         if judgement.repeated:
             self._drop_dead()
         entries = self._entries(record, lsn, judgement.verdicts, decoded)
-        # Before anything can fail: the journal must keep it.
+        # Before anything can fail: the journal must keep the record.
         self.tracker.record(lsn, (LEDGER, *entries))
         self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
         for partition, entry in entries.items():
@@ -263,36 +263,36 @@ class Dispatcher:
     def _entries(
         self, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Sequence[Sequence[Any]] | None
     ) -> dict[PartitionId, Entry]:
-        """What each partition gets: all its accepted sections in group order. A dropped table's are void."""
-        tables, groups = self.ledger.tables_by_id, record.groups  # which never hold the ledger itself
+        """Return each partition's accepted sections in group order, without those of dropped tables."""
+        tables, groups = self.ledger.tables_by_id, record.groups  # the ledger is not in `tables`
         if len(groups) == 1 and len(groups[0].sections) == 1 and verdicts[0] is Verdict.ACCEPTED:  # nearly always
             sections, partition = groups[0].sections, groups[0].sections[0].header.partition
             if partition >> SHARD_BITS not in tables:
                 return {}
             return {partition: Entry(lsn, record.time_us, sections, None if decoded is None else tuple(decoded[0]))}
-        found: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
+        by_partition: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
         for number, (group, verdict) in enumerate(zip(groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
                 continue
-            for place, section in enumerate(group.sections):
+            for index, section in enumerate(group.sections):
                 partition = section.header.partition
                 if partition >> SHARD_BITS in tables:
-                    parts, sources = found.setdefault(partition, ([], []))
+                    parts, sources = by_partition.setdefault(partition, ([], []))
                     parts.append(section)
                     if decoded is not None:
-                        sources.append(decoded[number][place])
+                        sources.append(decoded[number][index])
         return {
             partition: Entry(lsn, record.time_us, tuple(parts), tuple(sources) if decoded else None)
-            for partition, (parts, sources) in found.items()
+            for partition, (parts, sources) in by_partition.items()
         }
 
     def _offer(self, number: PartitionId, entry: Entry) -> None:
-        """Give a partition its entry: applied at once if nothing is in the way, which is nearly always so."""
+        """Apply an entry to its partition at once, or add it to the backlog if the partition is behind."""
         partition = self._partitions.get(number)
         if partition is None or partition.backlog or partition.failures or partition.refusal or self._aside.digests:
             self._enqueue_and_drain(number, entry)
             return
-        # Begun before: by an attempt that an interrupt ended. It may have been applied, or not.
+        # An interrupted attempt has begun this entry before; it may or may not have been applied.
         begun = entry.lsn <= partition.highest
         partition.highest = max(entry.lsn, partition.highest)
         try:
@@ -301,17 +301,17 @@ class Dispatcher:
         except Exception as error:
             self._enqueue(partition, entry)
             self._failed(partition, error)
-            self._drain(partition, early=partition.failures > 0)  # else it was set aside
+            self._drain(partition, early=partition.failures > 0)  # without a failure it was set aside
 
     def _enqueue_and_drain(self, number: PartitionId, entry: Entry) -> None:
         try:
             partition = self.partition(number)
-        except Exception as error:  # its entries wait, the journal keeps them, and everybody else goes on
+        except Exception as error:  # its entries wait in the journal, and other partitions continue
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
-                raise  # the disk failed, or a file is not what was written: whoever opens the store must know
+                raise  # the disk failed or a file is corrupt: the caller that opens the store must know
             logger.error("shard %d of table %d cannot be opened now: %s", shard_number(number), table_of(number), error)
             waiting = self._unopened.setdefault(number, [])
-            if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is dispatched again
+            if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is being dispatched again
                 waiting.append(entry)
             return
         if entry.lsn > partition.highest:  # else it was stored, spilled or begun before
@@ -320,12 +320,12 @@ class Dispatcher:
             self._drain(partition)
 
     def _enqueue(self, partition: Partition, entry: Entry) -> None:
-        if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupt came between the lines
+        if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupted attempt added it
             partition.backlog.append(entry)
         partition.highest = entry.lsn
 
     def _drain(self, partition: Partition, *, early: bool | None = None) -> None:
-        """Apply what waits, until it fails; `early`: whether it must wait before the next attempt."""
+        """Apply the backlog until an entry fails; `early`: it is too early for the next attempt."""
         if early is None:
             early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
         while partition.backlog and not early and partition.failures < self._settings.attempts_max:
@@ -341,7 +341,7 @@ class Dispatcher:
                     break
                 continue  # it was set aside
             partition.backlog.popleft()
-            # Until the last entry is in, it is behind: a reader must not find the state between two of them.
+            # The partition is behind until the last entry is applied: readers must not see a state in between.
             partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
         if partition.backlog:
             self._behind.add(partition)
@@ -351,7 +351,7 @@ class Dispatcher:
         self._set_refusal(partition)
 
     def _renew(self, partition: Partition) -> None:
-        """After a failure of its files, let a partition begin anew from what is stored: the journal has the rest."""
+        """After its files failed, restart a partition from its stored state and refill the backlog from the journal."""
         if not partition.machine.broken:
             return
         partition.machine.renew()
@@ -362,11 +362,11 @@ class Dispatcher:
                 entry = self._entries(record, lsn, self.ledger.verdicts(record, lsn), None).get(number)
                 if entry is not None:
                     entries[lsn] = entry
-        entries.update({entry.lsn: entry for entry in partition.backlog})  # these know who waits for them
+        entries.update({entry.lsn: entry for entry in partition.backlog})  # these know their waiters
         partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
-        """An entry; of one that was set aside only its LSN, so that it counts as applied."""
+        """Return the entry, or an empty one with its LSN if it was set aside, so that it counts as applied."""
         if self._aside.digests and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
             return Entry(entry.lsn, entry.time_us, ())
         return entry
@@ -378,7 +378,7 @@ class Dispatcher:
         partition.failures += 1
         partition.error = error
         partition.out_of_space = ran_out_of_space(error)
-        # Then it is tried until there is some: nothing is wrong with the partition, and nobody has to call `resume`.
+        # These are retried without end: nothing is wrong with the partition, and nobody has to call `resume`.
         if partition.out_of_space or isinstance(error, RetryLater):
             partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
         name, shard = partition.descriptor.name, partition.descriptor.shard
@@ -391,25 +391,25 @@ class Dispatcher:
             )
 
     def _set_aside(self, partition: Partition, error: Exception) -> bool:
-        """Put away the entry that failed, if the mistake is ours; False: the partition must wait."""
+        """Set aside the entry that failed, if the cause is a bug of ours; False: the partition must wait."""
         descriptor = partition.descriptor
         entry = partition.backlog[0]
         if not is_our_mistake(error, entry.sections):
             return False
         if self._aside.holds(descriptor.partition, entry.lsn, entry.sections):
-            return False  # not even nothing can be applied
+            return False  # even the empty entry fails
         try:
             self._aside.add(descriptor.name, entry.lsn, entry.time_us, entry.sections, error)
             try:
                 partition.machine.apply(Entry(entry.lsn, entry.time_us, ()))
             except BaseException:
-                self._aside.take_back()  # the reason lies not in the entry, if even nothing cannot be applied
+                self._aside.take_back()  # even an empty entry fails, so this entry is not the cause
                 raise
         except Exception as failure:
             logger.error("record %d for %s cannot be set aside (%s)", entry.lsn, descriptor.name, failure)
             return False
         logger.critical(
-            "record %d could not be applied to shard %d of %s, by a mistake of Penstock, and was set aside: please "
+            "record %d could not be applied to shard %d of %s, because of a bug in Penstock, and was set aside: please "
             "report it; store.check() lists it",
             entry.lsn,
             descriptor.shard,
@@ -419,20 +419,20 @@ class Dispatcher:
         return True
 
     def retry(self) -> int:
-        """Try failing partitions again whose pause is over; how many are still behind."""
+        """Retry failing partitions whose pause is over; return how many are still behind."""
         with self.turn:
             self.finish()
             for number in list(self._unopened):
                 try:
                     self.partition(number)
                 except ProcessLimit:
-                    break  # the others would fare no better
+                    break  # the others would hit the same limit
                 except Exception as error:
                     logger.warning(
                         "shard %d of table %d cannot be opened: %s", shard_number(number), table_of(number), error
                     )
             for partition in self._partitions.values():
-                if partition.machine.broken and not partition.failures:  # a sync failed, and nobody has written since
+                if partition.machine.broken and not partition.failures:  # a sync failed, and there was no write since
                     partition.failures = 1
                     self._renew(partition)
             behind = [partition for partition in self._partitions.values() if partition.backlog or partition.failures]
@@ -441,54 +441,54 @@ class Dispatcher:
             return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
     def out_of_space(self) -> bool:
-        """Whether a partition cannot apply for want of space on the disk."""
+        """Whether a partition cannot apply because the disk is full."""
         return any(partition.out_of_space for partition in self.partitions())
 
     def resume(self, table: int) -> None:
-        """Let the paused partitions of a table try again, now."""
+        """Retry the paused partitions of a table now."""
         with self.turn:
             self.finish()
             for number in [number for number in self._unopened if table_of(number) == table]:
-                self.partition(number)  # raises what is wrong with it
+                self.partition(number)  # raises the reason if it still cannot be opened
             for partition in self._partitions.values():
                 if partition.descriptor.table == table:
                     partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
                     self._drain(partition)
 
     def troubles(self) -> list[Trouble]:
-        """What was set aside, and which shards are behind."""
+        """Return the entries set aside and the shards that are behind."""
         with self.turn:
             self.finish()
-            found = [
+            troubles = [
                 Trouble(one.name, shard_number(one.partition), f"set aside: {one.reason}", one.lsn)
                 for one in self._aside.entries()
             ]
             for number, waiting in self._unopened.items():
-                found.append(
+                troubles.append(
                     Trouble(self._info(number).name, shard_number(number), "it cannot be opened", waiting[0].lsn)
                 )
             for partition in self._partitions.values():
                 behind, descriptor = partition.behind, partition.descriptor
                 if behind is not None:
                     lsn = partition.backlog[0].lsn if partition.backlog else 0
-                    found.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
-            return found
+                    troubles.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
+            return troubles
 
     # -- snapshots and drops
 
     def snapshot(self) -> tuple[int, list[TableInfo], dict[PartitionId, Any]]:
-        """All tables and the state of their shards at one LSN; an error in the place of one that is behind."""
+        """Return one LSN, all tables, and each shard's state at that LSN, or an error for a shard that is behind."""
         with self.turn:
             self.finish()
-            tables, found = self.ledger.tables(), dict[PartitionId, Any]()
+            tables, states = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
                     number = partition_id(info.table, shard)
-                    found[number] = self._state_of(number)
-            return self.ledger.tree.lsn, tables, found
+                    states[number] = self._state_of(number)
+            return self.ledger.tree.lsn, tables, states
 
     def _state_of(self, number: PartitionId) -> Any:
-        """The state of a shard, or the error of one that cannot be read: the others can."""
+        """Return the state of a shard, or its error if it cannot be read: the others still can."""
         try:
             partition = self.partition(number)
             return partition.behind or partition.machine.snapshot()
@@ -511,23 +511,23 @@ class Dispatcher:
             number = partition_id(info.table, shard)
             partition = self._partitions.get(number)
             self._factory.collect(describe(info, shard), None if partition is None else partition.machine)
-            self._let_go(number)
+            self._forget(number)
 
     def _drop_dead(self) -> None:
-        """Let go of partitions whose table is gone: an interrupt came between the verdict and the drop."""
+        """Close partitions whose table was dropped: an interrupt came between the verdict and the drop."""
         for number, partition in list(self._partitions.items()):
             if not self.ledger.is_alive(number):
                 self._factory.collect(partition.descriptor, partition.machine)
-                self._let_go(number)
+                self._forget(number)
 
-    def _let_go(self, number: PartitionId) -> None:
+    def _forget(self, number: PartitionId) -> None:
         partition = self._partitions.get(number)
         if partition is not None:
             partition.spill.abandon()
             self._behind.discard(partition)
         self._unopened.pop(number, None)
         self.tracker.forget(number)
-        self._partitions.pop(number, None)  # last: an interrupt before it is made good for by `_drop_dead`
+        self._partitions.pop(number, None)  # last: `_drop_dead` repeats this after an interrupt
 
     def close(self) -> None:
         with self.turn, ExitStack() as stack:
@@ -539,5 +539,5 @@ class Dispatcher:
 
 
 def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
-    """The descriptor of a shard."""
+    """Return the descriptor of a shard."""
     return PartitionDescriptor(partition_id(info.table, shard), info.table, shard, info.name, info.kind)

@@ -1,21 +1,21 @@
-"""The ledger: judges every record before anyone else sees it, and remembers how.
+"""The ledger: judges every record before it reaches a partition, and stores the verdicts.
 
-It is a tree like any other, applied first. It holds the tokens of producers, the tables, the last epoch, and for each
-record with a condition one verdict per group. A verdict is kept until its record's journal segment is gone, so that a
-partition that is behind hears the same on a replay, when the tokens already say "seen".
+It is an ordinary tree, applied first. It holds the tokens of producers, the tables, the last epoch, and for each record
+with a condition one verdict per group. A verdict is kept until its record's journal segment is deleted, so that a
+partition that is behind gets the same verdict on a replay, when the tokens already say "seen".
 
-Rows (big-endian, so that ranges are ranges):
+Rows (numbers big-endian, so that they sort by value):
     e                     last epoch applied
-    i                     last table id given out
-    k <table> ...         what the kind of a table keeps here for its conditions
+    i                     last table id assigned
+    k <table> ...         rows of a table's kind, for its conditions
     n <name>              a table, by name
     t <producer>          tokens of a producer
     v <lsn>               verdicts, one byte for each group
 
 Thread: `judge` by the dispatcher's one thread; the rest from any.
 Invariants: (1) conditions read the ledger alone. (2) a verdict never changes. (3) a failure here poisons the store: the
-ledger is never paused, because nobody could be judged without it. (4) what it cannot judge or do by a mistake of ours,
-now and at every replay, is refused or set aside, and never tried again: table ids follow from what was done.
+ledger is never paused, because no record could be judged without it. (4) a condition or operation that fails because of
+a bug of ours is refused or set aside, now and at every replay, and never retried: table ids depend on what was done.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from penstock.partition.aside import AsideLog, is_our_mistake
 LEDGER_TABLE = 1
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
-PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # after which a producer's tokens are forgotten
+PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # then a producer's tokens are deleted
 PRODUCER_BYTES_MAX = 512
-TOKEN_WINDOW = 1_024  # below the highest number of a producer
+TOKEN_WINDOW = 1_024  # numbers remembered below a producer's highest
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ _U64 = struct.Struct(">Q")
 
 
 class Verdict(IntEnum):
-    """What became of a group."""
+    """The outcome of a group."""
 
     ACCEPTED = 0
     DUPLICATE = 1
     TOKEN_TOO_OLD = 2
-    REFUSED = 3  # by a condition of a kind
+    REFUSED = 3  # by a condition of a table's kind
 
 
 class TableInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -70,14 +70,14 @@ class TableInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """On what a group depends. `others` are conditions that kinds registered: (name, argument)."""
+    """The condition of a group. `others` are conditions that kinds registered: (name, argument)."""
 
     token: tuple[str, int] | None = None
     others: tuple[tuple[str, bytes], ...] = ()
 
 
 class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
-    """Make a table if there is none of that name."""
+    """Create a table unless one of that name exists."""
 
     name: str
     kind: str
@@ -86,13 +86,13 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """Remove a table."""
+    """Drop a table."""
 
     name: str
 
 
 class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """Verdicts of records below this LSN are needed no more."""
+    """Delete the verdicts of records below an LSN: they are no longer needed."""
 
     before: int
 
@@ -112,22 +112,22 @@ _condition = msgspec.msgpack.Decoder(Condition)
 _tokens = msgspec.msgpack.Decoder(_Tokens)
 _table = msgspec.msgpack.Decoder(TableInfo)
 
-# A kind's condition: (argument, read the ledger, write a row of the ledger) -> what becomes of the group.
+# A kind's condition: (argument, read the ledger, write a row of the ledger) -> the verdict.
 KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], Verdict]
 
 
 def encode_ops(*operations: LedgerOp) -> bytes:
-    """A section for the ledger."""
+    """Encode operations as a section for the ledger."""
     return _encode(list(operations))
 
 
 def encode_condition(condition: Condition) -> bytes:
-    """A group's condition."""
+    """Encode a group's condition."""
     return _encode(condition)
 
 
 def decode_condition(data: bytes) -> Condition:
-    """The condition that `encode_condition` was given; none in no bytes."""
+    """Decode a condition; empty bytes are the empty condition."""
     try:
         return _condition.decode(data) if data else Condition()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -135,19 +135,19 @@ def decode_condition(data: bytes) -> Condition:
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What the ledger made of a record."""
+    """The ledger's judgement of a record."""
 
     verdicts: tuple[Verdict, ...]
     created: tuple[TableInfo, ...] = ()
     dropped: tuple[TableInfo, ...] = ()
-    repeated: bool = False  # the record was judged before: its effects on the ledger are there already
-    # Group to the index of its condition, among `others`, that refused it. Only in memory: a stored verdict has no room
-    # for it, and only the writer, who waits in this process, needs it.
+    repeated: bool = False  # the record was judged before, and the ledger already holds its effects
+    # Maps a group to the index, in `others`, of the condition that refused it. Only in memory: a stored verdict has no
+    # room for it, and only the writer, which waits in this process, needs it.
     refused_by: dict[int, int] = {}
 
 
 class _Judged(NamedTuple):
-    """A record that is judged, and what is to be written down about it."""
+    """A judged record, and the edit that stores its verdicts."""
 
     lsn: int
     judgement: Judgement
@@ -156,7 +156,7 @@ class _Judged(NamedTuple):
 
 
 class Ledger:
-    """Judge and memory."""
+    """Judges records, and stores verdicts, tokens and tables."""
 
     def __init__(
         self, tree: Tree, conditions: Mapping[str, KindCondition] | None = None, aside: AsideLog | None = None
@@ -164,7 +164,7 @@ class Ledger:
         self.tree = tree
         self._aside = aside
         self._conditions = {} if conditions is None else conditions
-        self._judged: _Judged | None = None  # the last record judged; by the dispatcher's thread
+        self._judged: _Judged | None = None  # the last record judged; used by the dispatcher's thread only
         self._load()
 
     def _load(self) -> None:
@@ -172,7 +172,7 @@ class Ledger:
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
         self.tables_by_id = {table.table: table for table in tables}
 
-    # -- asking
+    # -- lookups
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
@@ -184,28 +184,28 @@ class Ledger:
         return sorted(self._tables.values(), key=lambda table: table.name)
 
     def is_alive(self, partition: PartitionId) -> bool:
-        """Whether a section for this partition has someone to go to."""
+        """Whether the table of this partition exists."""
         return partition == LEDGER or partition >> SHARD_BITS in self.tables_by_id
 
     def is_token_used(self, producer: str, number: int) -> bool:
-        """Whether a token is known to be used: then its batch need not be looked at again."""
+        """Whether a token is known to be used, so that its batch can be skipped."""
         return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
 
     # -- judging
 
     def judge(self, record: JournalRecord, lsn: int) -> Judgement:
-        """Judge a record and remember it; a record that was judged before is told again what it was told."""
+        """Judge a record and store the verdicts; a record that was judged before gets the same verdicts again."""
         if lsn <= self.tree.lsn:
             refused_by: dict[int, int] = {}
             if lsn == self.tree.lsn:
-                self._load()  # an interrupt may have come right behind the tree's change
+                self._load()  # an interrupt may have come right after the tree's change
                 if self._judged is not None and self._judged.lsn == lsn:
                     refused_by = self._judged.judgement.refused_by
             return Judgement(self.verdicts(record, lsn), repeated=True, refused_by=refused_by)
         if _is_plain(record):
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
             return _ACCEPTED if len(record.groups) == 1 else _accepted(len(record.groups))
-        # Judged once: were an interrupt to come between two steps of the tree's change, the rows would say "seen".
+        # Judged only once: after an interrupt within the tree's change, the rows would already say "seen".
         if self._judged is None or self._judged.lsn != lsn:
             self._judged = self._judge(record, lsn)
         _, judgement, edit, tables = self._judged
@@ -230,12 +230,12 @@ class Ledger:
                         self._execute(work, section, lsn, record.time_us)
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
-        work.put(b"e", _U64.pack(record.last_epoch))  # every record leaves a row: what is stored is known by it
+        work.put(b"e", _U64.pack(record.last_epoch))  # every record writes a row: that is how `stored` advances
         judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped), refused_by=refused_by)
         return _Judged(lsn, judgement, work.edit(), work.tables)
 
     def _verdict(self, work: _LedgerChanges, condition: bytes, lsn: int) -> Verdict:
-        """What becomes of a group. A condition that cannot be judged, by a mistake of ours, is not fulfilled."""
+        """Return the verdict of a group. A condition that fails because of a bug of ours counts as refused."""
         before = dict(work._rows)
         try:
             return work.judge(condition)
@@ -247,7 +247,7 @@ class Ledger:
             return Verdict.REFUSED
 
     def _execute(self, work: _LedgerChanges, section: Section, lsn: int, time_us: int) -> None:
-        """Do what a section asks of the ledger; if that fails, by a mistake of ours, it is set aside."""
+        """Execute the operations of a section; set it aside if they fail because of a bug of ours."""
         if self._aside is not None and self._aside.holds(LEDGER, lsn, (section,)):
             return
         before = work.saved()
@@ -258,20 +258,20 @@ class Ledger:
                 raise
             work.restore(before)
             self._aside.add("ledger", lsn, time_us, (section,), error)
-            logger.critical("record %d asks for what the ledger cannot do: please report it", lsn, exc_info=error)
+            logger.critical("the ledger cannot execute record %d: please report it", lsn, exc_info=error)
 
     def verdicts(self, record: JournalRecord, lsn: int) -> tuple[Verdict, ...]:
-        """What a record was told. Requires: it was judged."""
+        """Return the verdicts of a record. Requires: it was judged."""
         if not any(group.condition for group in record.groups):
             return _accepted(len(record.groups)).verdicts
-        kept = self.tree.get(b"v" + _U64.pack(lsn))
-        if kept is None or len(kept) != len(record.groups):
-            raise CorruptionError("ledger", lsn, f"the verdicts of record {lsn} are not there any more")
-        return tuple(Verdict(value) for value in kept)
+        stored = self.tree.get(b"v" + _U64.pack(lsn))
+        if stored is None or len(stored) != len(record.groups):
+            raise CorruptionError("ledger", lsn, f"the verdicts of record {lsn} are missing")
+        return tuple(Verdict(value) for value in stored)
 
 
 class _LedgerChanges:
-    """The changes of one record, on top of the ledger as it stands."""
+    """The changes of one record, on top of the current ledger."""
 
     def __init__(self, ledger: Ledger, time_us: int, lsn: int) -> None:
         self._ledger, self._time_us, self._lsn = ledger, time_us, lsn
@@ -280,7 +280,7 @@ class _LedgerChanges:
         self.tables = ledger._tables  # replaced, not changed
         self.created: list[TableInfo] = []
         self.dropped: list[TableInfo] = []
-        self.judging: int | None = None  # the index of the condition, among `others`, that is judged or was last
+        self.judging: int | None = None  # the index of the condition, among `others`, judged now or last
 
     def get(self, key: bytes) -> bytes | None:
         return self._rows[key] if key in self._rows else self._ledger.tree.get(key)
@@ -289,30 +289,30 @@ class _LedgerChanges:
         self._rows[key] = value
 
     def saved(self) -> tuple[Any, ...]:
-        """What it holds so far, for `restore`."""
+        """Return a copy of the changes so far, for `restore`."""
         return dict(self._rows), list(self._ranges), self.tables, list(self.created), list(self.dropped)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        """As if nothing had happened since."""
+        """Undo every change since `saved`."""
         self._rows, self._ranges, self.tables, self.created, self.dropped = saved
 
     def judge(self, condition: bytes) -> Verdict:
-        """Token first, then what kinds ask for; nothing is remembered of a group that is refused."""
+        """Check the token, then the conditions of kinds; a refused group leaves no change."""
         self.judging = None
         if not condition:
             return Verdict.ACCEPTED
-        asked = _condition.decode(condition)
+        decoded = _condition.decode(condition)
         before = dict(self._rows)
-        if asked.token is not None:
-            verdict = self._use_token(*asked.token)
+        if decoded.token is not None:
+            verdict = self._use_token(*decoded.token)
             if verdict is not Verdict.ACCEPTED:
                 return verdict
-        for index, (name, argument) in enumerate(asked.others):
+        for index, (name, argument) in enumerate(decoded.others):
             self.judging = index
             if condition_table(argument) in self._ledger.tables_by_id:
                 verdict = self._ledger._conditions[name](argument, self.get, self.put)
             else:
-                verdict = Verdict.REFUSED  # the table was dropped: no row of it may be made
+                verdict = Verdict.REFUSED  # the table was dropped: it must get no rows
             if verdict is not Verdict.ACCEPTED:
                 self._rows = before
                 return verdict
@@ -320,8 +320,8 @@ class _LedgerChanges:
 
     def _use_token(self, producer: str, number: int) -> Verdict:
         key = b"t" + producer.encode()
-        kept = self.get(key)
-        tokens = _Tokens(-1, b"", 0) if kept is None else _tokens.decode(kept)
+        row = self.get(key)
+        tokens = _Tokens(-1, b"", 0) if row is None else _tokens.decode(row)
         seen = int.from_bytes(tokens.seen, "little")
         if number > tokens.highest:
             shift = number - tokens.highest
@@ -331,12 +331,12 @@ class _LedgerChanges:
         elif number == tokens.highest:
             return Verdict.DUPLICATE
         else:
-            place = tokens.highest - 1 - number
-            if place >= TOKEN_WINDOW:
+            bit = tokens.highest - 1 - number
+            if bit >= TOKEN_WINDOW:
                 return Verdict.TOKEN_TOO_OLD
-            if seen >> place & 1:
+            if seen >> bit & 1:
                 return Verdict.DUPLICATE
-            seen |= 1 << place
+            seen |= 1 << bit
             highest = tokens.highest
         self.put(key, _encode(_Tokens(highest, seen.to_bytes(TOKEN_WINDOW // 8, "little"), self._time_us)))
         return Verdict.ACCEPTED
@@ -352,17 +352,17 @@ class _LedgerChanges:
                 self._expire_producers()
 
     def _expire_producers(self) -> None:
-        """Forget producers that were idle for long, by the time of records: every replica forgets the same."""
+        """Delete idle producers by record time, not by a clock, so that every replica deletes the same ones."""
         for key, value in self._ledger.tree.scan(prefix=b"t"):
             if key not in self._rows and _tokens.decode(value).time_us + PRODUCER_IDLE_US <= self._time_us:
                 self.put(key, None)
 
     def _create(self, wanted: Create) -> None:
         if wanted.name in self.tables:
-            return  # somebody was faster: both get the same table
-        partition_id(FIRST_TABLE, wanted.shards - 1)  # `Invalid` before anybody relies on so many
-        kept = self.get(b"i")
-        table = FIRST_TABLE if kept is None else _U64.unpack(kept)[0] + 1
+            return  # another writer created it first: both get the same table
+        partition_id(FIRST_TABLE, wanted.shards - 1)  # raises `Invalid` if there are too many shards
+        last = self.get(b"i")
+        table = FIRST_TABLE if last is None else _U64.unpack(last)[0] + 1
         info = TableInfo(table, wanted.name, wanted.kind, wanted.shards, wanted.options, self._lsn)
         self.put(b"i", _U64.pack(table))
         self.put(b"n" + wanted.name.encode(), _encode(info))
@@ -375,9 +375,9 @@ class _LedgerChanges:
             self.tables = {other: table for other, table in self.tables.items() if other != name}
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
-            kept = kind_rows(info.table)
-            self._rows = {key: value for key, value in self._rows.items() if not key.startswith(kept)}
-            self._ranges.append((kept, kind_rows(info.table + 1)))
+            prefix = kind_rows(info.table)
+            self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
+            self._ranges.append((prefix, kind_rows(info.table + 1)))
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {
@@ -388,7 +388,7 @@ class _LedgerChanges:
 
 
 def _is_plain(record: JournalRecord) -> bool:
-    """Whether a record has nothing for the ledger to judge or to do."""
+    """Whether a record has no condition and no operation for the ledger."""
     for group in record.groups:
         if group.condition:
             return False
@@ -413,17 +413,17 @@ def _read_table(key: bytes, value: bytes) -> TableInfo:
 
 
 def condition_table(argument: bytes) -> int:
-    """The table whose kind registered a condition: every argument begins with it."""
+    """Return the table that a condition belongs to: every argument begins with its id."""
     return int.from_bytes(argument[:8], "big")
 
 
 def kind_rows(table: int) -> bytes:
-    """How the rows begin that the kind of a table keeps in the ledger."""
+    """Return the key prefix of the ledger rows of a table's kind."""
     return b"k" + _U64.pack(table)
 
 
 def check_token(token: Any) -> tuple[str, int]:
-    """A token as a user gives it: (producer, number)."""
+    """Check a token that a user passed, and return it as (producer, number)."""
     if not isinstance(token, tuple) or len(token) != 2:
         raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {in_short(token)}")
     producer = text(token[0], "the producer in a token (producer, number)", PRODUCER_BYTES_MAX)

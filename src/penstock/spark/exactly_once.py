@@ -1,18 +1,18 @@
-"""A stream whose results and position are one commit: every message counts once, whatever is killed or deleted.
+"""A stream that commits results and position together: every message counts once, whatever is killed or deleted.
 
-Spark plans micro-batches of a queue; a function turns each into DataFrames for tables; one group writes them and moves
-the consumer from the start of the batch to its end, if it stands at the start. The position in the store is the truth:
-Spark's checkpoint may be deleted or restored from long ago.
+Spark plans micro-batches of a queue; the batch function turns each into DataFrames for tables; one group writes them
+and moves the consumer from the start of the batch to its end, if it is at the start. The position in the store is
+authoritative: Spark's checkpoint may be deleted or restored from an old copy.
 
-A batch costs the driver two requests: one finds the tables that the batch function named, the consumer's position and
-how far the queue is; the other is the commit. The process in which Spark plans makes one (see `streaming`), and tasks
-one for each page of messages and for each file that they stage.
+A batch costs the driver two requests: one gets the tables that the batch function named, the consumer's position and
+the end of the queue; the other is the commit. The process in which Spark plans makes one request (see `streaming`), and
+tasks make one for each page of messages and for each file that they stage.
 
-Thread: the batch function runs in a thread of the driver, one batch after the other.
-Invariants: (1) a batch is written from where the consumer stands, and skipped if that is at or past its end. (2) a
-driver that finds the consumer moved by somebody else, before it writes a batch or while it does, was overtaken, and
-stops with `PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is set aside with the
-reason, and all others are written.
+Thread: the batch function runs in a thread of the driver, one batch at a time.
+Invariants: (1) a batch is written from the consumer's position on, and skipped if that is at or past its end. (2) a
+driver that finds the consumer moved by another driver, before or during the write of a batch, stops with
+`PositionConflict`. (3) with a dead-letter queue a record that makes the batch fail is written there with the reason,
+and all others are written.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ logger = logging.getLogger(__name__)
 clock = SystemClock()
 Route = Callable[[DataFrame], Mapping[str, DataFrame]]
 REASON = "reason"
-_RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as a traceback names it
+_RAISED = re.compile(r"penstock\.errors\.(\w+)")  # as tracebacks print it
 INTERVAL_S_MAX = 1e6  # between two batches
 CONSUMER_BYTES_MAX = 255
-STOP_S = 60.0  # how long a batch may go on when the stream is to stop
+STOP_S = 60.0  # how long `stop` waits for a running batch
 
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """How far a stream is."""
+    """Progress of a stream."""
 
     batches: int = 0
     rows_in: int = 0
     rows_out: int = 0
-    dead: int = 0  # messages set aside
-    skipped: int = 0  # batches that had been written before
-    lag: int = 0  # messages behind the last batch, as the queue was when it was written
-    committed_s: float | None = None  # when that was, in seconds since 1970
+    dead: int = 0  # messages written to the dead-letter queue
+    skipped: int = 0  # batches that were already written
+    lag: int = 0  # messages in the queue after the last batch, when that was written
+    committed_s: float | None = None  # time of the last commit, in seconds since 1970
 
 
 def stream(
@@ -87,10 +87,10 @@ def stream(
     available_now: bool = False,
     dead_letter: str | None = None,
 ) -> Any:
-    """Start a stream from a queue; Spark's query. `batch(df)` gives a DataFrame for each table it writes to.
+    """Start a stream from a queue and return Spark's query. `batch(df)` returns DataFrames by table name.
 
-    With `dead_letter` (a queue), a DataFrame that `batch` returns under that name goes there with its column `reason`,
-    and so does every record that makes `batch` fail.
+    With `dead_letter` (a queue), a DataFrame that `batch` returns under that name is written there with its column
+    `reason`, and so is every record that makes `batch` fail.
     """
     runner = _Runner(TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
@@ -111,12 +111,12 @@ def stream(
         writer = writer.trigger(processingTime=f"{interval_s} seconds")
     query = writer.queryName(f"{source}-{consumer}-{clock.time_us()}").start()
     with _lock:
-        _runners[query.runId] = runner  # its id is the checkpoint's, and outlives a run
+        _runners[query.runId] = runner  # not by `id`, which is the checkpoint's and outlives a run
     return query
 
 
 _lock = threading.Lock()
-_runners: dict[str, _Runner] = {}  # guarded by _lock; by the query's run
+_runners: dict[str, _Runner] = {}  # guarded by _lock; by `runId`
 
 
 def _runner_of(query: Any) -> _Runner:
@@ -128,14 +128,14 @@ def _runner_of(query: Any) -> _Runner:
 
 
 def progress(query: Any) -> StreamProgress:
-    """How far a stream is that `stream` started."""
+    """Return the progress of a stream that `stream` started."""
     return _runner_of(query).progress
 
 
 def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
-    """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raises what it failed with.
+    """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raise the error it failed with.
 
-    Signals are heard in the main thread only: Python gives them to no other.
+    Signals work in the main thread only: Python delivers them to no other.
     """
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     try:
@@ -146,7 +146,7 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
                 _runner_of(query).stop(query)
     except StreamingQueryException as error:
         raise _runner_of(query).error or error from None
-    failure = query.exception()  # it may have ended between two looks
+    failure = query.exception()  # it may have ended between two checks
     if failure is not None and not stopping.is_set():
         raise _runner_of(query).error or failure
     return progress(query)
@@ -156,8 +156,8 @@ class _Runner:
     """Runs the batches of one stream."""
 
     log: OffsetLog
-    _columns: StreamColumns  # of the source; set when the stream begins, as the next
-    _letter: StreamColumns  # of the dead letters
+    _columns: StreamColumns  # of the source; this and the next are set by `begin`
+    _letter: StreamColumns  # of the dead-letter queue
 
     def __init__(self, source: TableRef, consumer: str, route: Route, dead_letter: str | None) -> None:
         self._source = source
@@ -165,22 +165,22 @@ class _Runner:
         self._route = route
         self._dead = dead_letter
         self.progress = StreamProgress()
-        self.error: Exception | None = None  # why it ended
+        self.error: Exception | None = None  # why the stream ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
-        self._at: Offsets | None = None  # where this driver left the consumer
+        self._at: Offsets | None = None  # the consumer's position after this driver's last commit
 
     def _within(self, frame: DataFrame, start: Offsets, end: Offsets) -> DataFrame:
         return within(frame, self._columns, start, end)
 
     def _plan(self, tables: Iterable[str] = ()) -> tuple[BatchTables, SourceState]:
-        """The tables that a batch writes to, and where the source and its consumer are."""
+        """Return the tables that a batch writes to, and the state of the source with the consumer's position."""
         plan = self._source.plan(tables, source=self._source.table, consumer=self._consumer)
         assert plan.source is not None
         return plan, plan.source
 
     def begin(self) -> Offsets:
-        """Where the consumer is; a new one begins at the beginning."""
+        """Check the arguments and return the consumer's position; a new consumer starts at the first message."""
         if not self._consumer:
             raise Invalid("say who reads: consumer='name'; its position is kept in the store under this name")
         text(self._consumer, "a consumer's name", CONSUMER_BYTES_MAX)
@@ -203,7 +203,7 @@ class _Runner:
         return position
 
     def stop(self, query: Any) -> None:
-        """Stop between two batches: one that is interrupted is only done again, but Spark is loud about it."""
+        """Stop between two batches: an interrupted batch would be repeated safely, but Spark logs long errors."""
         self._stopping = True
         waited = self._turn.acquire(timeout=STOP_S)
         try:
@@ -213,7 +213,7 @@ class _Runner:
                 self._turn.release()
 
     def run(self, frame: DataFrame, number: int) -> None:
-        """One micro-batch."""
+        """Run one micro-batch."""
         if self._stopping:
             raise Closed("the stream was stopped before this batch")
         with self._turn:
@@ -226,7 +226,7 @@ class _Runner:
     def _run(self, frame: DataFrame, number: int) -> None:
         planned, end = self.log.range_of(number)
         if planned == end:
-            return  # Spark runs batches without data too
+            return  # Spark also runs empty batches
         position = self._at
         if position is None:  # the first batch of this driver
             _, source = self._plan()
@@ -237,22 +237,22 @@ class _Runner:
             return
         if any(position[shard] < planned[shard] for shard in end):
             raise PositionConflict(
-                f"the checkpoint is ahead of consumer {self._consumer}, who is at {position} and not at {planned}: "
-                "delete the checkpoint, and start again"
+                f"the checkpoint is ahead of consumer {self._consumer}, which is at {position}, not at {planned}: "
+                "delete the checkpoint and start again"
             )
         start = {shard: min(position[shard], end[shard]) for shard in end}
-        if start != planned:  # an old checkpoint: go on from the truth
+        if start != planned:  # an old checkpoint: start from the stored position
             frame = self._within(frame, start, end)
         frame = frame.persist()
         try:
-            # Where broken records are expected, Spark would tell of each attempt on many lines.
+            # Broken records are expected with a dead-letter queue, and Spark would log many lines for each attempt.
             with nullcontext() if self._dead is None else muted(frame.sparkSession):
                 self._write(frame, start, end)
         finally:
             frame.unpersist()
 
     def _write(self, frame: DataFrame, start: Offsets, end: Offsets, *, judged: bool = False) -> None:
-        """Write [start, end); what fails with a record is cut in halves until the record stands alone."""
+        """Write [start, end); a range that fails because of a record is halved until that record is alone."""
         try:
             self._commit(self._routed(frame), start, end)
         except PositionConflict:
@@ -263,7 +263,7 @@ class _Runner:
             self._halve(frame, start, end, error)
 
     def _routed(self, frame: DataFrame) -> dict[str, DataFrame]:
-        """What the batch function makes of a frame."""
+        """Return the DataFrames that the batch function makes of a frame, by table."""
         tables = self._route(frame)
         if not isinstance(tables, Mapping):
             raise Invalid(
@@ -272,17 +272,17 @@ class _Runner:
         return dict(tables)
 
     def _works_on_nothing(self, frame: DataFrame, start: Offsets) -> bool:
-        """Whether the batch function takes a frame without records; if not, no record is to blame."""
+        """Whether the batch function succeeds on an empty frame; if not, no record is to blame."""
         try:
             self._prepared(self._routed(self._within(frame, start, start)))
         except Exception as error:
-            logger.warning("the batch function fails without a single record too: %s", _first_line(error))
+            logger.warning("the batch function fails on an empty frame too: %s", _first_line(error))
             return False
         return True
 
     def _halve(self, frame: DataFrame, start: Offsets, end: Offsets, error: Exception) -> None:
         if _distance(start, end) <= 1:
-            logger.warning("a record is set aside: %s", _first_line(error))
+            logger.warning("a record goes to the dead-letter queue: %s", _first_line(error))
             bad = self._within(frame, start, end).withColumn(REASON, F.lit(_first_line(error)))
             self._commit({self._dead_name: bad}, start, end)
             return
@@ -296,7 +296,7 @@ class _Runner:
         return self._dead
 
     def _prepared(self, tables: dict[str, DataFrame]) -> tuple[BatchTables, SourceState, dict[str, list[bytes]]]:
-        """Let tasks prepare the rows of every table; the tables, the source, and the loads by table."""
+        """Prepare the rows of every table in tasks; return the tables, the source, and the loads by table."""
         if self._dead is not None and self._dead in tables:
             letters = tables[self._dead]
             tables[self._dead] = _dead_letters(letters, self._source.table, self._columns, self._letter)
@@ -306,8 +306,8 @@ class _Runner:
         plan, source = self._plan(tables)
         if source.position != self._at:
             raise PositionConflict(
-                f"consumer {self._consumer} is at {source.position}, and this driver left it at {self._at}: another "
-                "one took over, so this one stops"
+                f"consumer {self._consumer} is at {source.position}, but this driver left it at {self._at}: another "
+                "driver took over, so this one stops"
             )
         for name, frame in tables.items():
             check_schema(plan.tables[name], frame.schema)
@@ -319,10 +319,10 @@ class _Runner:
         with self._source.store().batch() as group:
             rows = use(group, plan.tables, encoded)
             group.require(*move_condition(source.table, self._consumer, _only(start, moved), _only(end, moved)))
-        if group.duplicate:  # the consumer was at `start` when this driver began
+        if group.duplicate:  # the consumer was at `start` when the batch began
             raise PositionConflict(
-                f"consumer {self._consumer} is past a batch that this driver was writing: another one took over, so "
-                "this one stops"
+                f"consumer {self._consumer} is past a batch that this driver was writing: another driver took over, "
+                "so this one stops"
             )
         self._at = {**source.position, **_only(end, moved)}
         dead = 0 if self._dead is None else rows.get(self._dead, 0)
@@ -345,12 +345,12 @@ def _only(offsets: Offsets, shards: list[int]) -> Offsets:
 
 
 def _distance(start: Offsets, end: Offsets) -> int:
-    """How many messages are in [start, end)."""
+    """Return the number of messages in [start, end)."""
     return sum(max(0, end[shard] - start[shard]) for shard in end)
 
 
 def _middle(start: Offsets, end: Offsets) -> Offsets:
-    """Offsets about halfway, shard after shard."""
+    """Return offsets about half-way, filled shard by shard."""
     left = _distance(start, end) // 2
     middle = {}
     for shard in sorted(end):
@@ -361,7 +361,7 @@ def _middle(start: Offsets, end: Offsets) -> Offsets:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether the same batch may succeed later, so that no record is to blame: by the error, or the one of a task."""
+    """Whether the batch may succeed later, so that no record is to blame; checks the error and that of a task."""
     kinds = [type(error), *(getattr(errors, name, Exception) for name in _RAISED.findall(str(error)))]
     return any(issubclass(kind, PenstockError) and not issubclass(kind, FixTheCall) for kind in kinds)
 
@@ -373,7 +373,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _letter_columns(table: PlannedTable) -> StreamColumns:
-    """Return the columns of a table for dead letters; `Invalid` before any work if it cannot take them."""
+    """Return the columns of the dead-letter table; `Invalid`, before any work, if it is not a queue."""
     try:
         columns = as_streamable(table.kind, table.info).columns
         check_schema(table, StructType([StructField(columns.payload, StringType())]))
@@ -383,7 +383,7 @@ def _letter_columns(table: PlannedTable) -> StreamColumns:
 
 
 def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: StreamColumns) -> DataFrame:
-    """Return rows that were set aside, each as JSON with the reason and where it came from."""
+    """Return dead letters: each row as JSON with the reason and its source."""
     names = frame.columns
     if columns.payload not in names or REASON not in names:
         raise Invalid(f"dead letters need the columns {columns.payload} and {REASON}, not {', '.join(names)}")
@@ -400,5 +400,5 @@ def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter:
 
 
 def dead_letter_payload(message: bytes) -> bytes:
-    """The payload that a dead letter was made from."""
+    """Return the original payload of a dead letter."""
     return base64.b64decode(json.loads(message)["payload_base64"])
