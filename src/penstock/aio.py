@@ -6,12 +6,12 @@
         async for key, value in users.scan():
             ...
 
-A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. What only
-collects in memory is not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
+A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. Calls that
+only collect in memory are not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
 
-Cancellation: a call that has begun is waited for, and the cancellation is raised after it. So nothing goes on behind
-the back of a cancelled task, and what it wrote is there or not, as after any other call. Only waiting for messages
-ends early: a message that arrives at that moment is given back to the queue.
+Cancellation: a call that has begun runs to its end, and the cancellation is raised after it. So no call outlives a
+cancelled task, and its writes happened or not, as after any other call. Only waiting for messages ends early: a message
+that arrives at that moment is returned to the queue.
 
 Thread: one event loop for each store; the threads are the store's.
 """
@@ -60,7 +60,7 @@ __all__ = [
 THREADS_MAX = 32
 WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
 STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
-ROWS_AT_ONCE = 1_000  # of a scan, for each change of threads
+ROWS_AT_ONCE = 1_000  # of a scan, per change of threads
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -78,7 +78,7 @@ class _Threads:
         self.closed = False
 
     async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Call `act` in a thread. If the caller is cancelled: wait for its end, `undo` its result, and raise that."""
+        """Call `act` in a thread. If the caller is cancelled: wait for `act`, `undo` its result, then raise."""
         if self.closed:
             raise Closed("the store was closed: open it again")
         begun = self._pool.submit(act)
@@ -105,7 +105,7 @@ async def _wait_until_done(outcome: asyncio.Future[Any]) -> None:
         except asyncio.CancelledError:
             continue
     if not outcome.cancelled():
-        outcome.exception()  # it was looked at: asyncio need not report it
+        outcome.exception()  # retrieved, so that asyncio does not report it
 
 
 class _Async(Generic[S_co]):
@@ -120,7 +120,7 @@ class _Async(Generic[S_co]):
 
 
 def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Async[S], P], Coroutine[object, None, T]]:
-    """Make the asyncio form of a method: the same arguments, and its result has to be awaited."""
+    """Make the asyncio form of a method: the same arguments, and the result must be awaited."""
     name = method.__name__
 
     async def call(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,7 +132,7 @@ def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_As
 def _iterated(
     method: Callable[Concatenate[S, P], Iterator[T]],
 ) -> Callable[Concatenate[_Async[S], P], AsyncIterator[T]]:
-    """Make the asyncio form of a method that gives an iterator: `async for`, many rows for each change of threads."""
+    """Make the asyncio form of a method that returns an iterator: `async for`, many rows per change of threads."""
     name = method.__name__
 
     async def iterate(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
@@ -168,7 +168,7 @@ class AsyncKvReader(_Async[K]):
     async def get(self: _Async[KvReader[V]], key: bytes, default: T) -> V | T: ...
 
     async def get(self: _Async[KvReader[Any]], key: bytes, default: Any = None) -> Any:
-        """The value of a key."""
+        """Return the value of a key."""
         return await self._threads.run(partial(self._sync.get, key, default))
 
 
@@ -210,7 +210,7 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
     ) -> AsyncConsumer:
-        """A consumer of this queue."""
+        """Return a consumer of this queue."""
         sync = self._sync.consumer(
             name,
             visibility_timeout_s=visibility_timeout_s,
@@ -267,7 +267,7 @@ class AsyncConsumer(_Async[Consumer]):
 
 
 class AsyncBatch(_Async[StoreBatch]):
-    """Writes that happen together at the end of `async with`. Its tables collect in memory: they are not awaited."""
+    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
 
     queue = _awaited(StoreBatch.queue)
     commit = _awaited(StoreBatch.commit)
@@ -288,7 +288,7 @@ class AsyncBatch(_Async[StoreBatch]):
     async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
     async def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
-        """A kv table that gathers writes for this batch. It must exist."""
+        """Return an existing kv table, whose writes join this batch."""
         return await self._threads.run(lambda: self._sync.kv(name, value=value))
 
     @property
@@ -312,7 +312,7 @@ class AsyncBatch(_Async[StoreBatch]):
 
 
 class AsyncSnapshot(_Async[StoreSnapshot]):
-    """All tables at one LSN."""
+    """Read-only view of all tables at one LSN."""
 
     tables = _awaited(StoreSnapshot.tables)
     close = _awaited(StoreSnapshot.close)
@@ -337,11 +337,11 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
     async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
 
     async def kv(self, name: str, *, value: ValueType | None = None) -> AsyncKvReader[KvReader[Any]]:
-        """A kv table at that LSN."""
+        """Return a kv table at that LSN."""
         return AsyncKvReader(await self._threads.run(lambda: self._sync.kv(name, value=value)), self._threads)
 
     async def queue(self, name: str) -> AsyncQueueView[QueueView]:
-        """A queue at that LSN."""
+        """Return a queue at that LSN."""
         return AsyncQueueView(await self._threads.run(partial(self._sync.queue, name)), self._threads)
 
     async def __aenter__(self) -> AsyncSnapshot:
@@ -391,25 +391,25 @@ class AsyncStore(_Async[Store | RemoteStore]):
     async def kv(
         self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True
     ) -> AsyncKvTable[Any]:
-        """A kv table; made if it is absent, unless `create=False`."""
+        """Return a kv table; create it if it does not exist, unless `create=False`."""
         table = await self._threads.run(lambda: self._sync.kv(name, shards=shards, value=value, create=create))
         return AsyncKvTable(table, self._threads)
 
     async def queue(
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
     ) -> AsyncQueueTable:
-        """A queue; made if it is absent, unless `create=False`."""
+        """Return a queue; create it if it does not exist, unless `create=False`."""
         table = await self._threads.run(
             lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
         )
         return AsyncQueueTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
-        """Writes to any tables that happen together or not at all; with a token at most once."""
+        """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         return AsyncBatch(self._sync.batch(token=token, durable=durable), self._threads)
 
     def snapshot(self) -> _Opening[StoreSnapshot, AsyncSnapshot]:
-        """Everything that is applied, at one LSN: `async with store.snapshot() as snapshot`."""
+        """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""
         return _Opening(self._threads, self._sync.snapshot, StoreSnapshot.close, AsyncSnapshot)
 
     async def close(self) -> None:
@@ -436,7 +436,7 @@ A = TypeVar("A", bound=_Closing)
 
 
 class _Opening(Generic[S, A]):
-    """Something to be opened, by `await` or by `async with`."""
+    """A store or snapshot that `await` or `async with` opens."""
 
     def __init__(
         self,
@@ -475,7 +475,7 @@ class _Opening(Generic[S, A]):
 def open(  # noqa: A001 - aio.open reads well
     path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
 ) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Be the owner of the store in `path`, as `penstock.open`."""
+    """Open the store in `path` as its owner, like `penstock.open`."""
     return _Opening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
 
 
@@ -488,7 +488,7 @@ def connect(
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Connect to the store in `path`, as `penstock.connect`."""
+    """Connect to the store in `path`, like `penstock.connect`."""
     opens = partial(
         penstock.connect,
         path,

@@ -113,7 +113,7 @@ def test_a_kill_loses_what_is_not_synced(tmp_path: Path) -> None:
     ("bug", "rule"),
     [
         ("ignore_failed_sync", Rule("fdatasync", "journal", "lost", errno.EIO, after=20, times=3)),
-        ("never_sync", Rule("pwrite", "journal", "kill lost", 0, after=60)),
+        ("never_sync", Rule("pwrite", "journal", "kill lost", 0, after=25)),
         ("forget_tokens", Rule("pwrite", "journal", "short", after=5)),
     ],
 )

@@ -305,7 +305,7 @@ def pointer_not_settled(patch: Patch) -> None:
     def nothing(self: QmftWriter) -> None:
         self._pointer_sound = True
 
-    patch.setattr(QmftWriter, "commit_and_wait", nothing)
+    patch.setattr(QmftWriter, "secure_pointer", nothing)
 
 
 def files_forgotten_at_roll(patch: Patch) -> None:

@@ -163,7 +163,7 @@ def test_options_that_make_no_sense(spark: Any, store: Store, folder: str) -> No
     store.queue("q")
     for table, option, value, words in (
         ("t", "splits", "0", "option splits is '0': give a whole number above 0"),
-        ("t", "start", "0x6", "'0x6' is no key: after 0x come pairs of hexadecimal digits"),
+        ("t", "start", "0x6", "'0x6' is not a key: after 0x come pairs of hexadecimal digits"),
         ("q", "start", "-1", "'-1' is not the sequence of a message: give a whole number"),
         ("t", "pushdown", "yes", "option pushdown is 'yes': use one of false, true"),
         ("t", "snapshot", "none", "the snapshot was closed"),

@@ -209,7 +209,7 @@ def test_wrong_use(store: Any) -> None:
         store.prepare("t", rows(1), lease_s=0)
     with pytest.raises(Invalid, match="prepared for table t were given for other"), store.batch() as batch:
         batch.load("other", store.prepare("t", rows(1)))
-    with pytest.raises(Invalid, match="writes to it in other ways"), store.batch() as batch:
+    with pytest.raises(Invalid, match="and also writes to it"), store.batch() as batch:
         batch.load("t", rows(1))
         batch.kv("t").put(b"a", b"1")
     with pytest.raises(Invalid, match="column value is double"):

@@ -1,8 +1,8 @@
-"""The command `penstock`: a look into a store, and a hand on it, from a shell.
+"""The command `penstock`: inspect and change a store from a shell.
 
 main        the program; every command connects, so it works beside an owner
-commands    what it can do
-formatting  bytes as a person reads them
+commands    the commands
+formatting  bytes as readable text
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; an error of Penstock's is one line and exit code 1."""
+    """Run the command; a Penstock error prints one line and exits with code 1."""
     from penstock.cli.commands import app
     from penstock.errors import PenstockError
 
@@ -21,4 +21,4 @@ def main() -> None:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        sys.exit(0)  # whoever read our output has seen enough
+        sys.exit(0)  # the reader of our output, like `head`, closed it

@@ -1,4 +1,4 @@
-"""What the command can do. Everything goes through `penstock.connect`: the store may be open elsewhere.
+"""The commands. All but `serve` use `penstock.connect`, because the store may be open in another process.
 
 Thread: one.
 """
@@ -24,7 +24,7 @@ console = Console(highlight=False)
 
 Store = Annotated[Path, typer.Argument(help="the store's folder")]
 Name = Annotated[str, typer.Argument(help="a table")]
-Limit = Annotated[int, typer.Option(help="at most so many rows")]
+Limit = Annotated[int, typer.Option(help="maximum number of rows")]
 
 
 def _connect(path: Path) -> Any:
@@ -63,9 +63,9 @@ def get(store: Store, table: Name, key: str) -> None:
 def put(store: Store, table: Name, key: str, value: str) -> None:
     """Set a key of a kv table that holds bytes or text, durably."""
     with _connect(store) as opened:
-        found = opened.kv(table, create=False)
-        text = found.schema.field("value").type == "string"
-        found.put(parse_bytes(key), value if text else parse_bytes(value), durable=True)
+        kv = opened.kv(table, create=False)
+        text = kv.schema.field("value").type == "string"
+        kv.put(parse_bytes(key), value if text else parse_bytes(value), durable=True)
 
 
 @app.command()
@@ -88,7 +88,7 @@ def read(
 
 @app.command()
 def send(store: Store, queue: Name, payload: str, key: str = "") -> None:
-    """Add a message to a queue; print where it is."""
+    """Append a message to a queue; print its position."""
     with _connect(store) as opened:
         where = opened.queue(queue, create=False).append(parse_bytes(payload), key=parse_bytes(key) if key else None)
         console.print(f"shard {where.shard}, sequence {where.sequence}, LSN {where.lsn}")
@@ -96,7 +96,7 @@ def send(store: Store, queue: Name, payload: str, key: str = "") -> None:
 
 @app.command()
 def queue(store: Store, name: Name) -> None:
-    """Print what is in a queue, and how far its consumers are."""
+    """Print the size of a queue, and the positions of its consumers."""
     with _connect(store) as opened:
         numbers = opened.queue(name, create=False).statistics()
         console.print(f"{numbers.messages:,} messages in {numbers.files} files, {numbers.bytes:,} bytes")
@@ -106,22 +106,22 @@ def queue(store: Store, name: Name) -> None:
 
 @app.command()
 def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
-    """Remove a table and all that is in it."""
-    if yes or typer.confirm(f"Remove {table} and all that is in it?"):
+    """Delete a table and its contents."""
+    if yes or typer.confirm(f"Delete {table} and its contents?"):
         with _connect(store) as opened:
             opened.drop(table)
 
 
 @app.command()
 def check(store: Store) -> None:
-    """List what cannot be read although it was acknowledged; the exit code is 1 if there is anything."""
+    """List acknowledged writes that cannot be read; the exit code is 1 if there are any."""
     with _connect(store) as opened:
         _report(opened.check())
 
 
 @app.command()
 def resume(store: Store, table: Name) -> None:
-    """Let a paused table try again; print what is wrong with it all the same."""
+    """Let a paused table try again; print the troubles that remain."""
     with _connect(store) as opened:
         _report(opened.resume(table))
 
@@ -141,7 +141,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     key: Annotated[Path, typer.Option(help="PEM file of the certificate's key")],
     tokens: Annotated[Path, typer.Option(help="file that lists tokens and their rights")],
     host: str = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(help="0: any free port")] = 0,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
     from penstock.host.waiting import stop_on_signals
@@ -149,14 +149,14 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     from penstock.server.tcp import serve_tcp
 
     with stop_on_signals() as stopping, penstock.open(store) as opened:
-        found = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
-        print(f"penstock://{host}:{found}", flush=True)
+        bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
+        print(f"penstock://{host}:{bound}", flush=True)
         healer = Healer(opened, opened.clock)
         while not stopping.wait(0.25):
             if not healer.heal():
                 opened.check_folder()
                 raise Poisoned(
-                    f"writes to {store} fail and it does not recover ({opened.port.failure}): see to its disk"
+                    f"writes to {store} fail and recovery failed, too ({opened.port.failure}): check its disk"
                 )
 
 

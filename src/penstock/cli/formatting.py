@@ -1,4 +1,4 @@
-"""Bytes as a person reads them, and as a person writes them.
+"""Formats bytes as readable text, and parses them.
 
 Thread: pure functions.
 """
@@ -11,7 +11,7 @@ from penstock.kv.ranges import parse_key
 
 
 def format_value(value: Any) -> str:
-    """Text as it is, other bytes in hexadecimal digits after 0x: what `parse_bytes` takes."""
+    """Return text unchanged and other bytes as 0x and hexadecimal digits, as `parse_bytes` reads them."""
     if not isinstance(value, bytes):
         return str(value)
     try:

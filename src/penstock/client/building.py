@@ -1,6 +1,6 @@
-"""Where a client builds files for its store: in the store's folder if it sees it, otherwise elsewhere.
+"""Chooses where a client builds files: in the store's folder if it can access it, else in a temporary folder.
 
-Files that were built elsewhere, in a temporary folder, are sent to the owner.
+Files from a temporary folder are sent to the owner.
 
 Thread: the caller's.
 """
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def building(
     port: Callable[[], FlightPort], root: str, identity: bytes, time_us: int, lease_s: float
 ) -> Iterator[BuildContext]:
-    """A place to build files for the store `identity`, which `root` holds if this process sees it.
+    """Provide a context to build files for the store `identity`, which is in `root` if this process can access it.
 
-    `port` is called when the first file is begun, and `time_us` is the store's time: few rows need neither.
+    `port` is called when the first file is begun: few rows need none. `time_us` is the store's time.
     """
     fs = OsFileSystem()
 

@@ -1,6 +1,6 @@
 """Finds the owner of a store, or starts one.
 
-A started owner is detached: it goes on when this process ends, exits when nobody needs it, and yields to `open`.
+A started owner is detached: it outlives this process, exits when no client needs it, and yields to `penstock.open`.
 
 Thread: any.
 """
@@ -31,7 +31,7 @@ from penstock.protocol.folder import check_new_folder, store_folder
 
 TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
-OPTIONS = [  # of gRPC, which would otherwise remember for minutes that nobody was there
+OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -39,14 +39,14 @@ OPTIONS = [  # of gRPC, which would otherwise remember for minutes that nobody w
 
 
 class LocalOwnerLocator:
-    """To the store in a folder of this machine."""
+    """Connects to the owner of a folder on this machine."""
 
     def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
         self.folder = self.name = path
         self._create = create
         self._clock = clock
         self._fs = OsFileSystem()
-        self._starting: StartingOwner | None = None  # one that did not report yet
+        self._starting: StartingOwner | None = None  # started here, and has not reported yet
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return []
@@ -58,14 +58,14 @@ class LocalOwnerLocator:
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         answer = self._knock(deadline_s)
-        # Starting an owner only to hear that the store is locked is dear: pauses grow.
+        # Starting an owner only to find the store locked is expensive, so pauses grow.
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
             if not self._create and not locator.has_store(self.folder):
-                raise NotFound(f"there is no store in {self.folder}: give another path, or make one with penstock.open")
+                raise NotFound(f"there is no store in {self.folder}: give another path, or use penstock.open")
             if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
-                raise WaitExpired(f"no owner of {self.folder} came up{reason}: try again")
+                raise WaitExpired(f"no owner of {self.folder} is serving{reason}: try again")
             answer = self._start(deadline_s)
             if answer is None or not answer.location:
                 retries.again()
@@ -78,7 +78,7 @@ class LocalOwnerLocator:
         return locator.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
 
     def _start(self, deadline_s: float) -> locator.Answer | None:
-        """Start an owner if there is still none. OPENING keeps others from doing the same, and from opening."""
+        """Start an owner if there is still none. The OPENING lock keeps others from starting or opening."""
         if self._create:
             check_new_folder(self.folder)
             make_dirs(self._fs, self.folder)
@@ -89,7 +89,7 @@ class LocalOwnerLocator:
                 self._bring_up(deadline_s)
                 answer = self._knock(deadline_s)
             return answer
-        except (ProcessLimit, StoreLocked, WaitExpired):  # by one who does not answer yet, or never will
+        except (ProcessLimit, StoreLocked, WaitExpired):  # its owner does not answer yet, or never will
             if self._is_late(deadline_s):
                 raise
             return None
@@ -97,20 +97,20 @@ class LocalOwnerLocator:
             opening.release()
 
     def _bring_up(self, deadline_s: float) -> None:
-        """Wait until an owner serves that was started here, now or before. Requires: OPENING."""
+        """Start an owner, unless one started here is still coming up, and wait until it serves. Requires: OPENING."""
         if self._starting is None:
             self._starting = StartingOwner(self.folder, self._clock)
         report = self._starting.wait_report(deadline_s)
         if report is None:
             pid = self._starting.pid
-            raise WaitExpired(f"an owner of {self.folder} was started (process {pid}), not serving yet: try again")
+            raise WaitExpired(f"an owner of {self.folder} was started (process {pid}) but is not ready: try again")
         self._starting = None
         if report.fault is not None:
             raise wire.error_of(report.fault)
 
 
 class RemoteOwnerLocator:
-    """To a store that is served over TCP."""
+    """Connects to an owner that serves over TCP."""
 
     def __init__(self, address: str, token: str, roots: bytes | None) -> None:
         self.name = f"{SCHEME}{address}"
@@ -124,9 +124,9 @@ class RemoteOwnerLocator:
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         use_grpc()
-        given = {} if self._roots is None else {"tls_root_certs": self._roots}
+        certificates = {} if self._roots is None else {"tls_root_certs": self._roots}
         try:
-            return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **given)
+            return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **certificates)
         except pa.ArrowInvalid as error:
             raise Invalid(f"{self.name} is not an address ({error}): give {SCHEME}host:port") from None
 
@@ -140,12 +140,12 @@ def connect(
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> RemoteStore:
-    """The store in `path`, whoever owns it; an owner is started if there is none.
+    """Connect to the store in `path`, whichever process owns it; an owner is started if there is none.
 
-    `NotFound` if there is no store, unless `create=True`. `timeout_s`: how long any call waits, for an owner to be
-    there and for its answer: `WaitExpired` then, `OutcomeUnknown` for a write. A path `penstock://host:port` is a store
-    that is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate of who signed the
-    server's (None: those the system trusts).
+    `NotFound` if there is no store, unless `create=True`. Any call waits at most `timeout_s` for an owner and its
+    answer, then raises `WaitExpired`, or `OutcomeUnknown` for a write. A path `penstock://host:port` is a store that
+    is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate that signed the server's
+    (None: those the system trusts).
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
@@ -157,16 +157,16 @@ def connect(
 def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
-            raise Invalid(f"a token and an authority go with {SCHEME}host:port, not with a folder")
+            raise Invalid(f"a token and an authority are for {SCHEME}host:port, not for a folder")
         return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-        raise Invalid(f"{path} needs a token of printable ASCII: ask who serves it")
+        raise Invalid(f"{path} needs a token of printable ASCII: get one from the server's administrator")
     try:
         roots = None if authority is None else Path(authority).read_bytes()
         if roots is not None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
                 cadata=roots.decode()
-            )  # gRPC would only say that nobody answers
+            )  # gRPC would only report a failed connection
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise Invalid(f"the authority is not a readable PEM file of certificates: {error}") from None
     return RemoteOwnerLocator(path.removeprefix(SCHEME).rstrip("/"), token, roots)

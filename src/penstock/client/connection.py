@@ -1,10 +1,10 @@
-"""A line to the owner of a store, found again when it was lost.
+"""A connection to the owner of a store, which reconnects when it is lost.
 
 Thread: any.
-Invariants: (1) a request that may not be made twice is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line
-is used only after the owner at its end showed the identity of the store it was first connected to. (3) every call has
-one deadline for all of it: finding or starting an owner, sending, the answer. The owner hears of it, and gives up its
-thread then, if the client is stopped. (4) `_lock` is never held while anything is waited for.
+Invariants: (1) a request that must not be repeated is sent once: if its answer is lost, `OutcomeUnknown`. (2) a line
+(one Flight client) is used only after the owner at its end showed the identity of the store first connected to. (3)
+every call has one deadline for finding or starting an owner, sending and the answer. The owner knows it, and frees its
+thread then, even if the client is suspended. (4) `_lock` is never held during a wait.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from penstock.host.waiting import Retries
 from penstock.protocol import wire
 
 T = TypeVar("T")
-Page = list[tuple[int, Any]]  # record batches, each with the number of its range among those that were asked for
-PATIENCE_S = 30.0  # for an owner to be there (again) and to answer
-FORGET_S = 5.0  # for what nobody waits for
-CALL_S_MIN = 0.05  # an owner was found in the last moment: it is asked all the same
+Page = list[tuple[int, Any]]  # record batches, each with the number of its range in the request
+PATIENCE_S = 30.0  # for an owner to be found (again) and to answer
+FORGET_S = 5.0  # for requests whose answer nobody needs
+CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
 
 
 class OwnerLocator(Protocol):
-    """How an owner is found."""
+    """Finds the owner of a store."""
 
     @property
     def name(self) -> str:
-        """Of the store, for messages."""
+        """The store's name, for messages."""
 
     @property
     def folder(self) -> str:
-        """Where the store is on this machine; empty if it is not."""
+        """The store's folder on this machine; empty if it is remote."""
 
     def open(self, deadline_s: float) -> flight.FlightClient:
-        """A line to the owner, who is found or started before the deadline; `WaitExpired` if not."""
+        """Return a line to the owner, found or started before the deadline; `WaitExpired` if there is none."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What goes with each request."""
+        """Return the headers of each request."""
 
 
 class GoneError(Exception):
-    """The owner went away. `untouched`: it said so itself and did nothing."""
+    """The owner is gone. `untouched`: it refused the request itself and did nothing."""
 
     def __init__(self, reason: str, *, untouched: bool) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class GoneError(Exception):
 
 
 class Connection:
-    """Requests and answers."""
+    """Sends requests to the owner of one store."""
 
     def __init__(self, locator: OwnerLocator, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
         self._locator = locator
@@ -64,35 +64,35 @@ class Connection:
         self._patience_s = patience_s
         self._lock = threads.lock("client.connection")
         self._line: flight.FlightClient | None = None  # guarded by _lock
-        self._owner: wire.Owner | None = None  # guarded by _lock; of the first line
+        self._owner: wire.Owner | None = None  # guarded by _lock; of the newest line
         self._closed = False  # guarded by _lock
         self._in_child = False
 
     def disable_after_fork(self) -> None:
-        """In a forked child: refuse everything, without a look at a lock that nobody there will release."""
+        """In a forked child: refuse everything, without taking a lock that no thread there will release."""
         self._in_child = True
         if self._line is not None:
             abandon(self._line)
 
     @property
     def owner(self) -> wire.Owner:
-        """Who is at the other end."""
+        """The owner at the other end; connects if necessary."""
         self._open(self.deadline_s())
         assert self._owner is not None
         return self._owner
 
     @property
     def folder(self) -> str:
-        """Where the store is on this machine; empty if it is not."""
+        """The store's folder on this machine; empty if it is remote."""
         return self._locator.folder
 
     @property
     def patience_s(self) -> float:
-        """How long a call waits."""
+        """How long a call waits, in seconds."""
         return self._patience_s
 
     def deadline_s(self, more_s: float = 0.0) -> float:
-        """Until when a call that begins now must be answered."""
+        """Return the deadline of a call that begins now."""
         return self._clock.monotonic_s() + self._patience_s + more_s
 
     def _left_s(self, deadline_s: float) -> float:
@@ -101,11 +101,11 @@ class Connection:
     # -- asking
 
     def ask(self, request: Any, kind: type[T], *, repeat: bool = True, wait_s: float = 0.0) -> T:
-        """The answer to a request."""
+        """Return the decoded answer to a request: see `ask_raw`."""
         return wire.unpack(self.ask_raw(request, repeat=repeat, wait_s=wait_s), kind)
 
     def ask_raw(self, request: Any, *, repeat: bool = True, wait_s: float = 0.0) -> bytes:
-        """The answer to a request, as it came. `repeat`: it may be made again. `wait_s`: how long it asks to wait."""
+        """Return the packed answer. `repeat`: the request may be sent twice. `wait_s`: how long the owner may wait."""
         body, deadline_s = wire.pack(request), self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
@@ -117,13 +117,13 @@ class Connection:
                 if not repeat and not gone.untouched:
                     raise OutcomeUnknown(
                         f"the owner of {self._locator.name} did not answer ({gone}): "
-                        f"it did {type(request).__name__}, or it did not"
+                        f"{type(request).__name__} may have happened or not"
                     ) from None
                 if not retries.again():
-                    raise self._nobody(gone) from None
+                    raise self._no_answer(gone) from None
 
     def send_once(self, request: Any, timeout_s: float) -> bytes:
-        """Send a request over the line there is, or a new one; `GoneError` if no answer comes."""
+        """Send a request once, over the current line or a new one; `GoneError` if no answer comes."""
         line = self._open(min(self.deadline_s(), self._clock.monotonic_s() + timeout_s))
         try:
             return self._send(line, wire.pack(request), timeout_s)
@@ -140,7 +140,7 @@ class Connection:
         return b"".join(answer.body.to_pybytes() for answer in answers)
 
     def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[Page, bool]:
-        """A page, and whether there are more. `wait_s`: how long the owner may work."""
+        """Return a page, and whether there are more. `wait_s`: how long the owner may work."""
         deadline_s = self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
@@ -154,7 +154,7 @@ class Connection:
                         f"the owner of {self._locator.name} ended while this was read: read it again"
                     ) from None
                 if not retries.again():
-                    raise self._nobody(gone) from None
+                    raise self._no_answer(gone) from None
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
         more, batches = False, list[tuple[int, Any]]()
@@ -165,18 +165,18 @@ class Connection:
                 batches.append((source, chunk.data))
         except flight.FlightError as error:
             raise _error_of(error) from None
-        except pa.ArrowException as error:  # the stream broke off within a batch
+        except pa.ArrowException as error:  # the stream ended within a batch
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
 
     def pages(self, reading: wire.Begin, *, wait_s: float = 0.0) -> Iterator[Page]:
-        """All pages of a scan or a query, the first of them at once."""
+        """Return the pages of a scan or a query; the first is read before this returns."""
         retries = Retries(self._clock, self.deadline_s(wait_s), pause_s=0.1)
         while True:
             try:
                 page, more = self.read(reading, wait_s=wait_s)
                 return self._pages(reading, page, more, wait_s)
-            except Backpressure:  # others read: wait for one's turn
+            except Backpressure:  # others are reading: wait for a turn
                 if not retries.again():
                     raise
 
@@ -191,10 +191,10 @@ class Connection:
                 self.forget(wire.CloseScan(reading.scan))
 
     def forget(self, request: Any) -> None:
-        """Say that something is not needed; who does not hear it finds out by its lease."""
+        """Send a close request without retrying: if it is lost, the lease expires."""
         if self._in_child:
             return
-        line = self._line  # without the lock: the interpreter may call this while this very thread has it
+        line = self._line  # without the lock: a finalizer may call this in a thread that holds it
         if line is not None:
             try:
                 self._send(line, wire.pack(request), min(FORGET_S, self._patience_s))
@@ -209,7 +209,7 @@ class Connection:
     def _open(self, deadline_s: float) -> flight.FlightClient:
         if self._in_child:
             raise Closed("this connection was made before a fork: connect in this process")
-        while (line := self._line) is None:  # any number of threads may look for the owner: the first line is used
+        while (line := self._line) is None:  # several threads may look for the owner: the first line wins
             with self._lock:
                 closed = self._closed
             if closed:
@@ -224,7 +224,7 @@ class Connection:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
         except GoneError as gone:
             if not Retries(self._clock, deadline_s).again():
-                raise self._nobody(gone) from None
+                raise self._no_answer(gone) from None
             return
         with self._lock:
             if self._owner is not None and owner.identity != self._owner.identity:
@@ -237,11 +237,11 @@ class Connection:
             if self._line is line:
                 self._line = None
 
-    def _nobody(self, gone: Exception) -> WaitExpired:
+    def _no_answer(self, gone: Exception) -> WaitExpired:
         return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with self._lock:
             self._closed = True
             line, self._line = self._line, None
@@ -250,16 +250,16 @@ class Connection:
 
 
 def _error_of(error: flight.FlightError) -> Exception:
-    """What an error of the transport stands for."""
+    """Return the error that an error of the transport carries."""
     fault = wire.decode_fault(error.extra_info)
     if fault is not None:
         if fault.name in (wire.GONE, wire.ENDING):
             return GoneError(fault.message, untouched=fault.name == wire.GONE)
         return wire.error_of(fault)
     if isinstance(error, flight.FlightTimedOutError):
-        return GoneError("no answer came in time", untouched=False)
+        return GoneError("no answer in time", untouched=False)
     if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):
-        return Invalid(f"the owner refused it: {_first_line(error)}")
+        return Invalid(f"the owner refused the request: {_first_line(error)}")
     return GoneError(_first_line(error), untouched=False)
 
 

@@ -1,20 +1,20 @@
-"""Between a client's coordinator and the owner: a batch of deltas becomes messages.
+"""Turns a batch of deltas from a client's coordinator into messages to the owner.
 
-The way of a batch:
+The steps of a batch:
  1. Its groups are encoded, once, into a queue.
  2. As many as fit become a message. A group without a token of the user gets the next number of this client's own.
- 3. The message is sent until it is answered: without an answer its outcome is unknown, so it goes again as it is, to
-    this owner or the next, and the tokens see to it that nothing happens twice.
- 4. Every group that was answered leaves the queue: done, or not done and its writer is told. The owner stops looking at
-    a message behind a plain group it refuses; what it did not look at is numbered anew in the next message.
+ 3. The message is sent until it is answered: without an answer its outcome is unknown, so it is sent again unchanged,
+    to this owner or the next, and the tokens ensure that nothing happens twice.
+ 4. Every answered group leaves the queue: done, or not done and its writer is told. The owner stops at a plain group
+    that it refuses; the groups after it get new numbers in the next message.
 
-So numbers rise in the order of sending, and an unanswered message has GROUPS_MAX of them at most: none is ever below
+So numbers rise in the order of sending, and an unanswered message has at most GROUPS_MAX of them: none is ever below
 the window in which the ledger remembers tokens, however long the queue is.
 
-Thread: the coordinator's: `make_durable` by one thread at a time; that is its background thread, and the caller of
-`recover`. Those who wait for a write do not send, so that they can give up, or be interrupted, at any time.
-Invariants: (1) groups happen in their order. (2) a group leaves the queue only when its outcome is known. (3) nobody's
-write is dropped unless its writer is told, or somebody else is.
+Thread: the coordinator's: `make_durable` by one at a time, which is its background thread or the caller of `recover`.
+Waiters for a write do not send, so that they can time out or be interrupted at any time.
+Invariants: (1) groups happen in order. (2) a group leaves the queue only when its outcome is known. (3) every dropped
+write is reported, to its writer or to a later call.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
 from penstock.protocol import wire
 
-SEND_S = 60.0  # for a batch to be taken, with an owner that comes and goes
+SEND_S = 60.0  # for a batch to be accepted, over any number of owners
 ANSWER_S = 120.0  # for one message: the owner may have files to read and sync
 FULL_S = 5.0  # for an owner's full disk to have space again, before writes are refused
-MESSAGE_BYTES = 8 << 20  # about: more go into another message
-SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message has not too many
+MESSAGE_BYTES = 8 << 20  # approximate limit of one message
+SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message does not get too many
 GROUP_BYTES_MAX = wire.MESSAGE_BYTES_MAX - (1 << 20)  # of a group's sections: it must fit into a message
 BACKOFF_S = 0.05
 
 
 class WholeGroup(PendingGroup):
-    """A group that its writer submitted as such: it happens as a whole or not at all."""
+    """A group that its writer submitted as one: it is atomic."""
 
     __slots__ = ("awaited", "error")
 
     def __init__(self, group: PendingGroup, *, awaited: bool) -> None:
         super().__init__(group.condition)
         self.sections = group.sections
-        self.awaited = awaited  # its writer will look at `verdict` and `error`
+        self.awaited = awaited  # its writer waits for `verdict` and `error`
         self.error: PenstockError | None = None
 
 
 class _Outgoing:
-    """A group on its way."""
+    """A group in the queue."""
 
     __slots__ = ("bytes", "condition", "group", "sections", "sent")
 
@@ -79,7 +79,7 @@ class _Outgoing:
         self.condition = condition  # with a token, if the user gave one
         self.sections = sections
         self.bytes = sum(SECTION_BYTES + len(section.payload) for section in sections)
-        self.sent: wire.SentGroup | None = None  # as it stands in the last message
+        self.sent: wire.SentGroup | None = None  # as in the last message
 
     @property
     def plain(self) -> bool:
@@ -107,18 +107,18 @@ class RemoteFlusher:
         self._clock = clock
         self._send_s = send_s
         self._last_number = 0  # of a token
-        self._last_epoch = 0  # of the batch whose these are:
+        self._last_epoch = 0  # of the batch that the following fields describe
         self._queue: deque[_Outgoing] = deque()  # groups whose outcome is not known
-        self._message: tuple[_Outgoing, ...] = ()  # the first of them: sent, and not answered
-        self._taken: set[int] = set()  # tables that had writes which happened
-        self._refused: dict[int, PenstockError] = {}  # tables that had writes which did not
+        self._message: tuple[_Outgoing, ...] = ()  # the first groups of the queue: sent, and not answered
+        self._taken: set[int] = set()  # tables with writes that happened
+        self._refused: dict[int, PenstockError] = {}  # tables with writes that did not
         self._full_since_s: float | None = None  # when the owner's disk was first found full
         self._ending = threading.Event()
         self.refusals = Refusals()
-        self.answers = 0  # how many messages were answered
-        self.idle = threading.Event()  # no batch is under way
+        self.answers = 0  # number of answered messages
+        self.idle = threading.Event()  # no batch is being sent
         self.idle.set()
-        self.unsent_bytes = 0  # about, since the last batch went
+        self.unsent_bytes = 0  # approximate, since the last batch began
 
     @property
     def durability(self) -> Durability:
@@ -128,9 +128,9 @@ class RemoteFlusher:
         self.unsent_bytes = 0
         self.idle.clear()
         try:
-            if self._last_epoch != batch.last:  # otherwise it failed, and goes on where it was
+            if self._last_epoch != batch.last:  # otherwise it failed, and continues where it stopped
                 self._begin(batch)
-            if again:  # somebody waits for it: `recover`
+            if again:  # the caller of `recover` waits
                 self._send_all(self._connection.patience_s, self._connection.patience_s)
             else:
                 self._send_all(self._send_s, ANSWER_S)
@@ -143,10 +143,10 @@ class RemoteFlusher:
         return flushed
 
     def recover(self) -> None:
-        """What was kept is sent again under the same tokens."""
+        """Do nothing: `make_durable` sends the kept batch again, with the same tokens."""
 
     def end(self) -> None:
-        """Give up as soon as what is under way allows it."""
+        """Stop retrying after the current attempt."""
         self._ending.set()
 
     # -- encoding
@@ -161,11 +161,11 @@ class RemoteFlusher:
                 except PenstockError as error:
                     self._refuse(group, {table_of(partition) for partition in group.sections}, error)
         self._queue, self._message = queue, ()
-        self._last_epoch = batch.last  # after all this: if a line of it raised, it is all done again
+        self._last_epoch = batch.last  # last: if a line above raised, all of it is repeated
 
     def _outgoing(self, group: PendingGroup) -> _Outgoing:
         sections = [
-            self._section(partition, part) for partition, held in group.sections.items() for part in parts(held)
+            self._section(partition, part) for partition, waiting in group.sections.items() for part in parts(waiting)
         ]
         return _Outgoing(group, decode_condition(group.condition), sections)
 
@@ -180,7 +180,7 @@ class RemoteFlusher:
     # -- sending
 
     def _send_all(self, patience_s: float, answer_s: float) -> None:
-        """Send the queue; raises if nothing of it was taken for `patience_s`."""
+        """Send the queue; raises if the owner accepts nothing for `patience_s`."""
         retries = self._retries(patience_s)
         while self._queue:
             try:
@@ -201,20 +201,20 @@ class RemoteFlusher:
         return Retries(self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending)
 
     def _send_message(self, answer_s: float) -> PenstockError | None:
-        """Send the next message, or the last one again; why the next must wait, if it must."""
+        """Send the next message, or the last one again; return why the next must wait, None if it need not."""
         again = bool(self._message)
         if not again and not self._form_message():
             return None
         sent = [outgoing.sent for outgoing in self._message if outgoing.sent is not None]
         answer = self._connection.send_once(wire.Write(sent, again), answer_s)
-        busy = self._look_at(wire.unpack(answer, wire.Outcomes).outcomes, again=again)
-        if busy is None or not again:  # otherwise an earlier sending may be on its way still: no new numbers
+        busy = self._process(wire.unpack(answer, wire.Outcomes).outcomes, again=again)
+        if busy is None or not again:  # otherwise an earlier sending may still happen: keep the numbers
             self._message = ()
         self.answers += 1
         return busy
 
     def _form_message(self) -> bool:
-        """Number the groups of the next message; False if the first cannot be sent, and was dealt with."""
+        """Number the groups of the next message; False if the first was too large, and was refused."""
         message = tuple(_first_message(self._queue))
         first = message[0]
         if first.bytes > GROUP_BYTES_MAX or len(first.sections) > wire.SECTIONS_MAX:
@@ -232,14 +232,14 @@ class RemoteFlusher:
         self._last_number += 1
         return encode_condition(Condition((self._producer, self._last_number), others))
 
-    # -- what came of it
+    # -- outcomes
 
-    def _look_at(self, outcomes: list[wire.Outcome], *, again: bool) -> PenstockError | None:
-        """Take what was answered off the queue; why the next must wait, if it must."""
+    def _process(self, outcomes: list[wire.Outcome], *, again: bool) -> PenstockError | None:
+        """Remove the answered groups from the queue; return why the next must wait, None if it need not."""
         if not outcomes:
             return OutcomeUnknown("the owner answered nothing")
         for outgoing, outcome in zip(self._message, outcomes, strict=False):
-            if not self._queue or self._queue[0] is not outgoing:  # dealt with before an interrupt
+            if not self._queue or self._queue[0] is not outgoing:  # processed before an interrupt
                 continue
             error = None if outcome.fault is None else wire.error_of(outcome.fault)
             if error is None:
@@ -251,7 +251,7 @@ class RemoteFlusher:
         return None
 
     def _stays_full(self, error: PenstockError, *, again: bool) -> bool:
-        """Whether the owner's disk has been full for so long that a write is refused: deletes may wait behind it."""
+        """Whether the owner's disk has been full for FULL_S. Then a write is refused: deletes may wait behind it."""
         if again or not isinstance(error, DiskFull):  # again: an earlier sending may still happen
             return False
         now_s = self._clock.monotonic_s()
@@ -260,9 +260,9 @@ class RemoteFlusher:
         return now_s - self._full_since_s >= FULL_S
 
     def _not_done(self, outgoing: _Outgoing, error: PenstockError) -> None:
-        """The first of the queue is certain never to happen."""
+        """Refuse the first group of the queue, which is certain never to happen."""
         partitions = dict.fromkeys(section.partition for section in outgoing.sections)
-        if outgoing.plain and len(partitions) > 1:  # one shard that refuses must not keep back the others
+        if outgoing.plain and len(partitions) > 1:  # one refusing shard must not block the others
             pieces = [
                 _Outgoing(None, Condition(), [each for each in outgoing.sections if each.partition == partition])
                 for partition in partitions
@@ -280,13 +280,13 @@ class RemoteFlusher:
             self._refused.setdefault(table, error)
 
     def _done(self, outgoing: _Outgoing, outcome: wire.Outcome, *, again: bool) -> None:
-        """The first of the queue was judged."""
+        """Remove the first group of the queue, which was judged."""
         own, verdict = outgoing.condition.token is None, Verdict(outcome.verdict)
-        if own and outcome.happened:  # by an earlier sending of this very group
+        if own and outcome.happened:  # by an earlier sending of this group
             verdict = Verdict.ACCEPTED
-        unasked = own and not outgoing.condition.others and verdict is not Verdict.ACCEPTED
-        if unasked or (verdict is Verdict.TOKEN_TOO_OLD and (own or again)):
-            error = OutcomeUnknown("the owner does not remember whether this write happened: look")
+        unexpected = own and not outgoing.condition.others and verdict is not Verdict.ACCEPTED
+        if unexpected or (verdict is Verdict.TOKEN_TOO_OLD and (own or again)):
+            error = OutcomeUnknown("the owner does not remember whether this write happened: read to find out")
             self._refuse(outgoing.group, outgoing.tables(), error)
         else:
             self._taken |= outgoing.tables()
@@ -297,7 +297,7 @@ class RemoteFlusher:
         self._queue.popleft()
 
     def _report(self, batch: Batch[PendingDelta]) -> None:
-        """Keep for its writers what was refused of a batch."""
+        """Record the refused writes of a batch for its writers."""
         if self._refused:
             first, last = batch.first, batch.last
             errors = {
@@ -309,12 +309,12 @@ class RemoteFlusher:
 
 
 def _may_pass(error: PenstockError) -> bool:
-    """Whether an error of a message as a whole is worth sending it again: its outcome is unknown either way."""
+    """Whether to send a message again after an error: its outcome is unknown either way."""
     return isinstance(error, (RetryLater, StoreLocked)) or not isinstance(error, (FixTheCall, Reopen, Restore))
 
 
 def _first_message(queue: deque[_Outgoing]) -> Iterator[_Outgoing]:
-    """As many groups as fit into one message, and at least one."""
+    """Yield as many groups as fit into one message, and at least one."""
     size = 0
     for count, one in enumerate(queue):
         size += one.bytes

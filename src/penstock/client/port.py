@@ -1,10 +1,10 @@
 """The port into a store that another process owns.
 
-Writes gather in a coordinator of this process, as they do in the owner, and go over in batches: a write is a dict
-insert, an acknowledgement is one for each batch. A read first sends what was written here, so that it sees it.
+A coordinator in this process collects writes, as in the owner, and sends them in batches: a write is a dict insert, and
+the owner acknowledges whole batches. A read first sends the pending writes, so that it sees them.
 
-Thread: any. Only the coordinator's background thread sends: those who wait can give up at any moment.
-Invariants: (1) what a read returns holds everything this client wrote before it. (2) no call waits longer than the
+Thread: any. Only the coordinator's background thread sends, so a waiter can time out at any moment.
+Invariants: (1) a read sees everything this client wrote before it. (2) no call waits longer than the
 `timeout_s` of `connect`, or than its own. (3) a write that raised `OutcomeUnknown` may still happen, once; any other
 error of a write says that it did not.
 """
@@ -42,14 +42,14 @@ from penstock.store.querying import check_query
 T = TypeVar("T")
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
-AHEAD_BYTES = 8 << 20  # written while a batch is under way; more waits for it, so that both sides work at once
-AHEAD_S = 5.0  # for a write that finds no room
+AHEAD_BYTES = 8 << 20  # written while a batch is being sent; more than this waits, so that both sides work at once
+AHEAD_S = 5.0  # how long a write waits for room
 SNAPSHOT_LEASE_S = 300.0
 SETTINGS = CoordinatorSettings(bytes_max=72 << 20)
 
 
 class _FlightReading:
-    """Reads, live or in a snapshot."""
+    """Reads over a connection, live or in a snapshot."""
 
     snapshot_id = ""  # live
 
@@ -58,7 +58,7 @@ class _FlightReading:
         self._random = random
 
     def _flush_writes(self) -> None:
-        """Send what was written here."""
+        """Send pending writes and wait for them; a snapshot has none."""
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         return self.lookup_many(partition, [key])[0]
@@ -70,7 +70,7 @@ class _FlightReading:
         return values
 
     def _first_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of as many of the first keys as one answer has room for, at least one."""
+        """Return the values of the first keys, as many as fit into one answer; at least one."""
         some = list(keys[: wire.KEYS_MAX])
         return self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
 
@@ -87,7 +87,7 @@ class _FlightReading:
         return (batch for page in self._scan(partition, start, end, arrow=True, reverse=False) for _, batch in page)
 
     def scan_ranges(self, ranges: Sequence[wire.KeyRange]) -> Iterator[tuple[int, Any]]:
-        """Record batches of several ranges of one table at one moment, each with the number of its range."""
+        """Yield record batches of several ranges of one table, all at one LSN, each with the number of its range."""
         self._flush_writes()
         name = self._random.randbytes(16).hex()
         return chain.from_iterable(self._connection.pages(wire.ScanRanges(name, self.snapshot_id, list(ranges))))
@@ -97,7 +97,7 @@ class _FlightReading:
         self._flush_writes()
         scan = self._random.randbytes(16).hex()
         request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
-        # The first page waits for two batches: one to send, and whether there is another.
+        # The first page waits for two batches: the one it sends, and the next, to know whether there is one.
         return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)
 
     def _scan(
@@ -114,48 +114,51 @@ class _FlightReading:
     def cut_ranges(
         self, ranges: Sequence[wire.KeyRange], count: int, bytes_min: int = 0, bytes_max: int = 0
     ) -> list[list[bytes]]:
-        """The keys at which each of several ranges is cut for tasks that read it, in one request."""
+        """Return the keys at which to split each range for tasks that read it, in one request."""
         self._flush_writes()
         request = wire.CutRanges(self.snapshot_id, list(ranges), count, bytes_min, bytes_max)
         return self._connection.ask(request, list[list[bytes]])
 
 
 class FlightSnapshot(_FlightReading):
-    """A store as of one LSN, held by its owner for whoever knows its id, while it is used and for its lease after."""
+    """Read-only view of a store at one LSN. The owner holds it until its lease expires after the last use.
 
-    def __init__(self, connection: Connection, random: Random, held: wire.SnapshotHandle, *, ours: bool) -> None:
+    Any client that knows the id can read it.
+    """
+
+    def __init__(self, connection: Connection, random: Random, handle: wire.SnapshotHandle, *, ours: bool) -> None:
         super().__init__(connection, random)
-        self._held = held
+        self._handle = handle
         self._ours = ours
-        self._tables = {info.name: info for info in held.tables}
-        self.snapshot_id = held.snapshot
+        self._tables = {info.name: info for info in handle.tables}
+        self.snapshot_id = handle.snapshot
 
     @property
     def lsn(self) -> int:
-        return self._held.lsn
+        return self._handle.lsn
 
     def table(self, name: str) -> TableInfo | None:
         return self._tables.get(name)
 
     def tables(self) -> list[TableInfo]:
-        return self._held.tables
+        return self._handle.tables
 
     def time_us(self) -> int:
-        return self._held.time_us
+        return self._handle.time_us
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[FlightSnapshot]:
         yield self
 
     def close(self) -> None:
-        """Let it go, if it was taken here: one that was joined is its taker's to close."""
+        """Close the snapshot if this client took it; a joined one is for its taker to close."""
         if self._ours:
             self._ours = False
             self._connection.forget(wire.CloseSnapshot(self.snapshot_id))
 
 
 class FlightPort(_FlightReading):
-    """The store of another process."""
+    """The live port of a client: a store that another process owns."""
 
     def __init__(self, connection: Connection, *, clock: Clock, random: Random, send_s: float = SEND_S) -> None:
         super().__init__(connection, random)
@@ -179,7 +182,7 @@ class FlightPort(_FlightReading):
             return self._kinds.get(table_of(partition))
 
     def learn(self, tables: Sequence[TableInfo]) -> None:
-        """Note the kinds of tables that were found, here or elsewhere: what is written to them is encoded by these."""
+        """Remember the kinds of tables: they encode the writes to them."""
         kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
         with self._lock:
             self._kinds.update(kinds)
@@ -191,7 +194,7 @@ class FlightPort(_FlightReading):
             self._refusals.raise_news()
         epoch = self._write_into(insert, size, partition, a, b, self._write_s)
         flusher = self._flusher
-        flusher.unsent_bytes += size  # about: nobody locks it
+        flusher.unsent_bytes += size  # approximate: no lock guards it
         if flusher.unsent_bytes > AHEAD_BYTES:
             flusher.idle.wait(self._write_s)
         return epoch
@@ -205,7 +208,7 @@ class FlightPort(_FlightReading):
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float | None = None) -> Epoch:
         whole = WholeGroup(group, awaited=True)
         if timeout_s is None:
-            adopts = any(isinstance(part, Reference) for held in group.sections.values() for part in parts(held))
+            adopts = any(isinstance(part, Reference) for section in group.sections.values() for part in parts(section))
             patience_s = self._connection.patience_s
             timeout_s = max(patience_s, FILES_S) if adopts else patience_s
         try:
@@ -214,18 +217,18 @@ class FlightPort(_FlightReading):
         except (OutcomeUnknown, WaitExpired) as error:
             raise self._in_doubt(error, decode_condition(group.condition).token) from error
         finally:
-            whole.awaited = False  # what comes now is told to others
+            whole.awaited = False  # a later refusal is reported to other calls
         if whole.error is not None:
             raise whole.error
         group.verdict, group.refused_by = whole.verdict, whole.refused_by
         return epoch
 
     def _in_doubt(self, error: PenstockError, token: tuple[str, int] | None) -> OutcomeUnknown:
-        """What a writer is told who waits no more."""
+        """Return the error for a writer that stopped waiting for the outcome."""
         first, last = self._coordinator.applied + 1, self._coordinator.last
-        advice = "look before you write it again" if token is None else f"do it again under the token {token}"
+        advice = "read before you write it again" if token is None else f"repeat it with the token {token}"
         return OutcomeUnknown(
-            f"the owner did not say what became of the write ({error}): {advice}", first=first, last=last, token=token
+            f"the outcome of the write is unknown ({error}): {advice}", first=first, last=last, token=token
         )
 
     def flush(self, epoch: int | None, timeout_s: float | None = None, *, table: int | None = None) -> Acknowledgement:
@@ -237,11 +240,11 @@ class FlightPort(_FlightReading):
         return self.acknowledgement()
 
     def acknowledgement(self) -> Acknowledgement:
-        """How far this client's writes have come."""
+        """Return the last epoch of this client that is durable."""
         return Acknowledgement(self._coordinator.applied, self._durability)
 
     def wait_sent(self, epoch: int | None, timeout_s: float, table: int | None = None) -> None:
-        """Wait until writes up to an epoch (None: all so far) are durable; raises if some of them were refused."""
+        """Wait until writes up to an epoch (None: all so far) are durable; raises if the owner refused some of them."""
         self._wait(self._coordinator.last if epoch is None else epoch, timeout_s)
         if epoch is None:
             self._refusals.raise_news()
@@ -249,16 +252,16 @@ class FlightPort(_FlightReading):
             self._refusals.raise_for(epoch, table)
 
     def _wait(self, epoch: int, timeout_s: float) -> None:
-        """Wait until the owner answered for a write; `WaitExpired` if it does not in time. The sending goes on."""
+        """Wait for the owner's answer to a write; `WaitExpired` if it is late. Sending continues then."""
         coordinator = self._coordinator
         with suppress(WaitExpired):
-            coordinator.flush(epoch, 0.0)  # asks the background thread
+            coordinator.flush(epoch, 0.0)  # wakes the background thread
         deadline_s, views = self._clock.monotonic_s() + timeout_s, coordinator.subscribe()
         while views.latest() < epoch and coordinator.applied < epoch:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise WaitExpired(f"the owner of the store did not answer within {timeout_s} s: try again")
-            with suppress(WaitExpired):  # said above, in words that fit
+            with suppress(WaitExpired):  # the loop raises it, with a better message
                 views.wait_newer(left_s)
 
     def _flush_writes(self) -> None:
@@ -275,11 +278,11 @@ class FlightPort(_FlightReading):
         raise Closed("this connection was made before a fork: connect in this process")
 
     def recover(self) -> None:
-        """After a failure: send again what was kept, under the same tokens."""
+        """After a failure: send the unacknowledged writes again, with the same tokens."""
         self._coordinator.recover()
 
     def send_all(self) -> None:
-        """Refuse new writes and send the others, for as long as the owner takes some; raises if not all happened."""
+        """Refuse new writes and send the others, while the owner accepts some; raises if any did not happen."""
         self._coordinator.refuse_writes()
         while True:
             answers = self._flusher.answers
@@ -292,7 +295,7 @@ class FlightPort(_FlightReading):
         self._refusals.raise_news()
 
     def close(self) -> None:
-        """Send nothing any more; `OutcomeUnknown` if something was not sent."""
+        """Stop sending; `OutcomeUnknown` if some writes are not acknowledged."""
         self._flusher.end()
         self._coordinator.shutdown(0.0)
 
@@ -303,20 +306,20 @@ class FlightPort(_FlightReading):
         values = self._first_values(partition, keys) if keys else []
         if len(values) == len(keys):
             return values
-        with self.moment([partition]) as snapshot:  # the rest would be of another moment
+        with self.moment([partition]) as snapshot:  # a second request would read another LSN
             return snapshot.lookup_many(partition, keys)
 
     # -- tables
 
     def table(self, name: str) -> TableInfo | None:
-        found = self._connection.ask(wire.FindTable(name), list[TableInfo])
-        self.learn(found)
-        return found[0] if found else None
+        tables = self._connection.ask(wire.FindTable(name), list[TableInfo])
+        self.learn(tables)
+        return tables[0] if tables else None
 
     def tables(self) -> list[TableInfo]:
-        found = self._connection.ask(wire.ListTables(), list[TableInfo])
-        self.learn(found)
-        return found
+        tables = self._connection.ask(wire.ListTables(), list[TableInfo])
+        self.learn(tables)
+        return tables
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         info = self._connection.ask(wire.CreateTable(name, kind, shards, options), TableInfo)
@@ -328,11 +331,11 @@ class FlightPort(_FlightReading):
         self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
 
     def check(self) -> list[Trouble]:
-        """What cannot be read although it was acknowledged."""
+        """Return the acknowledged writes that cannot be read, and why."""
         return self._connection.ask(wire.CheckStore(), list[Trouble])
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; what is wrong with it all the same."""
+        """Let a paused table try again; return the troubles that remain."""
         return self._connection.ask(wire.ResumeTable(name), list[Trouble])
 
     def time_us(self) -> int:
@@ -348,7 +351,7 @@ class FlightPort(_FlightReading):
         rows_max: int = 0,
         bytes_max: int = 0,
     ) -> wire.BatchPlan:
-        """All that a batch needs to know, in one request: see `wire.PlanBatch`."""
+        """Return everything that planning a batch needs, in one request: see `wire.PlanBatch`."""
         self._flush_writes()
         begin = [] if start is None else sorted(start.items())
         request = wire.PlanBatch(list(tables), source, consumer, begin, rows_max, bytes_max)
@@ -379,11 +382,11 @@ class FlightPort(_FlightReading):
         return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        """What a group says of files; the owner checks and syncs them before it takes the group."""
+        """Return the reference to files for a group; the owner checks and syncs them before it accepts the group."""
         return Reference(tuple(files))
 
     def send_file(self, partition: PartitionId, staged: StagedFile, name: str, file: File) -> None:
-        """Bring a file that was built in a place its owner does not see: `name` is the staged one's or its index's."""
+        """Send a file that was built where the owner cannot read it; `name` is the staged file's or its index's."""
         offset, size = 0, file.size()
         while offset < size or offset == 0:
             data = file.pread(wire.PIECE_BYTES, offset)
@@ -396,28 +399,28 @@ class FlightPort(_FlightReading):
     # -- work for drivers
 
     def take_offer(self, slots: int) -> Offer | None:
-        """Work that waits for a driver which runs so many parts at once, if there is any."""
-        found = self._connection.ask(wire.TakeOffer(slots), list[Offer])
-        return found[0] if found else None
+        """Take work for a driver that runs `slots` parts at once; None if there is none."""
+        offers = self._connection.ask(wire.TakeOffer(slots), list[Offer])
+        return offers[0] if offers else None
 
     def keep_offer(self, offer: str) -> bool:
-        """Say that an offer is being worked on; False: nobody wants it any more."""
+        """Renew an offer that is being worked on; False if it was withdrawn."""
         return self._connection.ask(wire.KeepOffer(offer), bool)
 
     def finish_offer(self, offer: str, results: list[bytes]) -> bool:
-        """Hand in the packed result of each part; False: nobody wants them any more."""
+        """Deliver the packed result of each part; False if the offer was withdrawn."""
         return self._connection.ask(wire.FinishOffer(offer, results), bool)
 
     def fail_offer(self, offer: str, reason: str) -> None:
-        """Say that it was not done."""
+        """Report that the work of an offer failed."""
         self._connection.ask(wire.FailOffer(offer, reason), None)  # type: ignore[arg-type]
 
     def read_offered(self, offer: str, name: str, offset: int) -> bytes:
-        """Some bytes of a file that an offer reads; none past its end."""
+        """Read bytes of an offer's input file; empty past its end."""
         return self._connection.ask(wire.ReadOffered(offer, name, offset), bytes)
 
     def write_offered(self, offer: str, name: str, offset: int, data: bytes) -> None:
-        """Some bytes of a file that an offer writes; at 0 it begins anew."""
+        """Write bytes of an offer's output file; offset 0 starts it over."""
         self._connection.ask(wire.WriteOffered(offer, name, offset, data), None)  # type: ignore[arg-type]
 
     def is_token_used(self, token: tuple[str, int]) -> bool:
@@ -435,26 +438,26 @@ class FlightPort(_FlightReading):
 
     def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
         self._flush_writes()
-        held = self._connection.ask(wire.TakeSnapshot(lease_s), wire.SnapshotHandle)
-        return self._held(held, ours=True)
+        handle = self._connection.ask(wire.TakeSnapshot(lease_s), wire.SnapshotHandle)
+        return self._snapshot_of(handle, ours=True)
 
     def query_snapshot(self, query: str, lease_s: float) -> FlightSnapshot:
-        """The snapshot of a query, made for the first of its tasks; `Closed` if it is gone."""
-        held = self._connection.ask(wire.TakeSnapshot(lease_s, query), wire.SnapshotHandle)
-        return self._held(held, ours=False)
+        """Return the snapshot of a query, taken for the first of its tasks; `Closed` if it was closed since."""
+        handle = self._connection.ask(wire.TakeSnapshot(lease_s, query), wire.SnapshotHandle)
+        return self._snapshot_of(handle, ours=False)
 
     def join_snapshot(self, snapshot_id: str) -> FlightSnapshot:
-        """A snapshot that another client took."""
-        held = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.SnapshotHandle)
-        return self._held(held, ours=False)
+        """Return a snapshot that another client took."""
+        handle = self._connection.ask(wire.JoinSnapshot(snapshot_id), wire.SnapshotHandle)
+        return self._snapshot_of(handle, ours=False)
 
-    def _held(self, held: wire.SnapshotHandle, *, ours: bool) -> FlightSnapshot:
-        self.learn(held.tables)
-        return FlightSnapshot(self._connection, self._random, held, ours=ours)
+    def _snapshot_of(self, handle: wire.SnapshotHandle, *, ours: bool) -> FlightSnapshot:
+        self.learn(handle.tables)
+        return FlightSnapshot(self._connection, self._random, handle, ours=ours)
 
 
 class _InChild:
-    """Stands for the coordinator in a forked child."""
+    """Stand-in for the coordinator in a forked child: every use raises `Closed`."""
 
     def __init__(self, refuse: Callable[..., NoReturn]) -> None:
         self._refuse = refuse

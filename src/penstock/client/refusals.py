@@ -1,10 +1,10 @@
-"""Writes of this client that the owner did not take, kept until somebody was told, and after that for who asks.
+"""Writes of this client that the owner refused, kept until a call raised the error, and after that for later calls.
 
-A batch of the client's coordinator is many writes of many tables, and its epochs are known as a whole only. Of a table
-none of whose writes in a batch was taken, the owner's error is said; of one that had both, `OutcomeUnknown`.
+A batch of the client's coordinator has many writes to many tables, and its epochs are only known as a whole. If all of
+a table's writes in a batch were refused, the owner's error is raised; if only some were, `OutcomeUnknown`.
 
 Thread: any; `_lock` guards everything. `news` is read without it.
-Invariant: no refusal is forgotten before somebody was told: when there are too many, the oldest are told as one.
+Invariant: no refusal is forgotten before a call raised it: when there are too many, the oldest are joined.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.host import threads
 
-REFUSALS_MAX = 64  # kept one by one
+REFUSALS_MAX = 64  # kept separately
 
 
 class Refusal:
-    """What was refused of a batch, or of some that follow each other."""
+    """The refused writes of a batch, or of several consecutive ones."""
 
     __slots__ = ("errors", "first", "last", "told")
 
@@ -27,7 +27,7 @@ class Refusal:
         self.told = False
 
     def joined(self, later: Refusal) -> Refusal:
-        """Both as one, which says less."""
+        """Return both as one refusal, which is less precise."""
         errors = {**later.errors, **self.errors}
         joined = Refusal(self.first, later.last, {})
         joined.errors = {table: in_doubt(error, joined.first, joined.last) for table, error in errors.items()}
@@ -36,40 +36,41 @@ class Refusal:
 
 
 def in_doubt(error: PenstockError, first: int, last: int) -> OutcomeUnknown:
-    """What can be said to the writer of one of several writes, of which some were refused."""
+    """Return the error for a batch of which only some writes were refused."""
     return OutcomeUnknown(
-        f"of epochs {first} to {last} some writes to this table were refused ({error}), the others are durable: look",
+        f"of epochs {first} to {last} some writes to this table were refused ({error}), the others are durable: "
+        "read to find out which",
         first=first,
         last=last,
     )
 
 
 class Refusals:
-    """All of them."""
+    """All refusals of a client."""
 
     def __init__(self) -> None:
         self._lock = threads.lock("client.refusals")
         self._refusals: list[Refusal] = []  # guarded by _lock; in the order of epochs
-        self.news = False  # nobody was told of one of them
+        self.news = False  # some refusal was not raised yet
 
     def add(self, refusal: Refusal) -> None:
-        """Keep one."""
+        """Add a refusal."""
         with self._lock:
-            kept = [*self._refusals, refusal]
-            if len(kept) > REFUSALS_MAX:
-                kept[:2] = [kept[0].joined(kept[1])]
-            self._refusals = kept
+            refusals = [*self._refusals, refusal]
+            if len(refusals) > REFUSALS_MAX:
+                refusals[:2] = [refusals[0].joined(refusals[1])]
+            self._refusals = refusals
             self.news = True
 
     def raise_news(self) -> None:
-        """Raise the oldest that nobody was told of, if there is one."""
+        """Raise the oldest refusal that was not raised yet, if there is one."""
         with self._lock:
             error = self._tell([refusal for refusal in self._refusals if not refusal.told], None)
         if error is not None:
             raise error
 
     def raise_for(self, epoch: int, table: int | None) -> None:
-        """Raise what was refused of the batch of an epoch: of its table, or (None) of any, or before and not told."""
+        """Raise a refusal of the batch of an epoch: of `table`; or (None) of any, or an earlier one not raised yet."""
         with self._lock:
             about = [refusal for refusal in self._refusals if refusal.first <= epoch <= refusal.last]
             if table is None:
@@ -79,7 +80,7 @@ class Refusals:
             raise error
 
     def _tell(self, refusals: list[Refusal], table: int | None) -> PenstockError | None:
-        """The error to raise. Requires: _lock."""
+        """Return the error to raise, and mark its refusal as told. Requires: _lock."""
         for refusal in refusals:
             error = next(iter(refusal.errors.values())) if table is None else refusal.errors.get(table)
             if error is not None:

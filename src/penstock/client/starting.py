@@ -1,8 +1,8 @@
-"""A detached owner on its way up, as the client sees it that started it.
+"""Starts a detached owner, and waits for its report.
 
-A client that cannot wait any longer leaves the owner alone: killing it would mean that a store whose opening takes
-longer than its clients wait is never opened at all. It serves whoever comes next, or ends because somebody else has the
-store's lock. The same client goes on waiting for the same process, so that it starts one at a time.
+A client that times out leaves the owner running: if it killed it, a store that takes longer to open than its clients
+wait would never open. The owner serves later clients, or ends because another process has the store's lock. A client
+that retries waits for the same process, so it starts one at a time.
 
 Thread: one at a time.
 """
@@ -23,11 +23,11 @@ from penstock.host.clock import Clock
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 
-REPORT_BYTES_MAX = 1 << 20  # of what it says before it serves: a line, or a traceback
+REPORT_BYTES_MAX = 1 << 20  # of its output before it serves: a line, or a traceback
 
 
 class StartingOwner:
-    """The process, until it said that it serves or why not."""
+    """A started owner process that has not reported yet."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
@@ -35,8 +35,8 @@ class StartingOwner:
         self._output = b""
         self._pipe = -1
         code = str(Path(penstock.__file__).parents[1])
-        known = os.environ.get("PYTHONPATH", "")
-        environment = {**os.environ, "PYTHONPATH": f"{code}:{known}" if known else code}
+        inherited = os.environ.get("PYTHONPATH", "")
+        environment = {**os.environ, "PYTHONPATH": f"{code}:{inherited}" if inherited else code}
         self._pipe, output = os.pipe()
         try:
             process = subprocess.Popen(
@@ -46,7 +46,7 @@ class StartingOwner:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env=environment,
-                start_new_session=True,  # Ctrl-C here is not meant for it
+                start_new_session=True,  # Ctrl-C must not reach it
             )
         finally:
             os.close(output)
@@ -54,7 +54,7 @@ class StartingOwner:
         threads.spawn(process.wait, name="penstock-owner-reaper")
 
     def close(self) -> None:
-        """Listen to it no more; it comes up all the same."""
+        """Stop waiting for its report; the process continues."""
         pipe, self._pipe = self._pipe, -1
         if pipe >= 0:
             os.close(pipe)
@@ -63,7 +63,7 @@ class StartingOwner:
         self.close()
 
     def wait_report(self, deadline_s: float) -> OwnerReport | None:
-        """What it says; None if it said nothing before the deadline."""
+        """Return its report; None if there is none before the deadline."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             while not self._is_whole():
@@ -77,7 +77,7 @@ class StartingOwner:
         return self._report()
 
     def _is_whole(self) -> bool:
-        """Whether this is all that is wanted: a report, which is one line, or too much to be one."""
+        """Whether to stop reading: the output ends with a report line, or is too long to be one."""
         is_report = self._output.endswith(b"\n") and self._last_line().startswith(b"{")
         return is_report or len(self._output) > REPORT_BYTES_MAX
 
@@ -87,9 +87,9 @@ class StartingOwner:
     def _report(self) -> OwnerReport:
         try:
             return msgspec.json.decode(self._last_line(), type=OwnerReport)
-        except msgspec.DecodeError:  # it could not even begin: the last line of a traceback says why
+        except msgspec.DecodeError:  # it failed before its report: the last line of a traceback says why
             reason = self._last_line().decode(errors="replace")
-        name = "PenstockError" if reason else "WaitExpired"  # nothing: it was killed, and another one may come up
+        name = "PenstockError" if reason else "WaitExpired"  # no output: it was killed, and another may start
         return OwnerReport(
-            wire.ErrorMessage(name, f"an owner of {self._path} could not be started: {reason or 'it was ended'}")
+            wire.ErrorMessage(name, f"an owner of {self._path} could not be started: {reason or 'it was killed'}")
         )

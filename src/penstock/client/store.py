@@ -1,8 +1,8 @@
 """A store that another process owns: `penstock.connect`.
 
 Thread: any.
-Invariants: (1) what was written is sent at `close` and at the interpreter's exit. (2) a connection that was made before
-a fork does not work in the child.
+Invariants: (1) pending writes are sent at `close` and at the interpreter's exit. (2) a connection made before a fork
+does not work in the child.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.store.tables import StoreSnapshot, Tables, check_epoch
 
 
 class RemoteSnapshot(StoreSnapshot):
-    """All tables at one LSN, in the owner."""
+    """Read-only view of all tables at one LSN, held by the owner."""
 
     _port: FlightSnapshot
 
     @property
     def id(self) -> str:
-        """By which other clients join it, while it is used and for its lease after."""
+        """The id by which other clients join the snapshot, until its lease expires."""
         return self._port.snapshot_id
 
     @property
@@ -43,11 +43,11 @@ class RemoteSnapshot(StoreSnapshot):
         return self._port
 
     def info(self, name: str) -> TableInfo:
-        """What the store knows of a table; `NotFound` if there is none."""
+        """Return a table's info; `NotFound` if there is none."""
         return self._info(name)
 
     def pieces(self, name: str, count: int) -> list[Piece]:
-        """A table in about so many parts for several readers; at least one for each shard."""
+        """Split a table into about `count` pieces for several readers; at least one for each shard."""
         if count < 1:
             raise Invalid(f"a table is read in 1 part or more, not {count}")
         partitions = partitions_of(self._info(name))
@@ -55,7 +55,7 @@ class RemoteSnapshot(StoreSnapshot):
         return [piece for partition in partitions for piece in self._port.pieces(partition, each)]
 
     def read(self, piece: Piece) -> Any:
-        """The record batches of a piece, from the owner, as its kind scans them."""
+        """Return the record batches of a piece, from the owner, as its kind scans them."""
         return self._port.scan_arrow(piece.partition, piece.start, piece.end)
 
     def __enter__(self) -> RemoteSnapshot:
@@ -82,7 +82,7 @@ class RemoteStore(Tables):
         self._process = threads.process_id()
         self._closed = False
         self._connection = Connection(locator, clock=clock, patience_s=patience_s)
-        owner = self._connection.owner  # somebody is there, or this raises
+        owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
@@ -95,9 +95,9 @@ class RemoteStore(Tables):
         return self._port
 
     def flush(self, epoch: int | None = None, timeout_s: float | None = None) -> Acknowledgement:
-        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far.
+        """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far.
 
-        `timeout_s` is that of `connect` if it is None. `WaitExpired`: they are on their way; wait again.
+        `timeout_s=None` means that of `connect`. After `WaitExpired` sending continues: wait again.
         """
         self._check_usable()
         patience_s = self._connection.patience_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
@@ -105,33 +105,33 @@ class RemoteStore(Tables):
         return self._port.acknowledgement()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002
-        """Everything that is applied, at one LSN; with an id: a snapshot that another client took, to read in.
+        """Take a snapshot of everything applied, at one LSN; with an `id`, join one that another client took.
 
-        The owner holds it until it is closed by its taker, or was not used for `lease_s`.
+        The owner holds it until its taker closes it, or it was not used for `lease_s` seconds.
         """
         self._check_usable()
         return RemoteSnapshot(self._port.snapshot(lease_s) if id is None else self._port.join_snapshot(id))
 
     def query_snapshot(self, query: str, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:
-        """The one snapshot that all tasks of a query read, by the query's name: made for the first who asks.
+        """Return the snapshot that all tasks of a query share, by the query's name; the first task takes it.
 
-        `Closed` if it is gone: no task may read another moment than the others.
+        `Closed` if it was closed: no task may read another LSN than the others.
         """
         self._check_usable()
         return RemoteSnapshot(self._port.query_snapshot(query, lease_s))
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; what is wrong with it all the same, see `check`."""
+        """Let a paused table try again; return the troubles that remain, as `check` does."""
         self._check_usable()
         return self._port.resume(check_name(name))
 
     def check(self) -> list[Trouble]:
-        """What stands between users and what was acknowledged: nothing, if all is well."""
+        """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
         self._check_usable()
         return self._port.check()
 
     def recover(self) -> None:
-        """After writes failed because no owner was there: send them again, each at most once."""
+        """After writes failed for lack of an owner: send them again; each happens at most once."""
         self._check_usable()
         self._port.recover()
 
@@ -145,20 +145,20 @@ class RemoteStore(Tables):
         self._port.disable_after_fork()
 
     def close(self) -> None:
-        """Send what was written, wait until it is durable, and hang up. A second call does nothing.
+        """Send pending writes, wait until they are durable, and disconnect. A second call does nothing.
 
-        `OutcomeUnknown` if the owner took nothing of it for the `timeout_s` of `connect`; what it refused is raised.
+        `OutcomeUnknown` if the owner accepted nothing for the `timeout_s` of `connect`; refusals are raised.
         """
         if self._closed or threads.process_id() != self._process:
             return
         try:
-            self._port.send_all()  # which refuses what other threads still write: what they were told before is sent
+            self._port.send_all()  # refuses later writes of other threads; earlier ones are sent
         except Exception:
-            self._hang_up()
+            self._disconnect()
             raise
-        self._hang_up()  # not after an interrupt: then it can be closed again, and is at the interpreter's exit
+        self._disconnect()  # not after an interrupt: `close` can be called again, and is at the interpreter's exit
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         self._closed = True
         self._forget_exit()
         try:

@@ -1,10 +1,10 @@
-"""Keys in order, bytes to bytes.
+"""The kind `kv`: an ordered map of bytes to values.
 
-section   the writes of a flush to one shard: gathered in a dict, encoded as columns, folded into one edit
-machine   a shard: a tree
-pieces    a shard at one moment, and its parts for readers elsewhere
+section   pending writes to one shard: collected in a dict, encoded as columns, folded into one edit
+machine   the state machine of a shard, over an LSM tree
+pieces    a snapshot of a shard, and its pieces for readers in other processes
 loading   rows prepared outside the owner, for a bulk load
-kind      how all this plugs into a store
-values    what a table's values are: bytes, text, JSON, numbers
+kind      the kind itself, as a store uses it
+values    the types of values: bytes, text, JSON, numbers
 table     the API
 """

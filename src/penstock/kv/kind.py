@@ -1,4 +1,4 @@
-"""The kind `kv`: ordered bytes to bytes.
+"""The kind `kv`: an ordered map of bytes to values.
 
 Thread: pure functions; the table it makes is for any thread.
 """
@@ -45,7 +45,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
     staged_suffix = ".sst"
 
     def options(self, value: ValueType | None) -> bytes:
-        """Return the options of a table that holds values of a type; `Invalid` if there is no such type."""
+        """Return the options of a table with values of this type; `Invalid` if there is no such type."""
         return self.options_default if value is None else encode_options(Options(check_value_type(value)))
 
     def encode(self, part: Any) -> bytes:
@@ -82,9 +82,9 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         return kv_schema(decode_options(options))
 
     def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
-        kept = decode_options(options)
-        columns = [batch.column("key"), arrow_values(batch.column("value"), kept), batch.column("lsn")]
-        return pa.record_batch(columns, schema=kv_schema(kept))
+        table_options = decode_options(options)
+        columns = [batch.column("key"), arrow_values(batch.column("value"), table_options), batch.column("lsn")]
+        return pa.record_batch(columns, schema=kv_schema(table_options))
 
     def parse_key(self, text: str) -> bytes:
         return parse_key(text)

@@ -1,10 +1,10 @@
 """Rows of a kv table prepared outside the owner: sections if they are few, sorted files if they are many.
 
-Rows come as Arrow batches with the columns key and value, and perhaps `op`: "put", "delete", or the name of a merge
-operator. The last row of a key counts, among those of one call; operands are folded.
+The input is Arrow batches with the columns key and value, and optionally `op`: "put", "delete", or the name of a merge
+operator. Within one call the last row of a key wins, and operands are folded.
 
-Thread: the caller's; it touches no store, only files in the workplace.
-Invariants: (1) memory follows SORT_BYTES and not the rows. (2) a file holds puts and deletes only, each key once.
+Thread: the caller's; it uses no store, only files in the folder of the `BuildContext`.
+Invariants: (1) memory is bounded by SORT_BYTES, not by the rows. (2) a file holds puts and deletes only, each key once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta
 from penstock.partition.reference import StagedFile, sealed
 
-INLINE_BYTES_MAX = 1 << 20  # of rows that go as sections
+INLINE_BYTES_MAX = 1 << 20  # of rows that are sent as sections
 SORT_BYTES = 128 << 20
-_NOT_ROWS = ("lsn",)  # a table's own columns that say nothing about what to write
+_NOT_ROWS = ("lsn",)  # columns of a table that are ignored in a load
 
 
 def load_schema(given: Any, options: Options) -> Any:
-    """The columns that count, in the types they must have."""
+    """Return the schema that rows are cast to; `Invalid` if their columns do not fit."""
     fields = [pa.field("key", pa.binary(), nullable=False), pa.field("value", arrow_type(options))]
     names = [name for name in given.names if name not in _NOT_ROWS]
     if "op" in names:
@@ -50,32 +50,32 @@ def load_schema(given: Any, options: Options) -> Any:
     if set(names) != wanted or len(names) != len(wanted):
         raise Invalid(f"rows of a kv table have the columns key and value, and perhaps op, not {', '.join(names)}")
     for field in fields:
-        found = given.field(field.name).type
-        if not _fits(found, field.type):
-            raise Invalid(f"column {field.name} is {found}, but the table holds {field.type}: cast it first")
+        column_type = given.field(field.name).type
+        if not _fits(column_type, field.type):
+            raise Invalid(f"column {field.name} is {column_type}, but the table holds {field.type}: cast it first")
     return pa.schema(fields)
 
 
-def _fits(found: Any, wanted: Any) -> bool:
-    """Types that hold the same values without a loss."""
-    if pa.types.is_null(found):
+def _fits(actual: Any, wanted: Any) -> bool:
+    """Whether a column can be cast to the wanted type without loss."""
+    if pa.types.is_null(actual):
         return True  # no rows, or deletes only
     if pa.types.is_integer(wanted):
-        return bool(pa.types.is_integer(found) and found != pa.uint64())
+        return bool(pa.types.is_integer(actual) and actual != pa.uint64())
     if pa.types.is_floating(wanted):
-        return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
+        return bool(pa.types.is_floating(actual) or pa.types.is_integer(actual))
     if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
-    return is_binary(found)
+        return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
+    return is_binary(actual)
 
 
 class _Shard:
-    """What one call has for one shard."""
+    """The rows of one call for one shard."""
 
     def __init__(self) -> None:
         self.parts: list[Columns] = []
         self.bytes = 0
-        self.sorted: list[str] = []  # sorted files that are not the last word yet
+        self.sorted: list[str] = []  # temporary sorted files, to be merged at the end
         self.rows = 0
 
 
@@ -89,11 +89,11 @@ class Loader:
         self._fs = place.fs
         self._partitions = partitions_of(info)
         self._shards = [_Shard() for _ in self._partitions]
-        self._merges = PendingDelta()  # operands, which no file can hold
-        self._spare = ""  # a folder for sorted files that are merged at the end
+        self._merges = PendingDelta()  # merge operands, which files cannot hold
+        self._spare = ""  # the folder of temporary sorted files
 
     def run(self, batches: Iterator[Any]) -> list[PreparedRows]:
-        """Take in all batches and say what is to be committed."""
+        """Read all batches and return what is to be committed."""
         try:
             for batch in batches:
                 self._add(batch)
@@ -111,7 +111,7 @@ class Loader:
             values.null_count and not deletes[pc.is_null(values).to_numpy(zero_copy_only=False)].all()
         ):
             raise Invalid("a key or a value is null: leave such rows out, or delete with op='delete'")
-        if deletes.any():  # what stands beside a delete says nothing
+        if deletes.any():  # the value of a delete is ignored
             values = pc.if_else(pa.array(deletes), pa.scalar(None, values.type), values)
         stored = stored_values(values, self._options)
         if deletes.any():  # a null number is stored as 8 bytes, and a delete has no value
@@ -128,7 +128,7 @@ class Loader:
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
-        """Put operands into sections; which rows they were."""
+        """Move merge operands into sections; return a mask of their rows."""
         if ops is None:
             return np.zeros(len(keys), np.bool_)
         merged = ~deletes & ~_equal(ops, "put") & ops.is_valid().to_numpy(zero_copy_only=False)
@@ -153,7 +153,7 @@ class Loader:
             self._sort_away(number)
 
     def _sort_away(self, number: int) -> None:
-        """Sort what is in memory into a file beside the others."""
+        """Write the rows in memory to a temporary sorted file."""
         shard = self._shards[number]
         if not self._spare:
             self._spare = f"{self._place.root}/{self._place.reserve(self._partitions[number], 1)[0].file_name}.parts"
@@ -188,16 +188,16 @@ class Loader:
         yield from (PreparedRows(partition, section.encode(rows), rows=len(rows)) for rows in operands)
 
     def _merged(self, number: int) -> Iterator[PreparedRows]:
-        """Merge sorted files, the newest first, into as few as hold them."""
+        """Merge the temporary sorted files, newest first, into as few files as possible."""
         shard, partition = self._shards[number], self._partitions[number]
         if shard.parts:
             self._sort_away(number)
         size = sum(self._size(path) for path in shard.sorted)
-        places = self._place.reserve(partition, outputs_max(shard.rows, size))
-        by_id = {place.chunk_id: place for place in places}
+        reserved = self._place.reserve(partition, outputs_max(shard.rows, size))
+        by_id = {staged.chunk_id: staged for staged in reserved}
         plan = MergePlan(
             inputs=tuple(MergeInput(path=path) for path in reversed(shard.sorted)),
-            folder=f"{self._place.root}/{places[0].file_name.rpartition('/')[0]}",
+            folder=f"{self._place.root}/{reserved[0].file_name.rpartition('/')[0]}",
             store=self._place.identity,
             chunk_ids=tuple(by_id),
             now_us=0,
@@ -231,18 +231,18 @@ def _check_lengths(column: Any, bytes_max: int, name: str) -> None:
 
 
 def _sorted(parts: list[Columns]) -> Columns:
-    """Rows in key order, the last one of each key."""
+    """Sort rows by key and keep the last one of each key."""
     columns = [part.keys for part in parts]
     keys, bounds = Keys.of(columns), pc.min_max(pa.chunked_array(columns))
     order, same = sort(keys, shared_prefix(bounds["min"].as_py(), bounds["max"].as_py()))
-    rows = order[np.append(~same[1:], True)]  # the sort is stable: of equal keys the last one came last
+    rows = order[np.append(~same[1:], True)]  # the sort is stable: the newest of equal keys is last
     kinds = np.concatenate([part.kinds for part in parts])[rows]
     lsns, expires = np.ones(len(rows), np.uint64), np.full(len(rows), NEVER, np.int64)
     return Columns(keys.take(rows), lsns, kinds, expires, Values([part.values for part in parts]).take(rows))
 
 
 def _rows(columns: Columns) -> section.Rows:
-    """A section of sorted rows."""
+    """Build a section of sorted rows."""
     rows = section.Rows()
     keys, values = columns.list_keys(), bytes_list(columns.values)
     if columns.kinds.any():
@@ -257,7 +257,7 @@ def _rows(columns: Columns) -> section.Rows:
 
 
 def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
-    """Return the batches; `Invalid` at the first key outside [start, end)."""
+    """Pass the batches through; `Invalid` at the first key outside [start, end)."""
     for batch in batches:
         keys = batch.column("key")
         outside = pc.less(keys, pa.scalar(start, keys.type))
@@ -272,32 +272,32 @@ def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[
 def bundle(
     loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:
-    """In each shard either sections or files: a group that names files has them applied by themselves.
+    """Arrange loads for one group: each shard has either sections or files, because files are applied alone.
 
-    `NotFound` if rows were prepared for another table: the one of this name was dropped since, and made again.
+    `NotFound` if the rows were prepared for an earlier table of this name, which was dropped and made again since.
     """
     bundled: list[PreparedRows] = []
     partitions = partitions_of(info)
     if not {load.partition for load in loads} <= set(partitions):
         raise NotFound(f"table {info.name} was dropped and made again while its rows were prepared: write them again")
     for partition in partitions:
-        mine = [load for load in loads if load.partition == partition]
-        files = [load for load in mine if load.file is not None]
-        gone = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)
+        shard_loads = [load for load in loads if load.partition == partition]
+        files = [load for load in shard_loads if load.file is not None]
+        deleted = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)
         if files:
-            few = [section.decode(load.payload) for load in mine if load.file is None]
-            bundled += files + _as_files(partition, few, gone, place)
+            few = [section.decode(load.payload) for load in shard_loads if load.file is None]
+            bundled += files + _as_files(partition, few, deleted, place)
         else:
-            if gone is not None:
-                bundled.append(PreparedRows(partition, section.encode(section.Ranges([gone]))))
-            bundled += mine
+            if deleted is not None:
+                bundled.append(PreparedRows(partition, section.encode(section.Ranges([deleted]))))
+            bundled += shard_loads
     return bundled
 
 
 def _as_files(
-    partition: PartitionId, few: list[section.Section], gone: tuple[bytes, bytes] | None, place: BuildContext
+    partition: PartitionId, few: list[section.Section], deleted: tuple[bytes, bytes] | None, place: BuildContext
 ) -> list[PreparedRows]:
-    """Rows that came as sections, and the delete of a range, as files beside the others."""
+    """Write rows that came as sections, and the delete of a range, to files."""
     fs, columns = place.fs, None
     if few:
         edit = section.to_edit(few, 1, 0)
@@ -307,7 +307,7 @@ def _as_files(
         keys = sorted(rows)
         columns = Columns.of(keys, [rows[key][1] for key in keys], 1, [rows[key][0] for key in keys])
     loads: list[PreparedRows] = []
-    for rows_of, ranges in ((columns, NO_RANGES), (None, RangeDeletes.of([(*gone, 1)]) if gone else NO_RANGES)):
+    for rows_of, ranges in ((columns, NO_RANGES), (None, RangeDeletes.of([(*deleted, 1)]) if deleted else NO_RANGES)):
         if rows_of is None and not ranges:
             continue
         staged = place.reserve(partition, 1)[0]

@@ -1,7 +1,8 @@
-"""What makes a kv table a Python mapping, over its scans, gets and writes.
+"""The mapping interface of a kv table, built on its scans, gets and writes.
 
-A mapping of this size is not a dict: `len` counts the rows, equality reads them all, and what reads before it writes
-(`pop`, `setdefault`, `del`) is two steps, between which others may write. `get`, `put` and `delete` are one.
+A table is larger than a dict: `len` counts the rows by reading them, and equality reads them all. Methods that read
+before they write (`pop`, `setdefault`, `del`) are two steps, between which others may write; `get`, `put` and `delete`
+are one.
 
 Thread: any.
 """
@@ -19,7 +20,7 @@ V = TypeVar("V")
 
 
 class KvItems(ItemsView[bytes, V]):
-    """(key, value) pairs, in order of the keys, at the moment at which an iteration begins."""
+    """(key, value) pairs in key order, as of the beginning of each iteration."""
 
     _mapping: ReadableMapping[V]
 
@@ -28,7 +29,7 @@ class KvItems(ItemsView[bytes, V]):
 
 
 class KvValues(ValuesView[V]):
-    """Values in order of their keys, at the moment at which an iteration begins."""
+    """Values in key order, as of the beginning of each iteration."""
 
     _mapping: ReadableMapping[V]
 
@@ -36,15 +37,15 @@ class KvValues(ValuesView[V]):
         return (value for _, value in self._mapping.scan())
 
     def __contains__(self, value: object) -> bool:
-        return any(found == value for found in self)
+        return any(item == value for item in self)
 
 
 class ReadableMapping(InThisProcess, Mapping[bytes, V]):
-    """A kv table as a mapping that is read."""
+    """A kv table as a read-only mapping."""
 
     @abstractmethod
     def scan(self, start: bytes = b"", end: bytes | None = None, *, limit: int | None = None) -> Iterator[Any]:
-        """Return (key, value) pairs in order of the keys."""
+        """Return (key, value) pairs in key order."""
 
     @abstractmethod
     def count(self) -> int:
@@ -60,20 +61,20 @@ class ReadableMapping(InThisProcess, Mapping[bytes, V]):
         return any(True for _ in self.scan(limit=1))
 
     def keys(self) -> KeysView[bytes]:
-        """Return a view of the keys, in their order."""
+        """Return a view of the keys, in order."""
         return KeysView(self)
 
     def items(self) -> KvItems[V]:
-        """Return a view of the (key, value) pairs, in order of the keys."""
+        """Return a view of the (key, value) pairs, in key order."""
         return KvItems(self)
 
     def values(self) -> KvValues[V]:
-        """Return a view of the values, in order of their keys."""
+        """Return a view of the values, in key order."""
         return KvValues(self)
 
 
 class WritableMapping(ReadableMapping[V], MutableMapping[bytes, V]):
-    """A kv table as a mapping that is written, too."""
+    """A kv table as a mutable mapping."""
 
     @abstractmethod
     def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]]) -> Any:
@@ -81,7 +82,7 @@ class WritableMapping(ReadableMapping[V], MutableMapping[bytes, V]):
 
     @abstractmethod
     def delete(self, key: bytes) -> Any:
-        """Remove a key."""
+        """Delete a key."""
 
     def __delitem__(self, key: bytes) -> None:
         if key not in self:

@@ -1,10 +1,10 @@
-"""A shard of a kv table at one moment, and its parts for readers elsewhere.
+"""A snapshot of a kv shard, and its pieces for readers in other processes.
 
-A piece names the sstables of a key range and carries the few rows that are in no file yet, so that a process that sees
-the files reads it without the owner. With many such rows it carries none of them: the owner is asked.
+A piece names the sstables of a key range and carries the few rows that are not in a file yet, so that a process with
+access to the files reads it without the owner. If there are many such rows it carries none, and is read from the owner.
 
-Thread: any; what a piece needs is held by the snapshot it was made from.
-Invariant: all pieces of a state together read as the state does: same rows, same judgement of what has expired.
+Thread: any; the snapshot that a piece was made from pins its files.
+Invariant: all pieces of a snapshot together return the same rows as the snapshot, with the same expiry time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.lsm.sstable import Sstable
 from penstock.lsm.version import FileMeta, TableFile, Version, arrange
 from penstock.lsm.view import View
 
-CARRIED_BYTES_MAX = 2 << 20  # of rows in memory that go along with pieces
-SAMPLES = 64  # keys looked at in each file and memtable, to cut evenly
+CARRIED_BYTES_MAX = 2 << 20  # of rows in memory that pieces carry
+SAMPLES = 64  # keys sampled in each file and memtable, for pieces of similar size
 
 
 class _Carried(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of a memtable."""
+    """The rows of a memtable in a key range, and its range deletes."""
 
     rows: list[tuple[bytes, Row]]
     ranges: list[RangeDelete]
@@ -44,20 +44,20 @@ class _Carried(msgspec.Struct, frozen=True, array_like=True):
         return cls(list(zip(columns.list_keys(), zip(*parts, strict=True), strict=True)), list(memtable.ranges))
 
     def memtable(self, lsn: int) -> Memtable:
-        found = Memtable()
+        memtable = Memtable()
         for at, ranges in groupby(sorted(self.ranges, key=itemgetter(2)), itemgetter(2)):
-            found.apply(Edit(lsn=at, time_us=0, ranges=[(start, end) for start, end, _ in ranges]))
-        found.apply(Edit(lsn=lsn + 1, time_us=0, rows=dict(self.rows)))
-        return found
+            memtable.apply(Edit(lsn=at, time_us=0, ranges=[(start, end) for start, end, _ in ranges]))
+        memtable.apply(Edit(lsn=lsn + 1, time_us=0, rows=dict(self.rows)))
+        return memtable
 
 
 class _KvPiece(msgspec.Struct, frozen=True, array_like=True):
-    """What a piece's `detail` holds."""
+    """The content of a piece's `detail`."""
 
     lsn: int
     now_us: int
     files: list[FileMeta]
-    memory: list[_Carried] | None  # newest first; None: they are too many
+    memory: list[_Carried] | None  # newest first; None: too many rows to carry
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -79,7 +79,7 @@ class KvState:
         return self.snapshot.lsn
 
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        """Cut where parts have about the same number of rows."""
+        """Divide a key range into pieces with similar numbers of rows."""
         version = self.snapshot.version
         borders = [start, *_borders(version, count, start, end), end]
         files = [file.meta for run in version.runs for file in run.overlapping(start, end)]
@@ -103,7 +103,7 @@ class KvState:
 
 
 def _borders(version: Version, count: int, start: bytes, end: bytes | None) -> list[bytes]:
-    """Up to `count - 1` keys that cut a range of a version into parts of about one size."""
+    """Return up to `count - 1` keys that divide a key range into parts of similar size."""
     samples: list[tuple[bytes, int]] = []
     if count < 2:
         return []
@@ -130,7 +130,7 @@ def _borders(version: Version, count: int, start: bytes, end: bytes | None) -> l
 
 
 def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-    """Record batches of a piece out of its files; None if they are not to be seen here."""
+    """Return record batches of a piece from its files; None if they cannot be read from here."""
     detail = _decoder.decode(piece.detail)
     if detail.memory is None:
         return None
@@ -149,8 +149,8 @@ def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None
 
 
 def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
-    """What is wrong with the files that begin in a piece: paths and reasons, page by page."""
-    found: list[tuple[str, str]] = []
+    """Check every page of the files that begin in a piece; return (path, reason) for each damage."""
+    damage: list[tuple[str, str]] = []
     for meta in _decoder.decode(piece.detail).files:
         if meta.start < piece.start or (piece.end is not None and meta.start >= piece.end):
             continue  # it reaches in from another piece, which checks it
@@ -158,12 +158,12 @@ def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str
         try:
             table = Sstable.open(path, lsn=meta.lsn)
         except FileNotFoundError as error:
-            found.append((error.filename or path, "it is missing"))
+            damage.append((error.filename or path, "it is missing"))
         except CorruptionError as error:
-            found.append((error.path, f"byte {error.offset}: {error.reason}"))
+            damage.append((error.path, f"byte {error.offset}: {error.reason}"))
         else:
-            found += [(error.path, f"byte {error.offset}: {error.reason}") for error in table.damaged_pages()]
+            damage += [(error.path, f"byte {error.offset}: {error.reason}") for error in table.damaged_pages()]
             if table.summary.store != identity or table.summary.chunk_id != meta.chunk_id:
-                found.append((path, "it is a file of another store"))
+                damage.append((path, "it is a file of another store"))
             table.close()
-    return found
+    return damage

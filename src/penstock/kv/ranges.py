@@ -1,4 +1,4 @@
-"""Ranges of keys, as options and filters give them.
+"""Key ranges from options and filters.
 
 Thread: pure functions.
 """
@@ -11,21 +11,21 @@ from typing import Any
 from penstock.errors import Invalid
 from penstock.lsm.rows import KEY_BYTES_MAX
 
-PAST_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # an end that no key reaches
+PAST_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # greater than every key
 
 
 def parse_key(text: str) -> bytes:
-    """A key in text: as it is, or in hexadecimal digits after 0x."""
+    """Parse a key from text: as it is, or as hexadecimal digits after 0x."""
     if not text.startswith("0x"):
         return text.encode()
     try:
         return bytes.fromhex(text[2:])
     except ValueError:
-        raise Invalid(f"{text!r} is no key: after 0x come pairs of hexadecimal digits") from None
+        raise Invalid(f"{text!r} is not a key: after 0x come pairs of hexadecimal digits") from None
 
 
 def filtered_key_range(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes | None]:
-    """The range outside which no key passes all of (operation, value)."""
+    """Return a key range that holds every key that passes all filters (operation, value)."""
     low, high = b"", None
     for operation, value in filters:
         values = [bytes(some) for some in (value if operation == "in" else [value])]

@@ -1,7 +1,7 @@
-"""The rules for sections of a kv table, by which everything from outside is judged: sections, staged files, options.
+"""The rules for what other processes send to a kv table: sections, staged files, options.
 
-The API of a table makes sections that pass by construction (`table`, `values`); what another process sent or built is
-looked at in full. Apply relies on these rules and has none of its own.
+Sections from the API of a table (`table`, `values`) satisfy the rules by construction; what another process sent or
+built is checked in full. Apply relies on these rules and checks nothing itself.
 
 Thread: pure functions.
 Invariant: what passes here could have been written through the API of this process.
@@ -34,37 +34,37 @@ from penstock.lsm.rows import (
 )
 from penstock.lsm.sstable import Sstable
 
-ROW_WEIGHT = 192  # of the objects around a key and a value
-_LINK = struct.Struct("<BI")  # of a chain: operator, length
+ROW_WEIGHT = 192  # memory of the objects around a key and a value
+_LINK = struct.Struct("<BI")  # header of an operand in a chain: operator, length
 _NAMES = {kind: name for name, kind in OPERATORS.items()}
 
 
 def weight(payload: bytes) -> int:
-    """The memory that `receive` takes, about: its bytes again, and objects for each row."""
+    """Estimate the memory that `receive` needs: a copy of the bytes, and objects for each row."""
     return 2 * len(payload) + ROW_WEIGHT * section.row_count(payload)
 
 
 def receive(payload: bytes, options: bytes) -> section.Section:
-    """The section in a payload for a table with these options; `Invalid` if it breaks a rule."""
+    """Decode and check a section for a table with these options; `Invalid` if it breaks a rule."""
     value_type = decode_options(options).value
     try:
-        found = section.decode(payload)
+        part = section.decode(payload)
     except CorruptionError as error:
         raise Invalid(f"a section of a kv table is malformed: {error.reason}") from None
-    if not found:
+    if not part:
         raise Invalid("a section of a kv table holds no rows")
-    if isinstance(found, section.Ranges):
-        if any(not start < end or len(start) > KEY_BYTES_MAX or len(end) > len(PAST_ALL_KEYS) for start, end in found):
+    if isinstance(part, section.Ranges):
+        if any(not start < end or len(start) > KEY_BYTES_MAX or len(end) > len(PAST_ALL_KEYS) for start, end in part):
             raise Invalid("a range of keys to delete is empty or runs downwards, or its keys are too long")
-        return found
-    _check_rows(found, value_type)
-    return found
+        return part
+    _check_rows(part, value_type)
+    return part
 
 
 def _check_rows(rows: section.Rows, value_type: ValueType) -> None:
     if max(map(len, rows)) > KEY_BYTES_MAX:
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
-    values: list[bytes] = []  # of puts
+    values: list[bytes] = []  # the values of puts
     for operation in rows.values():
         if isinstance(operation, bytes):
             values.append(operation)
@@ -105,7 +105,7 @@ def _chained(value: bytes) -> list[tuple[int, bytes]]:
 
 
 def check_table(table: Sstable, value_type: ValueType) -> None:
-    """`Invalid` if an sstable that was built elsewhere breaks a rule: columns at a time, every row is looked at."""
+    """Raise `Invalid` if an sstable from another process breaks a rule. Checks every row, by columns."""
     table.check_places()
     last: tuple[bytes, int] | None = None  # key and kind
     for piece in table.pieces(0, table.summary.rows):
@@ -125,7 +125,7 @@ def _check_columns(
     if (kinds > RANGE_DELETE).any():
         raise Invalid(f"{path} holds more than puts and deletes: build it again")
     rising = pc.less(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
-    # The delete of a range stands before the row of its first key.
+    # A range delete precedes the row of its first key.
     rising |= (kinds[:-1] == RANGE_DELETE) & (kinds[1:] != RANGE_DELETE) & _equal(keys[:-1], keys[1:])
     first = columns.key(0)
     joins = last is None or last[0] < first or (last[0] == first and last[1] == RANGE_DELETE)
@@ -141,7 +141,7 @@ def _equal(keys: Any, others: Any) -> Any:
 
 
 def check_options(options: bytes) -> Any:
-    """The options of a kv table; `Invalid` if these are none."""
+    """Return the decoded options of a kv table; `Invalid` if they are malformed."""
     try:
         return decode_options(options)
     except CorruptionError as error:

@@ -1,4 +1,4 @@
-"""What the values of a kv table are: declared once, kept as bytes. `check_stored` is the rule for those bytes.
+"""The types of values of a kv table: declared once, stored as bytes. `check_stored` is the rule for those bytes.
 
     bytes      as they are
     utf8       text
@@ -28,18 +28,18 @@ from penstock.lsm.operators import OPERATORS
 from penstock.lsm.rows import VALUE_BYTES_MAX, offsets_of
 
 ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
-# A value of a `json` table. What is read is made of lists and dicts; the wider types let any of those be written.
+# A value of a `json` table. Reads return lists and dicts; writes accept any sequence or mapping.
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 VALUE_TYPES: tuple[ValueType, ...] = ("bytes", "utf8", "json", "int64", "float64")
 
-JSON_DEPTH_MAX = 200  # of lists and objects in each other: Python's reader gives up at some depth
+JSON_DEPTH_MAX = 200  # of nested lists and objects: Python's parser fails at some depth
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 class Options(msgspec.Struct, frozen=True, array_like=True):
-    """What is fixed when a kv table is made."""
+    """The options of a kv table, fixed when it is created."""
 
     value: ValueType = "bytes"
 
@@ -49,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(Options)
 
 
 def check_value_type(value: Any) -> ValueType:
-    """The type of values as a user names it; `Invalid` if there is none of that name."""
+    """Return the value type that a user named; `Invalid` if there is no such type."""
     for value_type in VALUE_TYPES:
         if isinstance(value, str) and value == value_type:
             return value_type
@@ -57,26 +57,26 @@ def check_value_type(value: Any) -> ValueType:
 
 
 def encode_options(options: Options) -> bytes:
-    """Options as the ledger keeps them."""
+    """Encode options for the ledger."""
     return _encode_options(options)
 
 
 def decode_options(data: bytes) -> Options:
-    """Options as they were when the table was made."""
+    """Decode the options of a table."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("kv options", 0, f"they do not decode ({error})") from None
 
 
-# -- values of users, as the bytes that are stored
+# -- from users' values to stored bytes
 
 
 def _bytes(value: Any) -> bytes:
     if type(value) is bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
-        try:  # a subclass becomes bytes: readers tell a bare value by its type
+        try:  # a subclass becomes bytes: readers recognize a plain value by its type
             return bytes(memoryview(value))
         except ValueError as error:
             raise Invalid(f"the value's memory cannot be read ({error})") from None
@@ -117,7 +117,7 @@ def _float64(value: Any) -> bytes:
         raise Invalid("this table holds numbers of 64 bits, and the value is larger") from None
 
 
-# -- stored bytes, as values of users
+# -- from stored bytes to users' values
 
 
 def _read_text(data: bytes) -> str:
@@ -125,12 +125,12 @@ def _read_text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         if len(data) == VALUE_BYTES_MAX and error.start > VALUE_BYTES_MAX - 4:
-            return data[: error.start].decode()  # `append` cut it there, in the middle of a character
+            return data[: error.start].decode()  # `append` cut it at the limit, in the middle of a character
         raise CorruptionError("a value", error.start, "the table holds text, and this is not") from None
 
 
 def _texts(column: Any) -> Any:
-    """A binary column as text."""
+    """Convert a binary column to text."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -147,7 +147,7 @@ ENCODERS: dict[ValueType, Callable[[Any], bytes]] = {
 
 
 def encode_operand(value: Any, value_type: ValueType) -> bytes:
-    """The operand of a merge: a value of the type, or the 8 bytes of a number."""
+    """Encode the operand of a merge: a value of the type, or the 8 bytes of a number."""
     if type(value) is bytes and len(value) == 8 and value_type in ("int64", "float64"):
         return value
     return ENCODERS[value_type](value)
@@ -161,7 +161,7 @@ DECODERS: dict[ValueType, Callable[[bytes], Any]] = {
     "float64": lambda data: _F64.unpack(data)[0],
 }
 
-# The merge operators whose results are values of the type again.
+# The merge operators whose results are of the same type.
 MERGES: dict[ValueType, tuple[str, ...]] = {
     "bytes": tuple(OPERATORS),
     "utf8": ("append",),
@@ -180,12 +180,12 @@ _ARROW: dict[ValueType, Any] = {
 
 
 def arrow_type(options: Options) -> Any:
-    """The Arrow type of a table's values."""
+    """Return the Arrow type of a table's values."""
     return _ARROW[options.value]
 
 
 def arrow_values(column: Any, options: Options) -> Any:
-    """A binary column of stored values as the declared type, without a loop."""
+    """Convert a binary column of stored values to the declared type, without a loop."""
     if options.value == "bytes":
         return column
     if options.value in ("utf8", "json"):
@@ -198,7 +198,7 @@ def arrow_values(column: Any, options: Options) -> Any:
 
 
 def stored_values(column: Any, options: Options) -> Any:
-    """A column of the declared type as the bytes that are stored, without a loop; null becomes empty."""
+    """Convert a column of the declared type to stored bytes, without a loop; null becomes empty or zero."""
     if options.value in ("bytes", "utf8", "json"):
         if options.value == "json":
             _check_json(column)
@@ -213,10 +213,10 @@ def stored_values(column: Any, options: Options) -> Any:
 
 
 def check_stored(column: Any, value_type: ValueType) -> None:
-    """`Invalid` if a stored value, of an Arrow binary column, is not of the declared type: it could not be read."""
+    """Raise `Invalid` if a value of an Arrow binary column is not of the declared type, so could not be read."""
     if value_type in ("int64", "float64"):
         if (np.diff(offsets_of(column)) != 8).any():
-            raise Invalid(f"this table holds values of {value_type}, and one has not 8 bytes")
+            raise Invalid(f"this table holds {value_type}, and a value does not have 8 bytes")
     elif value_type == "json":
         _check_json(column)
     elif value_type == "utf8":
@@ -227,7 +227,7 @@ def check_stored(column: Any, value_type: ValueType) -> None:
 
 
 def _check_json(column: Any) -> None:
-    """`Invalid` if a text is not JSON: somebody would find out when it is read."""
+    """Raise `Invalid` if a text is not JSON: a later read would fail."""
     for text in column.cast(pa.binary()).to_pylist():
         if text is None:
             continue
@@ -249,4 +249,4 @@ def _check_depth(data: bytes) -> None:
     for character in re.findall(rb"[][{}]", _JSON_STRING.sub(b"", data)):
         depth += 1 if character in b"[{" else -1
         if depth > JSON_DEPTH_MAX:
-            raise Invalid(f"this table holds JSON of at most {JSON_DEPTH_MAX} lists and objects in each other")
+            raise Invalid(f"this table holds JSON of at most {JSON_DEPTH_MAX} nested lists and objects")

@@ -1,1 +1,1 @@
-"""What an owner and its clients share: messages, the places where an owner is found, its report at the start."""
+"""What an owner and its clients share: messages, how clients find an owner, and its report when it starts."""

@@ -1,7 +1,7 @@
-"""The folder that a user names for a store.
+"""Checks the folder that a user names for a store.
 
-What cannot be meant is refused before anything is made: a URL, a file, and a folder that holds somebody's other files,
-because a store would mix its own with them. `~` is the user's home, as in a shell.
+Likely mistakes are refused before anything is created: a URL, a file, and a folder with other files, which a store
+would mix with its own. `~` is the user's home, as in a shell.
 
 Thread: any.
 """
@@ -23,10 +23,10 @@ _STORE_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE", "TIME", "journa
 
 def store_folder(path: object) -> str:
     """Return the absolute path of the folder; `Invalid` if `path` cannot be one."""
-    given = path_text(path)
-    if _URL.match(given):
-        raise Invalid(f"{given} is a URL, and a store is opened in a folder of this machine: give its path")
-    return absolute(os.path.expanduser(given))
+    text = path_text(path)
+    if _URL.match(text):
+        raise Invalid(f"{text} is a URL, and a store is opened in a folder of this machine: give its path")
+    return absolute(os.path.expanduser(text))
 
 
 def check_new_folder(folder: str) -> None:

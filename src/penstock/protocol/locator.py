@@ -1,18 +1,18 @@
-"""Where an owner of a store is reached from this machine: its sockets, and the lock of those who come and go.
+"""How processes on this machine find the owner of a store: its sockets, and the lock for opening and starting.
 
-    <store>/run/            mode 0700: who may not read the store may not knock
+    <store>/run/            mode 0700: only users who may read the store can connect
     <store>/run/bell        the owner's bell: a question in a line of JSON, an answer in another
-    <store>/run/f-<hex>     Arrow Flight, once somebody asked for it: another name for each opening, because gRPC
-                            remembers for a while that a name led nowhere
-    <store>/run/elsewhere   instead of these two, where a socket cannot be there: the folder that has them
-    <store>/OPENING         held while somebody opens the store, starts an owner or makes one yield
+    <store>/run/f-<hex>     Arrow Flight, once a client asked for it; a new name for each opening, because gRPC
+                            backs off for a while from a name that failed
+    <store>/run/elsewhere   where sockets cannot be in this folder: the path of the folder that has them
+    <store>/OPENING         held by a process that opens the store, starts an owner or makes one yield
 
-OPENING keeps processes from starting many owners for nothing; LOCK alone keeps a store from having two. An owner whose
-starter gave up comes up without OPENING, and ends if somebody else has LOCK by then.
+OPENING only keeps processes from starting owners in vain; LOCK keeps a store from having two. An owner whose starter
+timed out opens without OPENING, and ends if another process has LOCK by then.
 
 Thread: any.
-Invariants: (1) a socket's name is short and has no character that is special in a URI: gRPC is told names as URIs.
-(2) no wait is longer than its caller said.
+Invariants: (1) a socket's name is short and has no character that is special in a URI: gRPC takes names as URIs.
+(2) no wait exceeds the caller's timeout.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from penstock.host.files import FileSystem, Lock
 from penstock.host.waiting import Retries
 
 SOCKET_PATH_BYTES_MAX = 100  # of 104 to 108, by system
-_PLAIN = re.compile(rb"[A-Za-z0-9/._~-]+")  # what stands for itself in a URI
+_PLAIN = re.compile(rb"[A-Za-z0-9/._~-]+")  # needs no escape in a URI
 LINE_BYTES_MAX = 64 << 10
 _FLIGHT = re.compile("f-[0-9a-f]{16}")
-KNOCK_S_MIN = 0.1  # for an answer, also of one who came with no time to wait
+KNOCK_S_MIN = 0.1  # for an answer, even if the deadline has passed
 KNOCK_S_MAX = 3600.0
 
 Asked = Literal["serve", "yield"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked at the bell."""
+    """A question at the bell."""
 
     ask: Asked
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the owner says."""
+    """The owner's answer to a question."""
 
     location: str = ""  # of Arrow Flight, when asked to serve
-    yields: bool = False  # it is about to let go of the store
-    detached: bool = False  # it was started by a client, and yields when it is free
+    yields: bool = False  # it is about to release the store
+    detached: bool = False  # a client started it, and it yields when no client needs it
     reason: str = ""  # why not
 
 
@@ -101,7 +101,7 @@ def _make_elsewhere() -> str:
 
 
 def remove_sockets(path: str) -> None:
-    """Leave nothing that leads nowhere. Requires: the store's lock."""
+    """Remove the owner's sockets, and their folder if it is elsewhere. Requires: the store's lock."""
     with suppress(OSError):
         _clear(f"{path}/run")
 
@@ -120,7 +120,7 @@ def _clear(run: str) -> None:
 
 
 def _elsewhere(run: str) -> str | None:
-    """The folder that `run` points to; None if there is none, or somebody else made one of that name since."""
+    """Return the folder that `run` points to; None if there is none, or if another user created it since."""
     try:
         with open(f"{run}/elsewhere", encoding="utf-8", errors="surrogateescape") as file:
             folder = file.read()
@@ -132,7 +132,7 @@ def _elsewhere(run: str) -> str | None:
 
 
 def listen(folder: str) -> socket.socket:
-    """The bell's socket."""
+    """Return the bell's listening socket."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"{folder}/bell")
@@ -147,7 +147,7 @@ def listen(folder: str) -> socket.socket:
 
 
 def knock(path: str, ask: Asked, timeout_s: float) -> Answer | None:
-    """Ask the owner; None if nobody is there, `WaitExpired` if somebody is and does not answer."""
+    """Ask the owner; None if there is none, `WaitExpired` if it does not answer."""
     run, clock = f"{path}/run", SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -160,7 +160,7 @@ def knock(path: str, ask: Asked, timeout_s: float) -> Answer | None:
             raise StoreLocked(f"{run} belongs to another user: ask its owner to serve it over TCP") from None
         except (TimeoutError, BlockingIOError):
             raise WaitExpired(f"the owner of {path} does not answer (is it stopped?): try again") from None
-        except OSError:  # no socket, nobody behind it, or its owner died over the question
+        except OSError:  # no socket, no listener, or the owner died meanwhile
             return None
     return _answers.decode(line) if line else None
 
@@ -170,7 +170,7 @@ def _limit(connection: socket.socket, clock: Clock, deadline_s: float) -> None:
 
 
 def read_question(connection: socket.socket) -> Question | None:
-    """What somebody asks; None if they went away or do not speak as we do."""
+    """Return the client's question; None if it disconnected or the question does not decode."""
     try:
         return _questions.decode(read_line(connection))
     except (OSError, msgspec.DecodeError):
@@ -178,12 +178,12 @@ def read_question(connection: socket.socket) -> Question | None:
 
 
 def send_line(connection: socket.socket, message: Question | Answer) -> None:
-    """One message."""
+    """Send one message."""
     connection.sendall(msgspec.json.encode(message) + b"\n")
 
 
 def read_line(connection: socket.socket, limit: Callable[[], None] = lambda: None) -> bytes:
-    """One message; nothing if the other side went away. `limit` is called before each wait."""
+    """Read one message; empty if the other side disconnected. `limit` is called before each wait."""
     line = b""
     while not line.endswith(b"\n"):
         limit()
@@ -194,11 +194,11 @@ def read_line(connection: socket.socket, limit: Callable[[], None] = lambda: Non
     return line
 
 
-# -- coming and going
+# -- opening
 
 
 def hold_opening(fs: FileSystem, path: str, clock: Clock, deadline_s: float) -> Lock:
-    """The lock of those who open, start and make yield; `StoreLocked` if others keep it past the deadline."""
+    """Take the OPENING lock; `StoreLocked` if another process holds it past the deadline."""
     retries = Retries(clock, deadline_s)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a started owner says in its first line.
+"""The first line that a started owner prints.
 
 Thread: values.
 """
@@ -11,6 +11,6 @@ from penstock.protocol.wire import ErrorMessage
 
 
 class OwnerReport(msgspec.Struct, frozen=True):
-    """Nothing is wrong, or what is."""
+    """The owner serves, or `fault` says why it could not start."""
 
     fault: ErrorMessage | None = None

@@ -1,11 +1,11 @@
-"""What clients and owners say to each other, and how errors travel.
+"""The messages between clients and owners, and the encoding of errors.
 
-A message is `crc32c u32 | MessagePack`; a write's sections are in it in the form they have in the journal. Arrow goes
-one way only, from the owner to clients. An error travels as its class and its one line.
+A message is `crc32c u32 | MessagePack`; it carries a write's sections in the form they have in the journal. Arrow is
+sent only from the owner to clients. An error is sent as its class name and message.
 
 Thread: values and pure functions.
-Invariant: nothing of a request is decoded before its length, its checksum and the counts in it were looked at: it takes
-a few times its bytes, whatever they are.
+Invariant: a request is decoded only after its length, its checksum and the counts in it were checked, so it takes at
+most a few times its bytes of memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.registry import SHARDS_MAX
 PROTOCOL = "1"
 MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
 ANSWER_BYTES_MAX = 256 << 20
-SMALL_BYTES_MAX = 1 << 20  # of a request that carries names, numbers and a key or two
+SMALL_BYTES_MAX = 1 << 20  # of a request with names, numbers and a key or two
 RESULTS_BYTES_MAX = 8 << 20  # of the results of an offer
 GROUPS_MAX = 512  # in one message: a repeated one must be within the window of tokens
 SECTIONS_MAX = 65_536  # in all groups of one message
@@ -45,11 +45,11 @@ KeyRange = tuple[int, bytes, bytes | None]  # partition, start, end
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Tagged by its class."""
+    """A request, tagged with its class name."""
 
 
 class Hello(_Message, frozen=True):
-    """Who is there?"""
+    """Ask which store the owner has."""
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
@@ -62,23 +62,23 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListTables(_Message, frozen=True):
-    """All tables."""
+    """List all tables."""
 
 
 class FindTable(_Message, frozen=True):
-    """One of them, or none."""
+    """Find a table by name; the answer has one or none."""
 
     name: str
 
 
 class ReadTime(_Message, frozen=True):
-    """The store's clock."""
+    """Read the store's time."""
 
 
 class Lookup(_Message, frozen=True):
-    """The values of keys of a shard; live, or in a snapshot.
+    """Look up the values of keys of a shard; live, or in a snapshot.
 
-    The answer has a value or None for each of the first keys, at least one: as many as fit. Ask for the rest.
+    The answer has a value or None for each of the first keys, as many as fit, at least one. Ask for the rest.
     """
 
     snapshot: str
@@ -87,7 +87,7 @@ class Lookup(_Message, frozen=True):
 
 
 class CutPieces(_Message, frozen=True):
-    """A range of a shard of a snapshot in parts."""
+    """Split a range of a shard of a snapshot into pieces."""
 
     snapshot: str
     partition: int
@@ -97,10 +97,10 @@ class CutPieces(_Message, frozen=True):
 
 
 class CutRanges(_Message, frozen=True):
-    """The keys at which ranges of a table are cut for tasks that read them; live, or in a snapshot.
+    """Ask for the keys at which to split ranges of a table for tasks that read them; live, or in a snapshot.
 
-    Without `bytes_max` about `count` parts, as many of each range. Otherwise a multiple of `count` (readers that work
-    at the same time), shared among the ranges by size: about none above `bytes_max`, and few below `bytes_min`.
+    Without `bytes_max`, about `count` parts, the same number of each range. Otherwise a multiple of `count` (the number
+    of parallel readers), shared among the ranges by size: hardly any above `bytes_max`, and few below `bytes_min`.
     """
 
     snapshot: str
@@ -111,7 +111,7 @@ class CutRanges(_Message, frozen=True):
 
 
 class PlanBatch(_Message, frozen=True):
-    """All that a batch needs to know of the tables it writes to, and of the one it is streamed from, if it is."""
+    """Ask for the state of the tables a batch writes to, and of the table it is streamed from, if any."""
 
     tables: Annotated[list[str], msgspec.Meta(max_length=TABLES_MAX)]
     source: str = ""
@@ -122,11 +122,11 @@ class PlanBatch(_Message, frozen=True):
 
 
 class SourceState(msgspec.Struct, frozen=True, array_like=True):
-    """How far a table that is streamed has come; sequences by shard."""
+    """The positions of a streamed table: sequences by shard."""
 
     table: TableInfo
     earliest: dict[int, int]
-    latest: dict[int, int]  # of the message that comes next
+    latest: dict[int, int]  # of the next message to be appended
     position: dict[int, int]  # of the consumer that was named
     end: dict[int, int]  # of a batch from `start`, or from the earliest if that is later
 
@@ -140,7 +140,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallService(_Message, frozen=True):
-    """What only a kind understands."""
+    """Call a service of a table's kind; the kind defines name and argument."""
 
     table: int
     name: str
@@ -148,7 +148,7 @@ class CallService(_Message, frozen=True):
 
 
 class CreateTable(_Message, frozen=True):
-    """Make a table if it is absent."""
+    """Create a table if it does not exist."""
 
     name: str
     kind: str
@@ -157,13 +157,13 @@ class CreateTable(_Message, frozen=True):
 
 
 class DropTable(_Message, frozen=True):
-    """Remove a table."""
+    """Delete a table."""
 
     name: str
 
 
 class CheckStore(_Message, frozen=True):
-    """What cannot be read although it was acknowledged."""
+    """List the acknowledged writes that cannot be read."""
 
 
 class ResumeTable(_Message, frozen=True):
@@ -173,7 +173,7 @@ class ResumeTable(_Message, frozen=True):
 
 
 class StageFiles(_Message, frozen=True):
-    """Places for files to be built elsewhere."""
+    """Reserve names for files that the client builds."""
 
     partition: int
     count: int
@@ -181,7 +181,7 @@ class StageFiles(_Message, frozen=True):
 
 
 class SendFile(_Message, frozen=True):
-    """Some bytes of a staged file, from one who does not see the store's folder."""
+    """Write bytes of a staged file, for a client that cannot access the store's folder."""
 
     partition: int
     chunk_id: int
@@ -191,16 +191,16 @@ class SendFile(_Message, frozen=True):
 
 
 class AskToken(_Message, frozen=True):
-    """Whether a token was used."""
+    """Ask whether a token was used."""
 
     producer: str
     number: int
 
 
 class TakeSnapshot(_Message, frozen=True):
-    """Everything at one LSN, held while it is used and for `lease_s` after.
+    """Take a snapshot at one LSN, held while it is used and for `lease_s` after.
 
-    With the name of a `query`: the one snapshot of that query, made for the first who asks.
+    With the name of a `query`: the one snapshot of that query, taken by its first request.
     """
 
     lease_s: float
@@ -208,51 +208,51 @@ class TakeSnapshot(_Message, frozen=True):
 
 
 class JoinSnapshot(_Message, frozen=True):
-    """A snapshot that somebody else took."""
+    """Use a snapshot that another client took."""
 
     snapshot: str
 
 
 class CloseSnapshot(_Message, frozen=True):
-    """It is needed no more."""
+    """Close a snapshot."""
 
     snapshot: str
 
 
 class CloseScan(_Message, frozen=True):
-    """The rest of a scan is not wanted."""
+    """Close a scan before its end."""
 
     scan: str
 
 
 class TakeOffer(_Message, frozen=True):
-    """Work for a driver that runs so many parts at once, if there is any."""
+    """Take work for a driver that runs `slots` parts at once, if there is any."""
 
     slots: int
 
 
 class KeepOffer(_Message, frozen=True):
-    """It is being worked on."""
+    """Renew an offer that is being worked on."""
 
     offer: str
 
 
 class FinishOffer(_Message, frozen=True):
-    """It is done: the packed result of each part."""
+    """Deliver the packed result of each part of an offer."""
 
     offer: str
     results: Annotated[list[bytes], msgspec.Meta(max_length=RESULTS_MAX)]
 
 
 class FailOffer(_Message, frozen=True):
-    """It was not done."""
+    """Report that the work of an offer failed."""
 
     offer: str
     reason: str
 
 
 class ReadOffered(_Message, frozen=True):
-    """Some bytes of a file that an offer reads, for one who does not see the store's folder."""
+    """Read bytes of an offer's input file, for a driver that cannot access the store's folder."""
 
     offer: str
     name: str
@@ -260,7 +260,7 @@ class ReadOffered(_Message, frozen=True):
 
 
 class WriteOffered(_Message, frozen=True):
-    """Some bytes of a file that an offer writes."""
+    """Write bytes of an offer's output file."""
 
     offer: str
     name: str
@@ -269,7 +269,7 @@ class WriteOffered(_Message, frozen=True):
 
 
 class SnapshotHandle(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot, as a client knows it."""
+    """A client's handle of a snapshot."""
 
     snapshot: str
     lsn: int
@@ -278,7 +278,7 @@ class SnapshotHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SentSection(msgspec.Struct, frozen=True, array_like=True):
-    """A section of a group: the bytes of a kind, or files."""
+    """A section of a group: bytes encoded by a kind, or files."""
 
     partition: int
     payload: bytes
@@ -286,7 +286,7 @@ class SentSection(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SentGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group. One that is `plain` holds writes that happened to come together."""
+    """A group. A `plain` one holds independent writes that were batched together."""
 
     condition: bytes
     plain: bool
@@ -294,33 +294,33 @@ class SentGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Write(_Message, frozen=True):
-    """Groups, in order. `again`: an answer was lost, so that some of them may have happened."""
+    """Write groups, in order. `again`: an answer was lost, so some of them may have happened."""
 
     groups: list[SentGroup]
     again: bool
 
 
 class ReceivedWrite(Write, frozen=True, tag="Write"):
-    """A `Write` as it comes: its groups are decoded by `groups_of`, by who looks at them."""
+    """A `Write` as received: `groups_of` decodes its groups."""
 
     groups: msgspec.Raw  # type: ignore[assignment]
     again: bool
 
 
 class _UncheckedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A `SentGroup` of which only the number of sections was looked at."""
+    """A `SentGroup` whose sections are counted but not decoded."""
 
     condition: Annotated[bytes, msgspec.Meta(max_length=CONDITION_BYTES_MAX)]
     plain: bool
     sections: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=SECTIONS_MAX)]
 
 
-GONE = "Gone"  # a fault: the owner lets go of the store, and did nothing
-ENDING = "Ending"  # a fault: the store was closed over it
+GONE = "Gone"  # a fault: the owner is yielding, and did nothing
+ENDING = "Ending"  # a fault: the store was closed during the request
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An error on its way."""
+    """An error as it is sent."""
 
     name: str
     message: str
@@ -328,7 +328,7 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a group: judged, or refused before anything was written."""
+    """The outcome of a group: judged, or refused before anything was written."""
 
     verdict: int
     fault: ErrorMessage | None = None
@@ -337,7 +337,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcomes(msgspec.Struct, frozen=True, array_like=True):
-    """Of the first groups of a message; those after them were not looked at."""
+    """The outcomes of the first groups of a message; the rest was not processed."""
 
     outcomes: list[Outcome]
 
@@ -371,11 +371,11 @@ _Other = (
     | WriteOffered
 )
 Request = _Other | Write
-_LARGE = {"Lookup", "CallService", "SendFile", "WriteOffered", "Write"}  # what carries data
+_LARGE = {"Lookup", "CallService", "SendFile", "WriteOffered", "Write"}  # requests that carry data
 
 
 class Scan(_Message, frozen=True):
-    """Begin to read a range; the client gives it a name by which it asks for more."""
+    """Begin to read a range; the client names the scan, and asks for more pages by that name."""
 
     scan: str
     snapshot: str
@@ -387,7 +387,7 @@ class Scan(_Message, frozen=True):
 
 
 class ScanRanges(_Message, frozen=True):
-    """Begin to read several ranges of one table at one moment, as record batches: each says of which range it is."""
+    """Begin to read several ranges of one table at one LSN, as record batches, each with its range's number."""
 
     scan: str
     snapshot: str
@@ -395,7 +395,7 @@ class ScanRanges(_Message, frozen=True):
 
 
 class RunQuery(_Message, frozen=True):
-    """Begin a query of a table's kind; its pages are read as those of a scan."""
+    """Begin a query of a table's kind; its pages are read like those of a scan."""
 
     scan: str
     snapshot: str
@@ -406,7 +406,7 @@ class RunQuery(_Message, frozen=True):
 
 
 class More(_Message, frozen=True):
-    """The next page of a scan or a query."""
+    """Read the next page of a scan or a query."""
 
     scan: str
 
@@ -424,13 +424,13 @@ _faults = msgspec.msgpack.Decoder(ErrorMessage)
 
 
 def pack(message: Any) -> bytes:
-    """A message or an answer as bytes."""
+    """Encode a message or an answer."""
     body = _encode(message)
     return _CHECKSUM.pack(google_crc32c.value(body)) + body
 
 
 def unpack_request(data: bytes) -> Request:
-    """What a client asks; `Invalid` for anything else."""
+    """Decode a request; `Invalid` if it is malformed or too long."""
     body = _body(data, MESSAGE_BYTES_MAX)
     kind = _kind_of(body)
     limit = RESULTS_BYTES_MAX if kind == "FinishOffer" else MESSAGE_BYTES_MAX if kind in _LARGE else SMALL_BYTES_MAX
@@ -440,7 +440,7 @@ def unpack_request(data: bytes) -> Request:
 
 
 def unpack_reading(data: bytes) -> Reading:
-    """Which page a client wants; `Invalid` for anything else."""
+    """Decode a request for a page; `Invalid` if it is malformed or too long."""
     body = _body(data, QUERY_BYTES_MAX + SMALL_BYTES_MAX)
     if _kind_of(body) != "RunQuery":
         _check_length(len(data), SMALL_BYTES_MAX)
@@ -449,20 +449,20 @@ def unpack_reading(data: bytes) -> Reading:
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
-    """An answer."""
+    """Decode an answer."""
     return _decode(_body(data, ANSWER_BYTES_MAX), msgspec.msgpack.Decoder(kind))
 
 
 def _check_length(length: int, bytes_max: int) -> None:
     if not _CHECKSUM.size < length <= bytes_max:
-        raise Invalid(f"a message has {length} bytes: at most {bytes_max} are taken, send it in parts")
+        raise Invalid(f"a message has {length} bytes: at most {bytes_max} are allowed, send it in parts")
 
 
 def _body(data: bytes, bytes_max: int) -> bytes:
     _check_length(len(data), bytes_max)
     body = data[_CHECKSUM.size :]
     if google_crc32c.value(body) != _CHECKSUM.unpack_from(data)[0]:
-        raise Invalid("a message does not have its checksum: it was damaged on its way, send it again")
+        raise Invalid("a message does not match its checksum: it was damaged in transit, send it again")
     return body
 
 
@@ -471,19 +471,19 @@ def _decode(body: bytes | msgspec.Raw, decoder: msgspec.msgpack.Decoder[T]) -> T
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, PenstockError) as error:
         raise Invalid(
-            f"a message does not decode, or has too many groups or parts ({error}): is it of the same Penstock?"
+            f"a message does not decode, or has too many groups or parts ({error}): use the same version of Penstock"
         ) from None
 
 
 def _kind_of(body: bytes) -> str:
-    """The class of a request: it opens as a short array does whose first element is a short text."""
+    """Return the class name of a request, which is a short MessagePack array that begins with a short text."""
     if len(body) < 2 or body[0] >> 4 != 0x9 or body[1] >> 5 != 0x5:
         return ""
     return body[2 : 2 + (body[1] & 0x1F)].decode("ascii", "replace")
 
 
 def groups_of(write: ReceivedWrite) -> list[SentGroup]:
-    """The groups of a message, decoded one by one while their numbers in all are within the limits."""
+    """Decode the groups of a message one by one, while the totals stay within the limits."""
     groups: list[SentGroup] = []
     sections_count = files_count = 0
     for raw in _decode(write.groups, _listed):
@@ -505,12 +505,12 @@ def groups_of(write: ReceivedWrite) -> list[SentGroup]:
 
 
 def mark_batch(source: int, more: bool) -> bytes:
-    """What goes beside a record batch: of which range it is, and, with the last of a page, whether another follows."""
+    """Encode the metadata of a record batch: its range, and, on the last of a page, whether another page follows."""
     return (b"+" if more else b"-") + source.to_bytes(2, "big")
 
 
 def read_mark(mark: bytes) -> tuple[int, bool]:
-    """(range, more) as `mark_batch` was given them."""
+    """Return (range, more), as passed to `mark_batch`."""
     return int.from_bytes(mark[1:], "big"), mark[:1] == b"+"
 
 
@@ -526,12 +526,12 @@ class _SentPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 def send_pieces(pieces: list[Piece]) -> list[_SentPiece]:
-    """Pieces as they go over the wire."""
+    """Return pieces in the form that is sent."""
     return [_SentPiece(piece.partition, piece.start, piece.end, piece.detail, piece.size_bytes) for piece in pieces]
 
 
 def received_pieces(data: bytes) -> list[Piece]:
-    """Pieces as the owner made them."""
+    """Decode pieces from the owner."""
     return [
         Piece(sent.partition, sent.start, sent.end, sent.detail, sent.size_bytes)  # type: ignore[arg-type]
         for sent in unpack(data, list[_SentPiece])
@@ -542,7 +542,7 @@ def received_pieces(data: bytes) -> list[Piece]:
 
 
 def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:
-    """An error as it travels; paths in a `hidden` folder are told as they are within it."""
+    """Return an error in the form that is sent; paths inside the `hidden` folder become relative."""
     detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
     message = str(error)
     if hidden:
@@ -552,7 +552,7 @@ def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:
 
 
 def error_of(fault: ErrorMessage) -> PenstockError:
-    """The error that a fault stands for; a class that this Penstock lacks becomes the base of all."""
+    """Return the error of a fault; an unknown class becomes `PenstockError`."""
     kind = getattr(errors, fault.name, PenstockError)
     if not isinstance(kind, type) or not issubclass(kind, PenstockError):
         kind = PenstockError
@@ -563,12 +563,12 @@ def error_of(fault: ErrorMessage) -> PenstockError:
 
 
 def encode_fault(fault: ErrorMessage) -> bytes:
-    """A fault beside a status of the transport."""
+    """Encode a fault, which is sent beside a status of the transport."""
     return _encode(fault)
 
 
 def decode_fault(data: bytes) -> ErrorMessage | None:
-    """The fault beside a status; None if the transport itself failed."""
+    """Decode the fault sent beside a status; None if the transport itself failed."""
     try:
         return _faults.decode(data) if data else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,24 +1,24 @@
-"""The persistent queue: messages in files, and a manifest that says which files count.
+"""The persistent queue: messages in data files, and a manifest that lists the valid files.
 
     qmft        the dual-slot manifest
     messages    batches of messages as columns
-    files       one data file: opening record, messages, index records
+    files       a data file: opening record, messages, index records
     tail        the scan of an active file after an unclean end
-    chain       which file grows, how another follows it, what a crash left
-    reading     what readers see, and how they find it
+    chain       the sequence of data files: appending, rolling, repair, removal
+    reading     reads next to the writer
     persistent  the queue: append, sync, read, trim, recover
-    dump        a look into a queue's folder, for people
+    dump        prints a queue's folder for people
 
 In a store it is a kind of table:
 
-    section     writes on their way, as they stand in the journal
-    machine     a shard: a persistent queue that is fed by sections; its snapshots
-    staged      messages in files that were built elsewhere
-    positions   how far consumers are: rows of the ledger, and conditions over them
-    leases      who has which message, in the owner's memory
+    section     pending writes, as encoded in the journal
+    machine     the state machine of a shard, over a persistent queue; its snapshots
+    staged      messages in files that another process built
+    positions   consumers' positions: rows of the ledger, and conditions on them
+    leases      which consumer holds which message, in the owner's memory
     delivery    messages for consumers: leases, waiting, dead letters
-    service     what else the owner does: numbers, places, retention
-    retention, options, received
+    service     the owner's other calls: append, positions, retention
+    retention, options, validation
     table, consumer, kind   the API
 
 docs/format/qmft.md gives the bytes of files, docs/format/journal.md those of sections and rows.

@@ -1,8 +1,8 @@
-"""Record batches out of an Arrow file that somebody else built: validated, and none of them compressed.
+"""Reads the record batches of an Arrow file that another process built: validated, and never compressed.
 
-Few compressed bytes can stand for more than there is memory, and Arrow inflates them without asking. The messages are
-read in their order; of the footer, which could point at others, only the number of batches counts: a file that was cut
-short has none.
+Compressed files are rejected, because a few bytes can expand to more than the memory, and Arrow has no limit. Arrow's
+messages are read in order. Of the footer, which could point elsewhere, only the number of batches is used; a truncated
+file has no footer.
 
 Thread: pure functions.
 """
@@ -18,13 +18,13 @@ import pyarrow as pa
 from penstock.errors import Invalid
 
 _MAGIC = b"ARROW1\0\0"
-_RECORD_BATCH = 3  # a header's type, of format/Message.fbs
+_RECORD_BATCH = 3  # a header's type, see format/Message.fbs
 _HEADER_TYPE, _HEADER = 1, 2  # fields of a Message
 _COMPRESSION = 3  # a field of a RecordBatch
 
 
 def validated_batches(data: bytes, schema: Any, path: str) -> Iterator[Any]:
-    """The record batches of an Arrow file of that schema; `Invalid` if it is none."""
+    """Yield the record batches of an Arrow file; `Invalid` if it is malformed or has another schema."""
     try:
         expected = pa.ipc.open_file(pa.BufferReader(data)).num_record_batches
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(data).slice(len(_MAGIC))))
@@ -40,26 +40,26 @@ def validated_batches(data: bytes, schema: Any, path: str) -> Iterator[Any]:
         if expected:
             raise Invalid(f"{path} does not hold what its footer says: build it again")
     except (pa.ArrowException, OSError, StopIteration, struct.error) as error:
-        raise Invalid(f"{path} is no sound Arrow file ({error}): build it again") from None
+        raise Invalid(f"{path} is not a valid Arrow file ({error}): build it again") from None
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Whether a record batch is, by its header, a flatbuffer."""
+    """Whether a record batch is compressed, by its header (a flatbuffer); True if it is not a record batch."""
     message = _fields(metadata, struct.unpack_from("<I", metadata)[0])
-    place = message(_HEADER)
-    if metadata[message(_HEADER_TYPE)] != _RECORD_BATCH or not place:
-        return True  # no record batch at all
-    return _fields(metadata, place + struct.unpack_from("<I", metadata, place)[0])(_COMPRESSION) != 0
+    header = message(_HEADER)
+    if metadata[message(_HEADER_TYPE)] != _RECORD_BATCH or not header:
+        return True  # not a record batch
+    return _fields(metadata, header + struct.unpack_from("<I", metadata, header)[0])(_COMPRESSION) != 0
 
 
 def _fields(data: bytes, at: int) -> Callable[[int], int]:
-    """Where a field of the flatbuffer table at `at` is; 0 if it is not there."""
+    """Return a function from a field's number to its offset in the flatbuffer table at `at`; 0 if absent."""
     directory = at - struct.unpack_from("<i", data, at)[0]
     size = struct.unpack_from("<H", data, directory)[0]
 
-    def place(number: int) -> int:
+    def field_offset(number: int) -> int:
         entry = 4 + 2 * number
         offset: int = struct.unpack_from("<H", data, directory + entry)[0] if entry < size else 0
         return at + offset if offset else 0
 
-    return place
+    return field_offset

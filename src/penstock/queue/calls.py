@@ -1,6 +1,6 @@
-"""What a queue can be asked, and what it answers: values that reach the owner's service as they are or as bytes.
+"""Requests to a queue's service and its replies: passed as values within the owner, as bytes by a client.
 
-Thread: values, shared freely.
+Thread: immutable values.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 
 LEASES_MAX = 65_536  # of one call
-PLACES_MAX = 1_024  # as a queue has shards
+PLACES_MAX = 1_024  # a queue has at most that many shards
 
 
 class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The argument of a call; each uses what it needs."""
+    """The argument of a call; each call uses the fields it needs."""
 
     shard: int = 0
     payload: bytes = b""
@@ -28,7 +28,7 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letter: str | None = None
     leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
     places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
-    bytes_max: int = 0  # 0: no limit, as for `count` where it says so
+    bytes_max: int = 0  # 0: no limit; the same for `count` in `advance`
     delay_s: float = 0.0
 
 
@@ -39,7 +39,7 @@ class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
     next: int
 
 
-class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand would wake the collector
+class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand would trigger the collector
     """A message under a lease."""
 
     shard: int
@@ -52,13 +52,13 @@ class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # 
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a consumer is in a shard."""
+    """The position of a consumer in a shard."""
 
     consumer: str
     shard: int
     mode: str
-    floor: int  # all below is acknowledged
-    lag: int  # messages that are not
+    floor: int  # all messages below are acknowledged
+    lag: int  # number of messages that are not acknowledged
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -79,10 +79,10 @@ _call = msgspec.msgpack.Decoder(QueueCall)
 
 
 def encode_call(call: QueueCall) -> bytes:
-    """The argument of a call as bytes."""
+    """Encode a call."""
     return _encode(call)
 
 
 def decode_call(argument: bytes) -> QueueCall:
-    """Return the call that `encode_call` was given; an empty call for no bytes."""
+    """Decode a call; no bytes are an empty call."""
     return _call.decode(argument) if argument else QueueCall()

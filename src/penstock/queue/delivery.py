@@ -1,13 +1,13 @@
-"""Messages for consumers, in the owner: leases, waiting, dead letters.
+"""Delivery of messages to consumers, in the owner: leases, waiting, dead letters.
 
-A consumer gets messages under *leases*, which live here and nowhere else: they lapse when their time is over and when
-the store is opened again. What is acknowledged is in the ledger, which has the last word: an acknowledgement needs the
-lease when it comes in, and a message that nobody has acknowledged when it is judged.
+A consumer gets messages under *leases*, which exist only in this memory: they expire after their time, and when the
+store is opened again. Acknowledgements are in the ledger, which decides: an acknowledgement needs the lease when it
+arrives here, and a message that is still unacknowledged when the ledger evaluates it.
 
 Thread: any; `_changed` guards leases. Messages are read from files without it.
-Invariants: (1) a message is under one lease at a time. (2) `get` writes nothing that it waits for, but dead letters.
-(3) whoever waits for messages is woken when some come, when acknowledgements make room in a full window, when a lease
-may have lapsed, or when the queue is closed. (4) a `get` that fails leases nothing.
+Invariants: (1) a message is under one lease at a time. (2) `get` waits for no write except that of dead letters.
+(3) waiters are woken when messages arrive, when acknowledgements make room in a full window, when a lease may have
+expired, and when the queue is closed. (4) a `get` that fails leases nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from penstock.queue.positions import (
 if TYPE_CHECKING:
     from penstock.queue.calls import QueueCall
 
-WAIT_S_MAX = 30.0  # of one call: who wants to wait longer calls again
-GET_BYTES_MAX = 16 << 20  # of one call: fewer messages are given than were asked for
+WAIT_S_MAX = 30.0  # of one call: to wait longer, call again
+GET_BYTES_MAX = 16 << 20  # of one call: may return fewer messages than requested
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
@@ -66,10 +66,10 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
     times: list[int]
     keys: list[bytes | None]
     payloads: list[bytes]
-    deliveries: list[int]  # this one included
+    deliveries: list[int]  # including this one
 
     def only(self, chosen: Sequence[bool]) -> Delivery:
-        """Some of them."""
+        """Return the chosen messages."""
         return Delivery(
             self.shard,
             self.lease,
@@ -89,12 +89,12 @@ class Deliveries:
         self._host = host
         self._machines = machines  # by shard
         self._changed = threads.condition("queue.deliveries")
-        self._waiting = 0  # guarded by _changed, and looked at without it by who applies
-        self._blocked = 0  # of these, who found a full window; the same
-        self._asleep_until_s = 0.0  # guarded by _changed: nobody who waits sleeps longer
+        self._waiting = 0  # number of waiters; guarded by _changed, but `_applied` reads it without
+        self._blocked = 0  # number of those who found a full window; the same
+        self._asleep_until_s = 0.0  # guarded by _changed: no waiter sleeps longer
         self._closed = False  # guarded by _changed
         self._leases = Leases(host.incarnation)  # guarded by _changed
-        self._arrived = False  # messages came that nobody was told of; set by who applies
+        self._arrived = False  # messages arrived since the last wake-up; set by apply
         for machine in machines:
             machine.changed = self._note_arrival
         self._ignore_applied = host.on_applied(self._applied)
@@ -103,26 +103,26 @@ class Deliveries:
         self._arrived = True
 
     def _applied(self) -> None:
-        """Whole records were applied: only now may their messages be seen."""
+        """Wake waiters: whole records were applied, and only now are their messages visible."""
         if self._waiting and (self._arrived or self._blocked):
             self._arrived = False
             with self._changed:
                 self._changed.notify_all()
 
-    # -- taking
+    # -- leasing messages
 
     def get(self, call: QueueCall) -> list[Delivery]:
-        """Messages under leases; waits for some if there are none."""
+        """Lease messages; wait for some if there are none."""
         graves = self._graves(call)  # before anything is leased
         deadline_s = self._host.clock.monotonic_s() + min(call.timeout_s, WAIT_S_MAX)
         while claims := self._claim_or_wait(call, deadline_s):
             try:
-                found = self._read(call.consumer, claims)
+                deliveries = self._read(call.consumer, claims)
                 if call.deliveries_max is not None:
-                    found = self._without_spent(call, found, graves)
-                if found:
-                    self._count(call.consumer, claims, found)
-                    return found
+                    deliveries = self._without_spent(call, deliveries, graves)
+                if deliveries:
+                    self._count(call.consumer, claims, deliveries)
+                    return deliveries
             except BaseException:
                 self._undo(call.consumer, claims)
                 raise
@@ -131,7 +131,7 @@ class Deliveries:
     def _claim_or_wait(self, call: QueueCall, deadline_s: float) -> list[Claim]:
         clock, blocked = self._host.clock, False
         with self._changed:
-            self._waiting += 1  # before the look: who applies after it will see it
+            self._waiting += 1  # before the check: an apply after it sees this
             try:
                 while True:
                     if self._closed:
@@ -143,7 +143,7 @@ class Deliveries:
                     if full and not blocked:
                         blocked = True
                         self._blocked += 1
-                        continue  # look again: acknowledgements that are applied from now on will be heard
+                        continue  # check again: from now on, applied acknowledgements wake this waiter
                     lapse_s = self._leases.next_lapse_s(call.consumer, now_s)
                     until_s = deadline_s if lapse_s is None else min(deadline_s, lapse_s)
                     self._asleep_until_s = max(self._asleep_until_s, until_s)
@@ -153,61 +153,61 @@ class Deliveries:
                 self._blocked -= blocked
 
     def _claim(self, call: QueueCall, now_s: float) -> tuple[list[Claim], bool]:
-        """Lease up to `count` messages of all shards; whether there are some past a window. Requires: _changed."""
+        """Lease up to `count` messages; also return whether some are beyond a full window. Requires: _changed."""
         claims: list[Claim] = []
         count, until_s, full = call.count, now_s + call.visibility_timeout_s, False
         for shard in self._leases.shards_in_turn(call.consumer, len(self._machines)):
             within = self._machines[shard].first, self._machines[shard].next
-            place = self._place(call.consumer, shard)
-            if place.mode != "leased":
-                for taken in claims:
-                    self._leases.undo(call.consumer, taken)
+            row = self._place(call.consumer, shard)
+            if row.mode != "leased":
+                for earlier in claims:
+                    self._leases.undo(call.consumer, earlier)
                 raise self._other_use(call.consumer, "leased")
             claim = self._leases.claim(
-                call.consumer, shard, place, within=within, limit=count, now_s=now_s, until_s=until_s
+                call.consumer, shard, row, within=within, limit=count, now_s=now_s, until_s=until_s
             )
             if claim is not None:
                 claims.append(claim)
                 count -= len(claim.sequences)
                 if count <= 0:
                     break
-            full = full or within[1] > place.floor + WINDOW
+            full = full or within[1] > row.floor + WINDOW
         if claims and until_s < self._asleep_until_s:
-            self._changed.notify_all()  # these may lapse before those who sleep wake up
+            self._changed.notify_all()  # these may expire before the sleeping waiters wake up
         return claims, full
 
     def _place(self, consumer: str, shard: int) -> ConsumerRow:
-        """Where a consumer is; what was trimmed is behind it."""
-        place = read_place(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
-        return place.raised(self._machines[shard].first)
+        """Return a consumer's row, with its floor raised above trimmed messages."""
+        row = read_place(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
+        return row.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
-        """The messages of claims, as far as there is room; the others are given back."""
-        found, room = list[Delivery](), GET_BYTES_MAX
+        """Read the messages of claims up to GET_BYTES_MAX; release the leases of the others."""
+        deliveries, room = list[Delivery](), GET_BYTES_MAX
         for claim in claims:
             batches, reached, room = self._batches(claim, room)
             if reached <= claim.sequences[-1]:
                 self._undo(consumer, [claim], reached)
             if batches:
-                found.append(_delivery(claim, batches))
-        return found
+                deliveries.append(_delivery(claim, batches))
+        return deliveries
 
     def _batches(self, claim: Claim, room: int) -> tuple[list[MessageBatch], int, int]:
-        """The messages of a claim within `room` bytes, without trimmed ones; where they end, and the room left."""
-        machine, found, at = self._machines[claim.shard], list[MessageBatch](), 0
+        """Read a claim's messages within `room` bytes, without trimmed ones; return batches, end and room left."""
+        machine, batches, at = self._machines[claim.shard], list[MessageBatch](), 0
         for low, high in runs(claim.sequences):
             at = max(low, at)
             while (at := max(at, machine.first)) < high:
                 if room <= 0:
-                    return found, at, room
+                    return batches, at, room
                 try:
-                    batches = machine.queue.read(at, limit_messages=high - at, limit_bytes=room)
+                    more = machine.queue.read(at, limit_messages=high - at, limit_bytes=room)
                 except NotFound:
-                    continue  # trimmed meanwhile: the first message is a later one now
-                found += batches
-                at = batches[-1].next
-                room -= sum(batch.messages.size_bytes() for batch in batches)
-        return found, at, room
+                    continue  # trimmed meanwhile: the shard's first message is later now
+                batches += more
+                at = more[-1].next
+                room -= sum(batch.messages.size_bytes() for batch in more)
+        return batches, at, room
 
     def _undo(self, consumer: str, claims: list[Claim], from_sequence: int = 0) -> None:
         with self._changed:
@@ -218,74 +218,74 @@ class Deliveries:
     # -- dead letters
 
     def _graves(self, call: QueueCall) -> TableInfo | None:
-        """Where messages go that were delivered too often."""
+        """Return the queue for messages that were delivered too often."""
         if call.dead_letter is None:
             return None
         info = self._host.port.table(call.dead_letter)
         if info is None or info.kind != "queue":
-            raise NotFound(f"there is no queue {call.dead_letter} for dead letters: make it first")
+            raise NotFound(f"there is no queue {call.dead_letter} for dead letters: create it first")
         if info.table == self._info.table:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
         return info
 
-    def _without_spent(self, call: QueueCall, found: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
-        """Acknowledge messages that were delivered too often, and put them into their queue, in one group."""
+    def _without_spent(self, call: QueueCall, deliveries: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
+        """Acknowledge messages that were delivered too often and move them to the dead letters, in one group."""
         spent, others = list[Delivery](), list[Delivery]()
-        for delivery in found:
+        for delivery in deliveries:
             is_spent = [count > (call.deliveries_max or 0) for count in delivery.deliveries]
             if any(is_spent):
                 spent.append(delivery.only(is_spent))
-                delivery = delivery.only([not gone for gone in is_spent])
+                delivery = delivery.only([not each for each in is_spent])
             if delivery.sequences:
                 others.append(delivery)
         if not spent:
             return others
         ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
         leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
-        asked = Ack(call.consumer, ranges, leases)
-        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, asked)),))))
+        ack = Ack(call.consumer, ranges, leases)
+        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, ack)),))))
         if graves is not None:
             for delivery in spent:
                 letters = Messages.of(delivery.payloads, delivery.keys, delivery.times)
                 for partition, part in section.by_shard(letters, partitions_of(graves), spare=0):
                     puts: section.Puts = group.sections.setdefault(partition, section.Puts())
                     puts.add_many(part)
-        # If it is refused, somebody moved the consumer meanwhile: then they are not this one's any more.
+        # A refusal means that another client moved the consumer meanwhile: its leases on these messages have ended.
         with suppress(LeaseLost):
             self._host.port.commit_and_wait(
                 group, sum(len(payload) for delivery in spent for payload in delivery.payloads)
             )
         return others
 
-    def _count(self, consumer: str, claims: list[Claim], found: list[Delivery]) -> None:
-        """Remember deliveries. Nobody waits for it: a crash may forget the newest, with all that came after them."""
+    def _count(self, consumer: str, claims: list[Claim], deliveries: list[Delivery]) -> None:
+        """Record deliveries, without waiting: a crash may lose the newest counts, with all later writes."""
         first = {claim.shard: claim.first for claim in claims}
-        asked = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in found])
-        data = argument(self._info.table, asked)
+        request = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in deliveries])
+        data = argument(self._info.table, request)
         self._host.port.submit(PendingGroup(encode_condition(Condition(None, ((DELIVER, data),)))), len(data))
 
-    # -- giving back
+    # -- returning messages
 
     def nack(self, call: QueueCall) -> int:
-        """Give leases back: their messages are delivered again, after `delay_s`."""
+        """Release leases, so that their messages are delivered again after `delay_s`; return how many."""
         with self._changed:
             now_s = self._host.clock.monotonic_s()
-            given = self._leases.release(call.consumer, call.leases, self._place, now_s, now_s + call.delay_s)
+            released = self._leases.release(call.consumer, call.leases, self._place, now_s, now_s + call.delay_s)
             self._changed.notify_all()
-            return given
+            return released
 
     # -- conditions
 
     def admit(self, name: str, data: bytes) -> None:
-        """Refuse a condition that the ledger would refuse, or that lacks its leases; a seek and a forget end them."""
+        """Reject a condition that the ledger would refuse, or that lacks its leases. A seek or forget ends leases."""
         if name == ACK:
             _, ack = read_argument(data, Ack)
             assert isinstance(ack, Ack)
             self._check_use(ack.consumer, "leased")
             with self._changed:
-                held = self._leases.hold(ack, self._host.clock.monotonic_s())
-            if not held:
-                raise LeaseLost(f"consumer {ack.consumer} does not hold these messages any more: nothing was written")
+                holds_leases = self._leases.hold(ack, self._host.clock.monotonic_s())
+            if not holds_leases:
+                raise LeaseLost(f"consumer {ack.consumer} no longer holds these messages: nothing was written")
         elif name == MOVE:
             _, move = read_argument(data, Move)
             assert isinstance(move, Move)
@@ -301,31 +301,31 @@ class Deliveries:
             self._end_leases(forget.consumer)
 
     def _end_leases(self, consumer: str) -> None:
-        """Who has messages now has them no more: the consumer begins at another place."""
+        """End all leases of a consumer, because it moves to another position."""
         with self._changed:
             self._leases.end(consumer)
             self._changed.notify_all()
 
     def _check_use(self, consumer: str, mode: Mode) -> None:
-        """A consumer is used in one way, in all shards."""
+        """Raise `KindMismatch` if a consumer is used in the other mode in some shard."""
         for shard in range(len(self._machines)):
-            place = read_place(self._host.ledger_row, self._info.table, shard, consumer)
-            if place is not None and place.mode != mode:
+            row = read_place(self._host.ledger_row, self._info.table, shard, consumer)
+            if row is not None and row.mode != mode:
                 raise self._other_use(consumer, mode)
 
     def _other_use(self, consumer: str, mode: Mode) -> KindMismatch:
         is_used = "is moved by a stream" if mode == "leased" else "takes messages by leases"
         return KindMismatch(f"consumer {consumer} of {self._info.name} {is_used}: use another name, or forget it first")
 
-    # -- the end
+    # -- maintenance and closing
 
     def maintain(self) -> None:
-        """Let go of what is not needed any more."""
+        """Discard windows without leases."""
         with self._changed:
             self._leases.forget_idle(self._host.clock.monotonic_s())
 
     def has_leases(self) -> bool:
-        """Whether messages are out."""
+        """Whether unacknowledged messages are under a lease."""
         with self._changed:
             return self._leases.some_out(self._place, self._host.clock.monotonic_s())
 
@@ -336,7 +336,7 @@ class Deliveries:
         return Closed("the store was closed: open it again")
 
     def close(self) -> None:
-        """Answer whoever waits."""
+        """Wake all waiters; their calls fail."""
         self._ignore_applied()
         with self._changed:
             self._closed = True
@@ -353,7 +353,7 @@ def _delivery(claim: Claim, batches: list[MessageBatch]) -> Delivery:
         times += [batch.time_us] * count if messages.times is None else messages.times.tolist()
         payloads += bytes_list(messages.payloads)
     sequences, deliveries = claim.sequences, claim.deliveries
-    if len(payloads) < len(sequences):  # some were trimmed meanwhile, or found no room
+    if len(payloads) < len(sequences):  # some were trimmed meanwhile, or there was no room
         read = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
         sequences, deliveries = read, deliveries[np.searchsorted(sequences, read)]
     return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist())

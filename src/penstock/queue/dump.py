@@ -1,4 +1,4 @@
-"""A look into a queue's folder, for people: its manifest, its records, and what does not read.
+"""Prints a queue's folder for people: its manifest, its records, and damage.
 
     python -m penstock.queue.dump FOLDER [--past-damage]
 
@@ -27,13 +27,13 @@ class DumpedFile:
 
     path: str
     first: int
-    next: int  # by the manifest
-    size: int  # of what counts, by the manifest
+    next: int  # according to the manifest
+    size: int  # valid bytes, according to the manifest
     active: bool
 
 
 def listed_files(manifest: QmftManifest) -> Iterator[DumpedFile]:
-    """The files of a manifest, oldest first."""
+    """Yield the files of a manifest, oldest first."""
     for entry in manifest.files:
         yield DumpedFile(entry.path, entry.start_sequence, entry.end_sequence + 1, entry.size, False)
     active = manifest.active_file
@@ -45,9 +45,9 @@ def listed_files(manifest: QmftManifest) -> Iterator[DumpedFile]:
 def dump_file(
     fs: FileSystem, folder: str, file: DumpedFile, *, past_damage: bool = False
 ) -> Iterator[tuple[int, MessageBatch | CorruptionError]]:
-    """Offset and batch of each record, and each place that does not read; what follows such a place only on request.
+    """Yield (offset, batch) of each record, or (offset, error) of damage; stop there unless `past_damage`.
 
-    The active file is read to its end: behind the write position stands what was written since the manifest.
+    The active file is read to its end, past the manifest's write position.
     """
     try:
         reader = DataReader.open(fs, folder, file.path, None)
@@ -76,7 +76,7 @@ def dump_file(
 
 
 def _written(path: str, fs: FileSystem, offset: int) -> bool:
-    """Whether anything but zero-filled room follows."""
+    """Whether any byte from `offset` on is not zero."""
     file = fs.open(path)
     try:
         return any(file.pread(file.size() - offset, offset))
@@ -85,7 +85,7 @@ def _written(path: str, fs: FileSystem, offset: int) -> bool:
 
 
 def dump(fs: FileSystem, folder: str, *, past_damage: bool = False) -> Iterator[str]:
-    """The lines of a dump. Those about damage begin with `DAMAGED`."""
+    """Yield the lines of a dump. Those about damage begin with `DAMAGED`."""
     manifest = QmftWriter(fs, folder).read_latest()
     if manifest is None:
         yield f"{folder}: no queue"
@@ -100,24 +100,24 @@ def dump(fs: FileSystem, folder: str, *, past_damage: bool = False) -> Iterator[
         state = "active" if file.active else "sealed"
         messages = f"messages {file.first} to {file.next - 1}" if file.first < file.next else "no message"
         yield f"{file.path}: {state}, {messages}, {file.size} bytes"
-        for offset, found in dump_file(fs, folder, file, past_damage=past_damage):
-            if isinstance(found, CorruptionError):
-                yield f"  DAMAGED {offset:>10}  {found.reason}"
+        for offset, item in dump_file(fs, folder, file, past_damage=past_damage):
+            if isinstance(item, CorruptionError):
+                yield f"  DAMAGED {offset:>10}  {item.reason}"
                 continue
             note = " (since the manifest)" if offset >= file.size else ""
-            when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.time_us)
-            size = found.messages.size_bytes()
+            when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=item.time_us)
+            size = item.messages.size_bytes()
             yield (
-                f"  {offset:>10}  {found.first} to {found.next - 1}, LSN {found.lsn}, {when:%Y-%m-%dT%H:%M:%S.%fZ}, "
+                f"  {offset:>10}  {item.first} to {item.next - 1}, LSN {item.lsn}, {when:%Y-%m-%dT%H:%M:%S.%fZ}, "
                 f"{size} bytes{note}"
             )
 
 
 def main(arguments: Sequence[str] | None = None, *, fs: FileSystem | None = None) -> int:
-    """The command; 0 if all reads, 1 if something is damaged."""
+    """Run the command; return 0 if all is readable, 1 if something is damaged."""
     parser = argparse.ArgumentParser(prog="python -m penstock.queue.dump", description="Print a queue's folder.")
     parser.add_argument("folder")
-    parser.add_argument("--past-damage", action="store_true", help="go on behind a record that does not read")
+    parser.add_argument("--past-damage", action="store_true", help="continue after an unreadable record")
     options = parser.parse_args(arguments)
     damaged = False
     try:

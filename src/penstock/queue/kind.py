@@ -74,7 +74,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return encode_queue_options(queue_options(retention))
 
     def check_made(self, info: TableInfo, retention: Retention | None) -> None:
-        """`KindMismatch` if a queue was made with another retention than the one that is asked for."""
+        """Raise `KindMismatch` if an existing queue has another retention than the one requested."""
         if retention is not None and decode_queue_options(info.options) != queue_options(retention):
             raise KindMismatch(f"queue {info.name} was made with another retention")
 
@@ -115,7 +115,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         if condition == ACK:
             _, ack = read_argument(argument, Ack)
             assert isinstance(ack, Ack)
-            return LeaseLost(f"consumer {ack.consumer} does not hold these messages any more: nothing was written")
+            return LeaseLost(f"consumer {ack.consumer} no longer holds these messages: nothing was written")
         if condition == MOVE:
             _, move = read_argument(argument, Move)
             assert isinstance(move, Move)
@@ -171,7 +171,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
-        try:  # every record has its checksum: to read it is to check it
+        try:  # every record has a checksum: reading it checks it
             batches = self.read_piece(piece, root, identity)
             if batches is None:
                 return None

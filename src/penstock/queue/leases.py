@@ -1,11 +1,11 @@
-"""Leases on messages, in the owner's memory: who has which message, and until when.
+"""Leases on messages, in the owner's memory: which consumer holds which message, and until when.
 
 For each consumer and shard there is a window over the messages above the floor, as columns: until when a message is
-out, under which lease, and how often it was delivered.
+leased, under which lease, and how often it was delivered.
 
 Thread: the caller's lock.
-Invariants: (1) a message that is out and whose time is not over is not claimed again. (2) a claim stays within the
-window that the ledger can remember.
+Invariants: (1) a message whose lease has not expired is not claimed again. (2) a claim stays within the window that the
+ledger can record.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, ConsumerRow
 
-# One count for all queues of a process: a message of another queue, or of one that was dropped and made again under the
-# same name, is never taken for one of this queue that happens to have its number.
+# One counter for all queues of a process: a message of another queue, or of a dropped queue of the same name, is never
+# confused with a message of this queue that has the same sequence.
 _numbers = count(1)
 
 
@@ -31,7 +31,7 @@ class Claim:
     shard: int
     first: int  # the oldest message of the shard at that time
     sequences: NDArray[np.int64]  # ascending
-    deliveries: NDArray[np.uint8]  # of each of them, this one included
+    deliveries: NDArray[np.uint8]  # of each message, including this one
     lease: int
 
 
@@ -45,7 +45,7 @@ class _Window:
         self.counts = place.counts()
 
     def move(self, place: ConsumerRow) -> None:
-        """Follow the floor; a step back (a seek) begins anew."""
+        """Move the window with the floor; a step back (a seek) resets it."""
         step = place.floor - self.floor
         if step < 0 or step >= WINDOW:
             self.__init__(place)  # type: ignore[misc]
@@ -56,7 +56,7 @@ class _Window:
             self.floor = place.floor
 
     def places(self, sequences: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Where messages stand in the columns; None if one is not in the window."""
+        """Return the columns' indexes of messages; None if one is outside the window."""
         places = np.asarray(sequences, np.int64) - self.floor
         return None if (places < 0).any() or (places >= WINDOW).any() else places
 
@@ -66,11 +66,11 @@ class Leases:
 
     def __init__(self, incarnation: int) -> None:
         self._windows: dict[tuple[str, int], _Window] = {}
-        self._base = incarnation << 32  # ids of another opening of the store are never ours
+        self._base = incarnation << 32  # ids differ from those of other openings of the store
         self._turns: dict[str, int] = {}
 
     def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
-        """All shards, another one first each time: none is starved."""
+        """Return all shards, beginning with another one each time, so that none is starved."""
         turn = self._turns[consumer] = self._turns.get(consumer, -1) + 1
         return [(turn + shard) % shards for shard in range(shards)]
 
@@ -85,19 +85,19 @@ class Leases:
         now_s: float,
         until_s: float,
     ) -> Claim | None:
-        """Lease up to `limit` messages of [first, next) that nobody has and nobody acknowledged."""
+        """Lease up to `limit` messages of [first, next) that are neither leased nor acknowledged."""
         window, (first, end) = self._window(consumer, shard, place), within
         free = ~place.flags() & (window.until_s <= now_s)
         free[: max(0, min(WINDOW, first - window.floor))] = False
         free[max(0, min(WINDOW, end - window.floor)) :] = False
-        found = np.flatnonzero(free)[:limit]
-        if not len(found):
+        chosen = np.flatnonzero(free)[:limit]
+        if not len(chosen):
             return None
         lease = self._base + next(_numbers)
-        window.until_s[found] = until_s
-        window.lease[found] = lease
-        window.counts[found] = np.minimum(window.counts[found].astype(np.int64) + 1, DELIVERIES_MAX)
-        return Claim(shard, first, found + window.floor, window.counts[found], lease)
+        window.until_s[chosen] = until_s
+        window.lease[chosen] = lease
+        window.counts[chosen] = np.minimum(window.counts[chosen].astype(np.int64) + 1, DELIVERIES_MAX)
+        return Claim(shard, first, chosen + window.floor, window.counts[chosen], lease)
 
     def _window(self, consumer: str, shard: int, place: ConsumerRow) -> _Window:
         window = self._windows.get((consumer, shard))
@@ -107,18 +107,18 @@ class Leases:
         return window
 
     def undo(self, consumer: str, claim: Claim, from_sequence: int = 0) -> None:
-        """Take a claim back from a message on: as if it had never been."""
+        """Undo a claim from a message on, including its delivery counts."""
         window = self._windows.get((consumer, claim.shard))
-        places = None if window is None else window.places(claim.sequences[claim.sequences >= from_sequence])
-        if window is not None and places is not None:
-            places = places[window.lease[places] == claim.lease]
-            window.until_s[places], window.lease[places] = 0, 0
-            window.counts[places] -= 1
+        indexes = None if window is None else window.places(claim.sequences[claim.sequences >= from_sequence])
+        if window is not None and indexes is not None:
+            indexes = indexes[window.lease[indexes] == claim.lease]
+            window.until_s[indexes], window.lease[indexes] = 0, 0
+            window.counts[indexes] -= 1
 
-    def hold(self, asked: Ack, now_s: float) -> bool:
-        """Whether every message is under the lease it was got under."""
-        for (shard, ranges), leases in zip(asked.messages, asked.leases, strict=False):
-            window = self._windows.get((asked.consumer, shard))
+    def hold(self, ack: Ack, now_s: float) -> bool:
+        """Whether every message is still under the lease that the acknowledgement names."""
+        for (shard, ranges), leases in zip(ack.messages, ack.leases, strict=False):
+            window = self._windows.get((ack.consumer, shard))
             if window is None or len(leases) != len(ranges):
                 return False
             for (low, high), lease in zip(ranges, leases, strict=True):
@@ -127,7 +127,7 @@ class Leases:
                     return False
                 if (window.lease[some] != lease).any() or (window.until_s[some] <= now_s).any():
                     return False
-        return len(asked.leases) == len(asked.messages)
+        return len(ack.leases) == len(ack.messages)
 
     def release(
         self,
@@ -137,31 +137,31 @@ class Leases:
         now_s: float,
         until_s: float,
     ) -> int:
-        """Give messages back that are still held; they are free from `until_s` on. How many. See `some_out`."""
-        given = 0
+        """Release messages that are still leased, free again at `until_s`; return how many. Requires: as `some_out`."""
+        released = 0
         acknowledged: dict[int, NDArray[np.bool_]] = {}
         for shard, sequence, lease in leases:
             window = self._windows.get((consumer, shard))
             if window is None:
                 continue
             if shard not in acknowledged:
-                place = place_of(consumer, shard)
-                window.move(place)
-                acknowledged[shard] = place.flags()
+                row = place_of(consumer, shard)
+                window.move(row)
+                acknowledged[shard] = row.flags()
             number = sequence - window.floor
             if not 0 <= number < WINDOW or acknowledged[shard][number]:
                 continue
             if window.lease[number] == lease and window.until_s[number] > now_s:
                 window.until_s[number], window.lease[number] = until_s, 0
-                given += 1
-        return given
+                released += 1
+        return released
 
     def some_out(self, place_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
-        """Whether a message is under a lease and not acknowledged. Requires: places as `claim` gets them."""
+        """Whether a message is leased and not acknowledged. Requires: `place_of` returns rows as `claim` gets them."""
         for (consumer, shard), window in self._windows.items():
-            place = place_of(consumer, shard)
-            window.move(place)
-            if ((window.until_s > now_s) & (window.lease > 0) & ~place.flags()).any():
+            row = place_of(consumer, shard)
+            window.move(row)
+            if ((window.until_s > now_s) & (window.lease > 0) & ~row.flags()).any():
                 return True
         return False
 
@@ -170,14 +170,14 @@ class Leases:
         self._windows = {key: window for key, window in self._windows.items() if key[0] != consumer}
 
     def next_lapse_s(self, consumer: str, now_s: float) -> float | None:
-        """When the next lease of a consumer's messages lapses."""
+        """Return when the next lease of a consumer expires; None if it has none."""
         times = [
             window.until_s[window.until_s > now_s] for (name, _), window in self._windows.items() if name == consumer
         ]
         return min((float(some.min()) for some in times if len(some)), default=None)
 
     def forget_idle(self, now_s: float) -> None:
-        """Let go of windows in which nothing is out: the ledger knows the rest."""
+        """Discard windows without leases: the ledger has everything else."""
         self._windows = {key: window for key, window in self._windows.items() if (window.until_s > now_s).any()}
         names = {name for name, _ in self._windows}
         self._turns = {name: turn for name, turn in self._turns.items() if name in names}

@@ -1,6 +1,6 @@
-"""Messages as columns: how a batch is given, stored as the body of one record, and shown.
+"""Batches of messages as columns: as input, as the body of a record, and as read.
 
-Thread: values, shared freely.
+Thread: immutable values.
 Invariant: the columns of one batch have equal length, and no payload is null.
 """
 
@@ -29,13 +29,13 @@ from penstock.lsm.rows import (
 
 PREFIX = struct.Struct("<QqIHH")  # lsn, record time, count, flags, reserved
 assert PREFIX.size == 24
-_FLAG_TIMES = 1  # messages have times of their own
+_FLAG_TIMES = 1  # there is a column of times
 _FLAG_KEYS = 2  # there is a column of keys
-_FLAG_NULLS = 4  # and some messages have none
+_FLAG_NULLS = 4  # and some messages have no key
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
-BATCH_MESSAGES_MAX = 1 << 24  # the same
-# A message's own time is from the year 1 to 9999: Python and Spark know no other, and one message with such a time
-# would keep them from reading the whole queue.
+BATCH_MESSAGES_MAX = 1 << 24  # in one call
+# A message's own time is from the year 1 to 9999: Python and Spark support no other, and one message with another time
+# would make the whole queue unreadable for them.
 TIME_US_FIRST, TIME_US_END = -62_135_596_800_000_000, 253_402_300_800_000_000
 _FEW = 16  # messages
 _PADDING = tuple(bytes(n) for n in range(8))
@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A batch of messages without numbers."""
+    """A batch of messages without sequences."""
 
     payloads: Any  # Arrow binary, no nulls
     keys: Any = None  # Arrow binary, null for a message without key; None if no message has one
@@ -73,7 +73,7 @@ class Messages:
         keys: Sequence[bytes | None] | None = None,
         times: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> Messages:
-        """A batch from lists."""
+        """Build a batch from lists."""
         column = None
         try:
             keys = None if keys is None else list(keys)
@@ -91,7 +91,7 @@ class Messages:
 
     @classmethod
     def from_arrow(cls, data: Any) -> Messages:
-        """A batch from an Arrow array of payloads, or a table with `payload` and perhaps `key` and `time`."""
+        """Build a batch from an Arrow array of payloads, or a table with `payload` and optionally `key`, `time`."""
         if isinstance(data, (pa.Array, pa.ChunkedArray)):
             return cls(_binary(data))
         names = data.schema.names
@@ -109,7 +109,7 @@ class Messages:
         return len(self.payloads)
 
     def check(self) -> int:
-        """`Invalid` if a message is too long or all are, or a time is out of range; otherwise their bytes."""
+        """Return the size in bytes; `Invalid` if a message or the batch is too large, or a time out of range."""
         if self.times is not None and ((self.times < TIME_US_FIRST) | (self.times >= TIME_US_END)).any():
             raise Invalid("a message's time is in microseconds since 1970, from the year 1 to 9999")
         size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
@@ -123,7 +123,7 @@ class Messages:
         return size
 
     def slice(self, start: int, stop: int) -> Messages:
-        """Messages [start, stop), without a copy."""
+        """Return the messages [start, stop), without a copy."""
         return Messages(
             self.payloads[start:stop],
             None if self.keys is None else self.keys[start:stop],
@@ -131,7 +131,7 @@ class Messages:
         )
 
     def size_bytes(self) -> int:
-        """The bytes of all keys and payloads."""
+        """Return the total size of all keys and payloads."""
         size = 0
         for column in (self.payloads, self.keys):
             if column is not None:
@@ -140,7 +140,7 @@ class Messages:
         return size
 
     def ends(self) -> NDArray[np.int64]:
-        """For each message, the bytes of keys and payloads up to its end."""
+        """Return, for each message, the size of all keys and payloads up to its end."""
         total = np.zeros(len(self), np.int64)
         for column in (self.payloads, self.keys):
             if column is not None:
@@ -149,9 +149,9 @@ class Messages:
         return total
 
     def encode(self, *, lsn: int, time_us: int) -> bytes:
-        """The body of the record that holds this batch. Requires: it is within the limits that `check` knows."""
+        """Encode the body of the record for this batch. Requires: `check` has passed."""
         flags = 0
-        parts = [b""]  # the prefix, when the flags are known
+        parts = [b""]  # the prefix, filled in when the flags are known
         if self.times is not None and (self.times != time_us).any():
             flags |= _FLAG_TIMES
             parts.append(self.times.astype("<i8", copy=False).tobytes())
@@ -168,12 +168,12 @@ class Messages:
 
 
 def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> bytes:
-    """`Messages.of(payloads)`, checked and encoded, without columns in between: most batches are lists of payloads."""
+    """Check and encode a list of payloads without building columns: most batches are such lists."""
     _check_count(len(payloads))
     try:
         data = b"".join(payloads)
         if len(data) > min(VALUE_BYTES_MAX, BATCH_BYTES_MAX):
-            Messages.of(payloads).check()  # says which limit it is
+            Messages.of(payloads).check()  # raises an error that names the limit
         offsets, end = _offsets(payloads)
     except Invalid:
         raise
@@ -193,9 +193,9 @@ def _check_count(count: int) -> None:
 
 
 def _offsets(items: Sequence[bytes]) -> tuple[bytes, int]:
-    """The offsets of a column as bytes, and the last of them."""
+    """Return the offsets of a column as bytes, and the last offset."""
     count = len(items)
-    if count <= _FEW:  # numpy would take longer to begin than to end
+    if count <= _FEW:  # for so few, numpy's overhead is larger than the work
         ends = list(accumulate(map(len, items), initial=0))
         return struct.pack(f"<{count + 1}i", *ends), ends[-1]
     offsets = np.zeros(count + 1, "<i4")
@@ -204,7 +204,7 @@ def _offsets(items: Sequence[bytes]) -> tuple[bytes, int]:
 
 
 def stamped(body: bytes | memoryview, *, lsn: int, time_us: int) -> bytes:
-    """A body that was encoded before its LSN and time were known, with both filled in."""
+    """Fill in the LSN and time of a body that was encoded before they were known."""
     _, _, count, flags, _ = PREFIX.unpack_from(body)
     return b"".join((PREFIX.pack(lsn, time_us, count, flags, 0), memoryview(body)[PREFIX.size :]))
 
@@ -222,10 +222,10 @@ def _add(parts: list[bytes], data: bytes) -> None:
 
 
 def _checked_bytes(column: Any, bytes_max: int, name: str) -> int:
-    """The bytes of a column; `Invalid` if one item has too many."""
+    """Return the size of a column; `Invalid` if an item is too long."""
     offsets = offsets_of(column)
     size = int(offsets[-1]) - int(offsets[0])
-    if size > bytes_max:  # otherwise none of them can have
+    if size > bytes_max:  # otherwise no item can be too long
         longest = int(np.diff(offsets).max(initial=0))
         if longest > bytes_max:
             raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
@@ -244,11 +244,11 @@ def _add_column(parts: list[bytes], column: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
-    """Messages as they are in the queue: all from one record."""
+    """Messages of one record of a queue, with their sequences."""
 
-    first: int  # the sequence of the first of them
+    first: int  # the sequence of the first message
     lsn: int
-    time_us: int  # the record's
+    time_us: int  # the record's time
     messages: Messages
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ class MessageBatch:
 
     @property
     def next(self) -> int:
-        """The sequence after the last of them."""
+        """The sequence after the last message."""
         return self.first + len(self.messages)
 
     @property
@@ -273,20 +273,20 @@ class MessageBatch:
         return np.full(len(self), self.time_us, np.int64) if self.messages.times is None else self.messages.times
 
     def slice(self, start: int, stop: int) -> MessageBatch:
-        """The messages numbered [start, stop), as far as they are in it; without a copy."""
+        """Return the messages with sequences in [start, stop), without a copy."""
         start, stop = max(start, self.first), min(stop, self.next)
         messages = self.messages.slice(start - self.first, stop - self.first)
         return MessageBatch(start, self.lsn, self.time_us, messages)
 
     def record_batch(self) -> Any:
-        """The messages as an Arrow record batch of `SCHEMA`."""
+        """Return the messages as an Arrow record batch of `SCHEMA`."""
         sequences = np.arange(self.first, self.next, dtype=np.uint64)
         times = fixed_array(TIME, self.times)
         return pa.record_batch([fixed_array(pa.uint64(), sequences), times, self.keys, self.payloads], schema=SCHEMA)
 
 
 def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
-    """The messages of a record; `path` and `offset` are for the message only."""
+    """Decode the messages of a record; `path` and `offset` are for error messages only."""
     body = record.body
     lsn, time_us, count, flags, _ = PREFIX.unpack_from(body)
     at = PREFIX.size

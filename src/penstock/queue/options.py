@@ -1,7 +1,7 @@
-"""What is fixed when a queue is made: how long it keeps its messages.
+"""The options of a queue, fixed when it is created: how long it keeps its messages.
 
-Thread: values.
-Invariant: a `Retention` that exists passed its own rules, and decodes from its own bytes for ever.
+Thread: immutable values.
+Invariant: every `Retention` has passed its checks, and can always be decoded from its bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ BYTES_MAX = (1 << 62) - 1
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """When messages may go. Nothing goes unless one of these says so; with several, the first that does counts."""
+    """When messages may be deleted: as soon as one of these rules applies. Without rules they are kept for ever."""
 
-    age_s: float | None = None  # older than this, by the time of their record
-    bytes_max: int | None = None  # the oldest, while a shard's files take more
-    acknowledged: bool = False  # as soon as every consumer has acknowledged them, and there is at least one
+    age_s: float | None = None  # delete messages older than this, by the time of their record
+    bytes_max: int | None = None  # delete the oldest, while a shard's files take more than this
+    acknowledged: bool = False  # delete what all consumers have acknowledged, if there is a consumer
 
     def __post_init__(self) -> None:
         if self.age_s is not None:
@@ -44,7 +44,7 @@ _decoder = msgspec.msgpack.Decoder(QueueOptions)
 
 
 def queue_options(retention: Any) -> QueueOptions:
-    """The options of a queue, in plain values; `Invalid` if `retention` is not one."""
+    """Build the options of a queue from plain values; `Invalid` if `retention` is not a `Retention`."""
     if retention is None:
         return QueueOptions()
     if not isinstance(retention, Retention):
@@ -59,12 +59,12 @@ def queue_options(retention: Any) -> QueueOptions:
 
 
 def encode_queue_options(options: QueueOptions) -> bytes:
-    """Options as the ledger keeps them."""
+    """Encode options for the ledger."""
     return _encode(options)
 
 
 def decode_queue_options(data: bytes) -> QueueOptions:
-    """Options as they were when the queue was made."""
+    """Decode the options of a queue."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, Invalid) as error:

@@ -1,9 +1,9 @@
-"""A shard of a queue at one moment in parts for readers elsewhere: which files hold them, and from where.
+"""Pieces of a queue snapshot for readers in other processes: the files that hold them, and offsets.
 
-What is applied is in the files, though not synced yet, so a process on the same machine reads it there. One that does
-not see the files asks the owner.
+Applied messages are in the files, though perhaps not synced, so a process on the same machine reads them there. A
+process without access to the files reads from the owner.
 
-Thread: any; the snapshot that a piece was made from keeps its files.
+Thread: any; the snapshot that a piece was made from pins its files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.queue.files import KIND_MESSAGES, DataReader
 from penstock.queue.messages import decode_batch
 from penstock.queue.reading import FilesView
 
-BATCH_ROWS = 16_384  # small records are put together, because each batch costs its readers
+BATCH_ROWS = 16_384  # small records are combined, because each batch has a cost for readers
 
 
 class _Span(msgspec.Struct, frozen=True, array_like=True):
@@ -28,11 +28,11 @@ class _Span(msgspec.Struct, frozen=True, array_like=True):
 
     path: str
     size: int
-    offset: int  # of a record at or before the first wanted message; 0: the file's own index says
+    offset: int  # of a record at or before the first wanted message; 0: use the file's own index
 
 
 class _QueuePiece(msgspec.Struct, frozen=True, array_like=True):
-    """What a piece's `detail` holds."""
+    """The content of a piece's `detail`."""
 
     folder: str
     spans: list[_Span]
@@ -43,21 +43,21 @@ _decoder = msgspec.msgpack.Decoder(_QueuePiece)
 
 
 def describe_piece(view: FilesView, folder: str, low: int, high: int) -> tuple[bytes, int]:
-    """The files that hold the messages [low, high), and how many bytes of them are read, about."""
+    """Encode which files hold the messages [low, high), and estimate the bytes to read."""
     spans: list[_Span] = []
-    place = view.files.place_of(low)
-    while place <= len(view.files):
-        span = view.span(place)
+    index = view.files.place_of(low)
+    while index <= len(view.files):
+        span = view.span(index)
         if span.first >= high:
             break
         offset = 0 if span.index is None else span.index.before(max(low, span.first))
         spans.append(_Span(span.path, span.size, offset))
-        place += 1
+        index += 1
     return _encode(_QueuePiece(folder, spans)), sum(span.size - span.offset for span in spans)
 
 
 def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -> Iterator[Any] | None:
-    """Record batches of [low, high) out of the files of a piece; None if they are not to be seen here."""
+    """Return record batches of [low, high) from the files of a piece; None if they cannot be read from here."""
     described = _decoder.decode(detail)
     folder, fs = f"{root}/{described.folder}", OsFileSystem()
     try:
@@ -70,10 +70,10 @@ def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -
 def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: str) -> Iterator[Any]:
     for span, reader in files:
         offset = span.offset or reader.index(span.size).before(at)
-        for place, record in reader.records(offset, span.size):
+        for record_offset, record in reader.records(offset, span.size):
             if record.kind != KIND_MESSAGES:
                 continue
-            batch = decode_batch(record, path=reader.file.path, offset=place)
+            batch = decode_batch(record, path=reader.file.path, offset=record_offset)
             if batch.next <= at:
                 continue
             if batch.first > at:
@@ -89,14 +89,14 @@ def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: s
 
 
 def gathered(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in batches of some size."""
-    held: list[Any] = []
+    """Combine small batches into batches of at least BATCH_ROWS rows."""
+    pending: list[Any] = []
     rows = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         rows += batch.num_rows
         if rows >= BATCH_ROWS:
-            yield held[0] if len(held) == 1 else pa.concat_batches(held)
-            held, rows = [], 0
-    if held:
-        yield held[0] if len(held) == 1 else pa.concat_batches(held)
+            yield pending[0] if len(pending) == 1 else pa.concat_batches(pending)
+            pending, rows = [], 0
+    if pending:
+        yield pending[0] if len(pending) == 1 else pa.concat_batches(pending)

@@ -1,15 +1,15 @@
-"""How far consumers are: rows of the ledger, and the conditions that read and move them.
+"""Positions of consumers: rows of the ledger, and the conditions that read and change them.
 
-A consumer has one row for each shard. It is *leased* (messages are taken and acknowledged one by one: a floor, below
-which everything is acknowledged, and a bitmap of what is acknowledged above it) or *streamed* (only the floor counts:
-somebody else keeps order and moves it from one place to the next). The first use decides which; the other is refused.
+A consumer has one row for each shard. Its mode is *leased* (messages are leased and acknowledged one by one: a floor,
+below which everything is acknowledged, and a bitmap of what is acknowledged above it) or *streamed* (a floor alone: a
+stream moves it from batch to batch). The first use sets the mode; use in the other mode is refused.
 
-    queue.ack       every named message is not acknowledged yet: then it is; otherwise refused
-    queue.move      every shard stands at its start: then at its end; every one at or past its end: duplicate;
-                    anything else: refused
-    queue.deliver   counts a delivery of messages, and moves the floor over what was trimmed; always accepted
-    queue.seek      puts shards to places; refused if the consumer is used in the other way
-    queue.forget    removes the consumer; always accepted
+    queue.ack       acknowledges messages; refused if one of them is acknowledged already
+    queue.move      moves shards from start to end if all are at their start; a duplicate if all are at or past their
+                    end; otherwise refused
+    queue.deliver   counts a delivery of messages, and moves the floor above trimmed messages; always accepted
+    queue.seek      moves shards to sequences; refused if the consumer has the other mode
+    queue.forget    deletes the consumer; always accepted
 
 Thread: pure functions over rows; the ledger calls them in LSN order.
 Invariant: the bitmap and the counts reach at most WINDOW messages above the floor.
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptionError, Invalid
 from penstock.partition.ledger import KindCondition, Verdict, kind_rows
 
-WINDOW = 4_096  # messages above the floor of a shard that can be out or acknowledged
-DELIVERIES_MAX = 255  # counted no further
-SEQUENCE_MAX = 1 << 62  # no shard comes so far
+WINDOW = 4_096  # messages above the floor of a shard that can be leased or acknowledged
+DELIVERIES_MAX = 255  # where the count stops
+SEQUENCE_MAX = 1 << 62  # no shard reaches it
 
 Mode: TypeAlias = Literal["leased", "streamed"]
 Range: TypeAlias = tuple[int, int]  # of sequences: [low, high)
@@ -49,15 +49,15 @@ class ConsumerRow(msgspec.Struct, frozen=True, array_like=True):
     deliveries: bytes = b""  # byte i: how often message `floor + i` was delivered
 
     def flags(self) -> NDArray[np.bool_]:
-        """For each message of the window, whether it is acknowledged."""
+        """Return, for each message of the window, whether it is acknowledged."""
         return _spread(np.unpackbits(np.frombuffer(self.acknowledged, np.uint8), bitorder="little")).astype(np.bool_)
 
     def counts(self) -> NDArray[np.uint8]:
-        """For each message of the window, how often it was delivered."""
+        """Return, for each message of the window, how often it was delivered."""
         return _spread(np.frombuffer(self.deliveries, np.uint8))
 
     def raised(self, first: int) -> ConsumerRow:
-        """The place where everything below `first` is gone: nobody will acknowledge it."""
+        """Return the row with its floor at `first` or above: trimmed messages will not be acknowledged."""
         step = first - self.floor
         if step <= 0:
             return self
@@ -68,25 +68,25 @@ class ConsumerRow(msgspec.Struct, frozen=True, array_like=True):
         return _packed(self.mode, first, flags, counts)
 
 
-def _spread(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _spread(stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
     spread = np.zeros(WINDOW, np.uint8)
-    spread[: min(len(found), WINDOW)] = found[:WINDOW]
+    spread[: min(len(stored), WINDOW)] = stored[:WINDOW]
     return spread
 
 
 def _packed(mode: Mode, floor: int, flags: NDArray[np.bool_], counts: NDArray[np.uint8]) -> ConsumerRow:
-    """A row whose floor is moved over all that is acknowledged in one piece."""
+    """Build a row, with its floor moved above the acknowledged messages that follow it without a gap."""
     done = WINDOW if flags.all() else int(np.argmin(flags))
     floor += done
     bits = np.packbits(flags[done:], bitorder="little").tobytes().rstrip(b"\0")
     return ConsumerRow(mode, floor, bits, counts[done:].tobytes().rstrip(b"\0"))
 
 
-# -- what conditions are given
+# -- arguments of conditions
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """(shard, messages) for each shard, and the lease of each range, which only the owner looks at."""
+    """(shard, messages) for each shard, and the lease of each range, which only the owner checks."""
 
     consumer: str
     messages: list[tuple[int, list[Range]]]
@@ -116,7 +116,7 @@ class Seek(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForgetConsumer(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer that is needed no more."""
+    """A consumer to delete."""
 
     consumer: str
     shards: int
@@ -127,13 +127,13 @@ _place = msgspec.msgpack.Decoder(ConsumerRow)
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Ack, Move, Deliver, Seek, ForgetConsumer)}
 
 
-def argument(table: int, asked: Ack | Move | Deliver | Seek | ForgetConsumer) -> bytes:
-    """The argument of a condition: it begins with the table, as every kind's does."""
-    return _TABLE.pack(table) + _encode(asked)
+def argument(table: int, request: Ack | Move | Deliver | Seek | ForgetConsumer) -> bytes:
+    """Encode the argument of a condition. It begins with the table, as for every kind."""
+    return _TABLE.pack(table) + _encode(request)
 
 
 def read_argument(data: bytes, kind: type[msgspec.Struct]) -> tuple[int, msgspec.Struct]:
-    """The table and what is asked."""
+    """Decode an argument: the table and the request."""
     try:
         return _TABLE.unpack_from(data)[0], _decoders[kind].decode(data[_TABLE.size :])  # type: ignore[index]
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,29 +144,29 @@ def read_argument(data: bytes, kind: type[msgspec.Struct]) -> tuple[int, msgspec
 
 
 def rows_of(table: int) -> bytes:
-    """How the rows of all consumers of a queue begin."""
+    """Return the key prefix of the rows of all consumers of a queue."""
     return kind_rows(table) + b"c"
 
 
 def row_key(table: int, shard: int, consumer: str) -> bytes:
-    """The key of a consumer's row for a shard."""
+    """Return the key of a consumer's row for a shard."""
     return rows_of(table) + _SHARD.pack(shard) + consumer.encode()
 
 
 def parse_row_key(table: int, key: bytes) -> tuple[int, str]:
-    """(shard, consumer) of a row."""
+    """Return the (shard, consumer) of a row's key."""
     rest = key[len(rows_of(table)) :]
     return _SHARD.unpack_from(rest)[0], rest[_SHARD.size :].decode()
 
 
 def read_place(get: Get, table: int, shard: int, consumer: str) -> ConsumerRow | None:
-    """Where a consumer is in a shard; None if it is new."""
-    kept = get(row_key(table, shard, consumer))
-    return None if kept is None else decode_position(kept)
+    """Return a consumer's row for a shard; None if the consumer is new."""
+    row = get(row_key(table, shard, consumer))
+    return None if row is None else decode_position(row)
 
 
 def decode_position(row: bytes) -> ConsumerRow:
-    """What a row holds."""
+    """Decode a consumer's row."""
     try:
         return _place.decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -177,10 +177,10 @@ def decode_position(row: bytes) -> ConsumerRow:
 
 
 def _ack(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, Ack)
-    assert isinstance(asked, Ack)
-    for shard, ranges in asked.messages:
-        place = read_place(get, table, shard, asked.consumer) or ConsumerRow("leased")
+    table, request = read_argument(data, Ack)
+    assert isinstance(request, Ack)
+    for shard, ranges in request.messages:
+        place = read_place(get, table, shard, request.consumer) or ConsumerRow("leased")
         flags = place.flags()
         for low, high in ranges:
             some = slice(low - place.floor, high - place.floor)
@@ -188,64 +188,63 @@ def _ack(data: bytes, get: Get, put: Put) -> Verdict:
                 return Verdict.REFUSED
             flags[some] = True
         row = _packed("leased", place.floor, flags, place.counts())
-        put(row_key(table, shard, asked.consumer), _encode(row))
+        put(row_key(table, shard, request.consumer), _encode(row))
     return Verdict.ACCEPTED
 
 
 def _move(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, Move)
-    assert isinstance(asked, Move)
-    places = [read_place(get, table, shard, asked.consumer) for shard, _, _ in asked.ranges]
-    if any(place is not None and place.mode != "streamed" for place in places):
+    table, request = read_argument(data, Move)
+    assert isinstance(request, Move)
+    rows = [read_place(get, table, shard, request.consumer) for shard, _, _ in request.ranges]
+    if any(row is not None and row.mode != "streamed" for row in rows):
         return Verdict.REFUSED
-    # A consumer without a row is wherever it says that it is.
+    # A consumer without a row may start anywhere.
     moves = [
-        (start if place is None else place.floor, start, end)
-        for place, (_, start, end) in zip(places, asked.ranges, strict=True)
+        (start if row is None else row.floor, start, end)
+        for row, (_, start, end) in zip(rows, request.ranges, strict=True)
     ]
-    if any(end < start for _, start, end in moves) or len({shard for shard, _, _ in asked.ranges}) < len(moves):
+    if any(end < start for _, start, end in moves) or len({shard for shard, _, _ in request.ranges}) < len(moves):
         return Verdict.REFUSED
     if any(floor != start for floor, start, _ in moves):
         return Verdict.DUPLICATE if all(floor >= end for floor, _, end in moves) else Verdict.REFUSED
-    for shard, _, end in asked.ranges:
-        put(row_key(table, shard, asked.consumer), _encode(ConsumerRow("streamed", end)))
+    for shard, _, end in request.ranges:
+        put(row_key(table, shard, request.consumer), _encode(ConsumerRow("streamed", end)))
     return Verdict.ACCEPTED
 
 
 def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, Deliver)
-    assert isinstance(asked, Deliver)
-    for shard, first, ranges in asked.messages:
-        place = read_place(get, table, shard, asked.consumer) or ConsumerRow("leased")
-        if place.mode != "leased":
-            continue  # it became a stream's since
-        place = place.raised(first)
-        counts = place.counts()
+    table, request = read_argument(data, Deliver)
+    assert isinstance(request, Deliver)
+    for shard, first, ranges in request.messages:
+        row = read_place(get, table, shard, request.consumer) or ConsumerRow("leased")
+        if row.mode != "leased":
+            continue  # a stream has taken over the consumer since
+        row = row.raised(first)
+        counts = row.counts()
         for low, high in ranges:
-            some = counts[
-                max(0, low - place.floor) : max(0, high - place.floor)
-            ]  # what is below was acknowledged since
+            # Messages below the floor were acknowledged since.
+            some = counts[max(0, low - row.floor) : max(0, high - row.floor)]
             some += some < DELIVERIES_MAX
-        put(row_key(table, shard, asked.consumer), _encode(_packed("leased", place.floor, place.flags(), counts)))
+        put(row_key(table, shard, request.consumer), _encode(_packed("leased", row.floor, row.flags(), counts)))
     return Verdict.ACCEPTED
 
 
 def _seek(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, Seek)
-    assert isinstance(asked, Seek)
-    for shard, sequence in asked.places:
-        place = read_place(get, table, shard, asked.consumer)
-        if place is not None and place.mode != asked.mode:
+    table, request = read_argument(data, Seek)
+    assert isinstance(request, Seek)
+    for shard, sequence in request.places:
+        row = read_place(get, table, shard, request.consumer)
+        if row is not None and row.mode != request.mode:
             return Verdict.REFUSED
-        put(row_key(table, shard, asked.consumer), _encode(ConsumerRow(asked.mode, sequence)))
+        put(row_key(table, shard, request.consumer), _encode(ConsumerRow(request.mode, sequence)))
     return Verdict.ACCEPTED
 
 
 def _forget(data: bytes, get: Get, put: Put) -> Verdict:
-    table, asked = read_argument(data, ForgetConsumer)
-    assert isinstance(asked, ForgetConsumer)
-    for shard in range(asked.shards):
-        put(row_key(table, shard, asked.consumer), None)
+    table, request = read_argument(data, ForgetConsumer)
+    assert isinstance(request, ForgetConsumer)
+    for shard in range(request.shards):
+        put(row_key(table, shard, request.consumer), None)
     return Verdict.ACCEPTED
 
 
@@ -254,12 +253,12 @@ CONDITIONS: dict[str, KindCondition] = {ACK: _ack, MOVE: _move, DELIVER: _delive
 
 
 def runs(sequences: Sequence[int] | NDArray[np.int64]) -> list[Range]:
-    """Ascending sequences as ranges."""
+    """Convert ascending sequences to ranges."""
     if not len(sequences):
         return []
-    if sequences[-1] - sequences[0] == len(sequences) - 1:  # one range: nearly always
+    if sequences[-1] - sequences[0] == len(sequences) - 1:  # one range, the usual case
         return [(int(sequences[0]), int(sequences[-1]) + 1)]
-    found = np.asarray(sequences, np.int64)
-    breaks = np.flatnonzero(found[1:] - found[:-1] != 1)
-    lows, highs = found[np.r_[0, breaks + 1]], found[np.r_[breaks, len(found) - 1]] + 1
+    array = np.asarray(sequences, np.int64)
+    breaks = np.flatnonzero(array[1:] - array[:-1] != 1)
+    lows, highs = array[np.r_[0, breaks + 1]], array[np.r_[breaks, len(array) - 1]] + 1
     return list(zip(lows.tolist(), highs.tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""The queue's own manifest: which data files count, and where the active one ends.
+"""The manifest of a queue: the valid data files, and the end of the active one.
 
-Two slots, `manifest.1` and `manifest.2`, are written alternately; the one byte of `manifest.current` says which counts.
-docs/format/qmft.md gives the bytes. Nothing here looks at data files, except to tell a fresh queue from one that lost
-its pointer, and then it stops at the first it finds.
+Two slots, `manifest.1` and `manifest.2`, are written alternately; the one byte of `manifest.current`, the *pointer*,
+says which is valid. docs/format/qmft.md gives the bytes. Data files are listed only to distinguish a new queue from one
+that lost its pointer, and only up to the first file.
 
-Thread: `Manifest` and what it holds never change; a `ManifestWriter` belongs to the queue's writer.
+Thread: `QmftManifest` and its parts are immutable; a `QmftWriter` belongs to the queue's writer.
 Invariants: (1) the slot that the durable pointer names is never written. (2) a slot and its name are durable before the
 pointer names it. (3) the pointer is one byte at any moment after its creation. (4) a file whose fsync failed is never
 written again in place: it is replaced under its name.
@@ -39,16 +39,16 @@ _ENTRY_COLUMNS = np.dtype([("start", "<u8"), ("end", "<u8"), ("size", "<u8"), ("
 assert _ENTRY_COLUMNS.itemsize == _ENTRY.size
 
 POINTER = "manifest.current"
-SLOTS = ("", "manifest.1", "manifest.2")  # a slot's number is its place
+SLOTS = ("", "manifest.1", "manifest.2")  # by the slot's number
 _TEMPORARY = POINTER + ".tmp"
 DATA_SUFFIX = ".data"
-_DATA_FILE = re.compile(rf"[0-9]{{10}}\{DATA_SUFFIX}")  # of this form only: others' files count for nothing
+_DATA_FILE = re.compile(rf"[0-9]{{10}}\{DATA_SUFFIX}")  # files with other names are ignored
 _PATH_BYTES_MAX = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveFileState:
-    """The data file that grows, as far as it was synced when the manifest was written."""
+    """The active data file, as far as it was synced when the manifest was written."""
 
     file_sequence: int
     write_position: int
@@ -62,7 +62,7 @@ class ActiveFileState:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A data file that grows no more. Both sequences are in it."""
+    """A sealed data file. Both sequences are inclusive."""
 
     path: str
     start_sequence: int
@@ -82,14 +82,14 @@ class FileEntry:
 def _check_path(path: str) -> None:
     parts = path.split("/")
     if not path or len(path.encode()) > _PATH_BYTES_MAX or path.startswith("/") or ".." in parts or "\0" in path:
-        raise Invalid(f"{path[:80]!r} is no path inside a queue's folder")
+        raise Invalid(f"{path[:80]!r} is not a path inside a queue's folder")
 
 
 class FileTable(Sequence[FileEntry]):
     """The sealed data files in order of their messages.
 
-    Kept as the bytes of the manifest and four columns: there may be tens of thousands, and an entry is made only for
-    who asks.
+    Stored as the bytes of the manifest and four columns: there may be tens of thousands, and an entry is built only
+    when it is read.
     """
 
     __slots__ = ("_offsets", "_raw", "ends", "sizes", "starts")
@@ -112,7 +112,7 @@ class FileTable(Sequence[FileEntry]):
 
     @classmethod
     def decode(cls, raw: bytes, count: int) -> FileTable:
-        """Requires nothing: bytes that are no `count` entries in order are `Invalid`."""
+        """Decode `count` entries; `Invalid` if the bytes are not that many entries in order."""
         table = cls(raw, _entry_offsets(raw, count))
         if (table.starts > table.ends).any() or (table.starts[1:] <= table.ends[:-1]).any():
             raise Invalid("its files are not in the order of their messages")
@@ -127,10 +127,10 @@ class FileTable(Sequence[FileEntry]):
     def __getitem__(self, place: int) -> FileEntry:  # type: ignore[override]
         at = int(self._offsets[place])
         start, end, size, length = _ENTRY.unpack_from(self._raw, at)
-        try:  # not looked at before: opening costs the same, however many files there are
+        try:  # checked only here: opening costs the same for any number of files
             return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
         except (Invalid, UnicodeDecodeError) as error:
-            raise ManifestCorrupted("the manifest of a queue", at, f"entry {place} is none ({error})") from None
+            raise ManifestCorrupted("the manifest of a queue", at, f"entry {place} is malformed ({error})") from None
 
     def __iter__(self) -> Iterator[FileEntry]:
         return map(self.__getitem__, range(len(self)))
@@ -149,12 +149,12 @@ class FileTable(Sequence[FileEntry]):
         return FileTable(self._raw[start:], self._offsets[count:] - start)
 
     def place_of(self, sequence: int) -> int:
-        """The place of the file that holds `sequence`, or of the first one behind it; the length if there is none."""
+        """Return the index of the file that holds `sequence`, or of the next one; the length if there is none."""
         return int(np.searchsorted(self.ends, np.uint64(sequence)))
 
 
 def _entry_offsets(raw: bytes, count: int) -> NDArray[np.int64]:
-    """Where each entry begins. Ours all have one length, which numpy sees at once; others are walked."""
+    """Return the offset of each entry. Entries of one length, as we write them, need no loop."""
     if count and len(raw) % count == 0 and len(raw) // count > _ENTRY.size:
         step = len(raw) // count
         lengths = np.frombuffer(raw, np.uint8).reshape(count, step)[:, _ENTRY.size - 2 : _ENTRY.size]
@@ -173,16 +173,16 @@ def _entry_offsets(raw: bytes, count: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class QmftManifest:
-    """One state of a queue's files."""
+    """The state of a queue's files at one time."""
 
-    next_sequence: int  # of the message after those counted here
+    next_sequence: int  # after the last message that this manifest covers
     active_file: ActiveFileState
     files: FileTable
     version: int = VERSION
 
     @classmethod
     def fresh(cls) -> QmftManifest:
-        """Of a queue without a message: the first one will be number 1."""
+        """Return the manifest of an empty queue, whose first message will have sequence 1."""
         return cls(1, ActiveFileState(0, 0, 0, ""), FileTable())
 
     def encode(self) -> bytes:
@@ -196,12 +196,12 @@ class QmftManifest:
 
     @classmethod
     def decode(cls, data: bytes, path: str = "") -> QmftManifest:
-        """The manifest in `data`; `path` is for the message only."""
+        """Decode a manifest; `path` is for error messages only."""
         if len(data) < HEADER.size + _ACTIVE.size or data[:4] != MAGIC:
-            raise ManifestCorrupted(path, 0, "this is no queue manifest")
+            raise ManifestCorrupted(path, 0, "this is not a queue manifest")
         _, version, next_sequence, count, stored, _ = HEADER.unpack_from(data)
         zeroed = data[:_CHECKSUM_AT] + bytes(4) + data[_CHECKSUM_AT + 4 :]
-        if zlib.crc32(zeroed) != stored:  # before the version: a flipped bit there is damage, not the future
+        if zlib.crc32(zeroed) != stored:  # before the version: a flipped bit there is damage, not a newer version
             raise ManifestCorrupted(path, 0, "the manifest's checksum does not match")
         if version != VERSION:
             raise UnsupportedManifestVersion(f"{path} has manifest version {version}, this Penstock reads {VERSION}")
@@ -223,13 +223,13 @@ class QmftWriter:
     def __init__(self, fs: FileSystem, folder: str) -> None:
         self._fs = fs
         self._folder = folder
-        self._slot = 0  # the one the pointer names; 0: there is no pointer yet
-        # Whether every fsync of that file is known to have succeeded. A process that died may have had one fail.
+        self._slot = 0  # the slot that the pointer names; 0: there is no pointer yet
+        # Whether every fsync of the file is known to have succeeded. One may have failed in a process that died.
         self._pointer_sound = False
         self._spare_sound = False
 
     def read_latest(self) -> QmftManifest | None:
-        """The manifest that counts, or None in a folder without pointer and data. Changes nothing on disk."""
+        """Return the valid manifest, or None in a folder without pointer and data. Changes nothing on disk."""
         pointer = self._path(POINTER)
         try:
             value = self._read(pointer)
@@ -248,19 +248,20 @@ class QmftWriter:
         return manifest
 
     def secure_pointer(self) -> None:
-        """Make sure that the pointer is durable as it was read, or as the last good `write` left it.
+        """Make the pointer durable as it was read, or as the last good `write` left it.
 
-        A process that died may have left one that only the page cache holds: what builds on it would go with it.
+        A process that died may have left a pointer that is only in the page cache: a crash would lose it, with all that
+        was written since.
         """
         if self._slot and not self._pointer_sound:
             self._create_pointer(self._slot)
             self._pointer_sound = True
 
     def write(self, manifest: QmftManifest) -> None:
-        """Make `manifest` the one that counts, durably. Requires: all that it says of data files is durable.
+        """Make `manifest` the valid one, durably. Requires: all that it says of data files is durable.
 
-        `DiskFull`, `ProcessLimit`: nothing changed. Any other error: the old one counts, or the new one;
-        `secure_pointer` goes back to the old.
+        `DiskFull`, `ProcessLimit`: nothing changed. After any other error the old or the new one is valid;
+        `secure_pointer` restores the old.
         """
         self.secure_pointer()
         target = 2 if self._slot == 1 else 1
@@ -278,7 +279,7 @@ class QmftWriter:
         else:
             self._create_pointer(target)
         self._slot, self._pointer_sound = target, True
-        self._spare_sound = True  # the slot that counted until now, or one that does not exist yet
+        self._spare_sound = True  # the slot that was valid until now, or one that does not exist yet
 
     def _write_slot(self, path: str, data: bytes, *, fresh: bool) -> None:
         fresh = fresh or not self._fs.exists(path)
@@ -293,7 +294,7 @@ class QmftWriter:
         finally:
             file.close()
         if fresh:
-            self._fs.fsync_dir(self._folder)  # before the pointer: it must never name a file that a crash takes away
+            self._fs.fsync_dir(self._folder)  # before the pointer: it must never name a file that a crash removes
 
     def _overwrite_pointer(self, slot: int) -> None:
         file = self._fs.open(self._path(POINTER), write=True)
@@ -326,7 +327,7 @@ class QmftWriter:
 
 
 def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
-    """Paths of the data files below `folder`, one folder at a time, relative to it."""
+    """Yield the paths of the data files below `folder`, relative to it, one folder at a time."""
     for year in _numbered(fs, folder, 4):
         for month in _numbered(fs, f"{folder}/{year}", 2):
             for day in _numbered(fs, f"{folder}/{year}/{month}", 2):
@@ -336,7 +337,7 @@ def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
 
 
 def has_data_files(fs: FileSystem, folder: str) -> bool:
-    """Whether there is any; stops at the first."""
+    """Whether there is a data file; stops at the first."""
     return next(data_files(fs, folder), None) is not None
 
 

@@ -1,11 +1,11 @@
-"""Reading a queue beside its writer.
+"""Reads from a queue while its writer appends.
 
-A `View` is what may be seen: sealed files, and the active one up to a place. The writer replaces it whole; a reader
-takes one reference and sees one state. A file that a reader has open outlives its unlink.
+A `FilesView` is what readers may see: the sealed files, and the active one up to an offset. The writer replaces it
+whole; a reader takes one reference and sees one state. An open file stays readable after it is unlinked.
 
 Thread: any number of readers; one lock guards the few files that are kept open.
-Invariant: batches come in the order of their sequences, each message once, and never from past the view.
-A file that was unlinked before it was opened is a `FileNotFoundError`: the caller looks whether its view is old.
+Invariant: batches are in the order of their sequences, each message once, and never beyond the view.
+A file that was unlinked before it was opened raises `FileNotFoundError`: the caller checks whether its view is old.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.queue.messages import PREFIX, MessageBatch, decode_batch
 from penstock.queue.qmft import FileTable
 
 _OPEN_FILES_MAX = 16
-_READ_BYTES_MIN, _READ_BYTES_MAX = 64 << 10, 256 << 10  # at once
+_READ_BYTES_MIN, _READ_BYTES_MAX = 64 << 10, 256 << 10  # of one read call
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Span:
     first: int
     next: int
     size: int
-    index: FileIndex | None  # None: the file has its own
+    index: FileIndex | None  # None: the file holds it
 
 
 @dataclass(frozen=True, slots=True)
 class FilesView:
-    """What readers may see."""
+    """The files and messages that readers may see."""
 
     files: FileTable = field(default_factory=FileTable)
     active: Span = Span("", 1, 1, 0, None)
@@ -56,7 +56,7 @@ class FilesView:
         return self.active.next
 
     def span(self, place: int) -> Span:
-        """The file at a place; the active one comes last."""
+        """Return the file at an index; the active one is last."""
         if place >= len(self.files):
             return self.active
         entry = self.files[place]
@@ -71,35 +71,35 @@ class QueueReader:
         self._folder = folder
         self._identity = identity
         self._lock = lock("queue.reader")
-        self._open: OrderedDict[str, DataReader] = OrderedDict()  # guarded by _lock; the least used first
+        self._open: OrderedDict[str, DataReader] = OrderedDict()  # guarded by _lock; least recently used first
 
     def read(
         self, view: FilesView, start: int, *, limit_messages: int, limit_bytes: int, past_damage: bool
     ) -> list[MessageBatch]:
-        """Batches from `start` on: none at the end, else at least one message and then within both limits."""
-        found: list[MessageBatch] = []
+        """Return batches from `start` on: none at the end, else at least one message, then within both limits."""
+        batches: list[MessageBatch] = []
         while start < view.next and limit_messages > 0 and limit_bytes > 0:
             span = view.span(view.files.place_of(start))
             start = max(start, span.first)
             for batch in self._batches(span, start, limit_bytes, past_damage):
                 if batch.first > start and not past_damage:
                     raise CorruptionError(f"{self._folder}/{span.path}", 0, f"message {start} is missing")
-                part = _within(batch.slice(start, batch.next), limit_messages, limit_bytes, first=not found)
+                part = _within(batch.slice(start, batch.next), limit_messages, limit_bytes, first=not batches)
                 start = part.next
                 if len(part):
-                    found.append(part)
+                    batches.append(part)
                     limit_messages -= len(part)
                     limit_bytes -= part.messages.size_bytes()
                 if start < batch.next or limit_messages <= 0 or limit_bytes <= 0:
-                    return found
+                    return batches
             if start < span.next:
                 if not past_damage:
                     raise CorruptionError(f"{self._folder}/{span.path}", span.size, f"message {start} is missing")
                 start = span.next
-        return found
+        return batches
 
     def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[MessageBatch]:
-        """The batches of one file from the one that holds `start` on."""
+        """Yield the batches of one file, beginning with the one that holds `start`."""
         reader = self._of(span)
         known, offset = reader.hint
         if known != start:
@@ -109,11 +109,11 @@ class QueueReader:
             if record.kind != KIND_MESSAGES or record.index + PREFIX.unpack_from(record.body)[2] <= start:
                 continue
             batch = decode_batch(record, path=reader.file.path, offset=at)
-            reader.hint = (batch.next, at + encoded_size(len(record.body)))  # a guess where the next read begins
+            reader.hint = (batch.next, at + encoded_size(len(record.body)))  # a guess at where the next read begins
             yield batch
 
     def seek_time(self, view: FilesView, time_us: int) -> int:
-        """The sequence of the first record at or after a time; the next one if there is none."""
+        """Return the sequence of the first record at or after a time; the next sequence if there is none."""
         span = view.span(self.files_before(view, time_us))
         if not span.path:
             return view.next
@@ -125,7 +125,7 @@ class QueueReader:
         return span.next
 
     def files_before(self, view: FilesView, time_us: int) -> int:
-        """How many of the oldest sealed files hold only records older than a time: opens some twenty at most."""
+        """Count the oldest sealed files that hold only records older than a time. Opens at most about twenty."""
         low, high = 0, len(view.files)
         while low < high:
             middle = (low + high) // 2
@@ -156,16 +156,16 @@ class QueueReader:
         with self._lock:
             self._open[path] = reader
             if len(self._open) > _OPEN_FILES_MAX:
-                self._open.popitem(last=False)  # not closed: another reader may be in it, and the last one ends it
+                self._open.popitem(last=False)  # not closed: another reader may use it; the last one closes it
         return reader
 
     def forget(self) -> None:
-        """Let go of every open file."""
+        """Forget every open file."""
         with self._lock:
             self._open.clear()
 
 
 def _within(batch: MessageBatch, limit_messages: int, limit_bytes: int, *, first: bool) -> MessageBatch:
-    """As much of a batch as both limits allow; at least one message if it is the `first`."""
+    """Return as much of a batch as both limits allow; at least one message if it is the `first`."""
     count = min(limit_messages, int(np.searchsorted(batch.messages.ends(), limit_bytes, side="right")))
     return batch.slice(batch.first, batch.first + max(count, int(first)))

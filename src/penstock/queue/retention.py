@@ -1,4 +1,4 @@
-"""Which messages a retention lets go: a pure decision over the numbers of a shard.
+"""Which messages a retention deletes: a pure decision from the state of a shard.
 
 Thread: any; the trim itself is a record in the journal.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def trim_before(machine: QueueMachine, retention: Retention, floors: Sequence[int], now_us: int) -> int:
-    """The sequence of the first message that stays."""
+    """Return the sequence of the first message to keep."""
     queue, before = machine.queue, machine.first
     if retention.age_s is not None:
         before = max(before, queue.seek_time(max(0, now_us - int(retention.age_s * 1_000_000))))

@@ -1,6 +1,6 @@
-"""What the owner does for one queue: numbers for `append`, places of consumers, retention.
+"""The owner's service for one queue: `append`, deliveries, positions of consumers, retention.
 
-Thread: any; it has no state but that of its `Deliveries`.
+Thread: any; its only state is that of its `Deliveries`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def _retention_of(info: TableInfo) -> Retention:
-    """How long a queue keeps its messages: for ever, if nobody can tell, because its messages are still needed."""
+    """Return a queue's retention. If it cannot be read, everything is kept: messages may still be needed."""
     try:
         return decode_queue_options(info.options).retention
     except CorruptionError as error:
@@ -37,7 +37,7 @@ def _retention_of(info: TableInfo) -> Retention:
 
 
 class QueueService:
-    """The owner's part of a queue."""
+    """The owner's service for a queue."""
 
     def __init__(self, info: TableInfo, host: Host) -> None:
         self._info = info
@@ -67,14 +67,14 @@ class QueueService:
     def perform(self, name: str, request: QueueCall) -> Any:
         answer = self._answers.get(name)
         if answer is None:
-            raise Invalid(f"a queue does not know {name!r}")
+            raise Invalid(f"a queue has no call {name!r}")
         check_request(self._info, request)
         return answer(request)
 
     # -- messages
 
     def _append(self, call: QueueCall) -> tuple[int, int]:
-        """(LSN, sequence) of a message, when it is durable and applied."""
+        """Write a message, wait until it is durable and applied, and return its (LSN, sequence)."""
         receipt, message = section.Receipt(), (call.payload, call.key, call.time_us)
         port, size = self._host.port, len(call.payload) + len(call.key or b"") + 256
         epoch = port.write(self._partitions[call.shard], section.put, size, message, receipt)
@@ -85,11 +85,11 @@ class QueueService:
         return puts.lsn, puts.first + receipt.offset
 
     def _not_numbered(self, shard: int) -> OutcomeUnknown:
-        """What to tell of a durable message that its shard has not applied; `NotFound` if the queue was dropped."""
+        """Return the error for a durable message that is not applied yet; `NotFound` if the queue was dropped."""
         reason = "it has not applied it yet"
         try:
             self._machine(self._partitions[shard])
-        except PartitionPaused as behind:  # not a refusal: the message will be there when the shard goes on
+        except PartitionPaused as behind:  # not a refusal: the message is applied when the shard resumes
             reason = str(behind)
         name = self._info.name
         return OutcomeUnknown(f"a message for shard {shard} of {name} is durable and has no number yet ({reason})")
@@ -107,46 +107,46 @@ class QueueService:
         return QueueTotals(self._bounds(call), files, size, self._places(call))
 
     def _advance(self, call: QueueCall) -> dict[int, int]:
-        """From these places to the end, or as far as `count` and `bytes_max` allow, shared out among the shards."""
+        """Return the end of a batch from `places`: within `count` and `bytes_max`, shared among the shards."""
         ends, rows, size = {}, call.count, call.bytes_max
         waiting = sorted(
-            (self._machine(self._partitions[shard]).queue.next_sequence - place, shard, place)
-            for shard, place in call.places
+            (self._machine(self._partitions[shard]).queue.next_sequence - start, shard, start)
+            for shard, start in call.places
         )
-        for number, (there, shard, place) in enumerate(waiting):  # the shortest first: what it leaves is the others'
+        for number, (ahead, shard, start) in enumerate(waiting):  # shortest first: the others get its unused share
             left = len(waiting) - number
-            count = min(there, max(1, rows // left)) if call.count and rows > 0 else (0 if call.count else there)
+            count = min(ahead, max(1, rows // left)) if call.count and rows > 0 else (0 if call.count else ahead)
             share = size // left if call.bytes_max else 0
-            end, used = self._within(shard, place, count, share if call.bytes_max else None)
+            end, used = self._within(shard, start, count, share if call.bytes_max else None)
             ends[shard] = end
-            rows, size = rows - (end - place), max(0, size - used)
+            rows, size = rows - (end - start), max(0, size - used)
         return ends
 
-    def _within(self, shard: int, place: int, count: int, bytes_max: int | None) -> tuple[int, int]:
-        """The end of at most `count` messages, and at most so many bytes but at least one message; their bytes."""
+    def _within(self, shard: int, start: int, count: int, bytes_max: int | None) -> tuple[int, int]:
+        """Return the end and size of at most `count` messages and `bytes_max` bytes, but at least one message."""
         if bytes_max is None or count <= 0:
-            return place + max(0, count), 0
-        queue, end, used = self._machine(self._partitions[shard]).queue, place, 0
-        while end < place + count and used < bytes_max:
+            return start + max(0, count), 0
+        queue, end, used = self._machine(self._partitions[shard]).queue, start, 0
+        while end < start + count and used < bytes_max:
             left = max(1, min(8 << 20, bytes_max - used))
-            batches = queue.read(end, limit_messages=place + count - end, limit_bytes=left)
+            batches = queue.read(end, limit_messages=start + count - end, limit_bytes=left)
             used += sum(batch.messages.size_bytes() for batch in batches)
-            if used > bytes_max and end > place:
+            if used > bytes_max and end > start:
                 break
             end = batches[-1].next
         return end, used
 
     def _places(self, call: QueueCall) -> list[ConsumerPosition]:
-        """Where consumers are: one of them, or all."""
-        found = []
+        """Return the positions of one consumer, or of all."""
+        positions = []
         for key, row in self._host.ledger_rows(rows_of(self._info.table)):
             shard, consumer = parse_row_key(self._info.table, key)
             if call.consumer in ("", consumer):
-                place, machine = decode_position(row), self._machine(self._partitions[shard])
-                place = place if place.mode == "streamed" else place.raised(machine.first)
-                lag = max(0, machine.next - max(place.floor, machine.first) - int(place.flags().sum()))
-                found.append(ConsumerPosition(consumer, shard, place.mode, place.floor, lag))
-        return found
+                position, machine = decode_position(row), self._machine(self._partitions[shard])
+                position = position if position.mode == "streamed" else position.raised(machine.first)
+                lag = max(0, machine.next - max(position.floor, machine.first) - int(position.flags().sum()))
+                positions.append(ConsumerPosition(consumer, shard, position.mode, position.floor, lag))
+        return positions
 
     # -- conditions
 
@@ -156,7 +156,7 @@ class QueueService:
     # -- retention
 
     def maintain(self) -> None:
-        """Trim what the retention lets go, then remove files that nobody needs. A bad shard leaves others alone."""
+        """Trim by the retention, then remove unneeded files. A failing shard does not stop the others."""
         self._deliveries.maintain()
         failure: Exception | None = None
         for shard in range(len(self._partitions)):
@@ -176,12 +176,12 @@ class QueueService:
         machine.drop_files()
 
     def _floors(self, shard: int) -> list[int]:
-        """Where all consumers are in a shard. One that got nothing from it so far is at its beginning."""
+        """Return the floors of all consumers in a shard; 1 for a consumer that has no row for it yet."""
         floors: dict[str, int] = {}
         for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            found, consumer = parse_row_key(self._info.table, key)
+            row_shard, consumer = parse_row_key(self._info.table, key)
             floors.setdefault(consumer, 1)
-            if found == shard:
+            if row_shard == shard:
                 floors[consumer] = decode_position(row).floor
         return list(floors.values())
 

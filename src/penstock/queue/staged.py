@@ -1,6 +1,6 @@
-"""Messages in a file that was built elsewhere: an Arrow IPC file with the columns payload, and perhaps key and time.
+"""Messages in a file that another process built: an Arrow IPC file with the columns payload, key and time.
 
-Thread: pure functions over a file; `load` is the caller's.
+Thread: pure functions over a file; a `MessageLoader` belongs to its caller.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAGED_SCHEMA = pa.schema(
 
 
 def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
-    """The record batches of a staged file; `Invalid` if it is none."""
+    """Return the record batches of a staged file; `Invalid` if it is malformed."""
     file = fs.open(path)
     try:
         data = file.pread(file.size(), 0)
@@ -45,30 +45,30 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
     yield from validated_batches(data, STAGED_SCHEMA, path)
 
 
-INLINE_BYTES_MAX = 1 << 20  # of messages that go as sections
+INLINE_BYTES_MAX = 1 << 20  # of messages that are sent as sections
 FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
-_NOT_ROWS = ("shard", "sequence")  # a queue's own columns that say nothing about what to write
+_NOT_ROWS = ("shard", "sequence")  # columns of a queue that are ignored in a load
 
 
 def load_schema(given: Any) -> Any:
-    """The columns that count, in the types they must have."""
+    """Return the schema that messages are cast to; `Invalid` if their columns do not fit."""
     names = [name for name in given.names if name not in _NOT_ROWS]
     if "payload" not in names or set(names) - {"payload", "key", "timestamp"} or len(set(names)) != len(names):
         raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
     fields = []
     for name in names:
-        found = given.field(name).type
-        text = pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
-        if name == "timestamp" and not pa.types.is_timestamp(found):
-            raise Invalid(f"column timestamp is {found}, and must be a timestamp")
-        if name != "timestamp" and not (text or is_binary(found) or pa.types.is_null(found)):
-            raise Invalid(f"column {name} is {found}, but messages hold binary: cast or encode it first")
+        actual = given.field(name).type
+        text = pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual)
+        if name == "timestamp" and not pa.types.is_timestamp(actual):
+            raise Invalid(f"column timestamp is {actual}, and must be a timestamp")
+        if name != "timestamp" and not (text or is_binary(actual) or pa.types.is_null(actual)):
+            raise Invalid(f"column {name} is {actual}, but messages hold binary: cast or encode it first")
         fields.append(pa.field(name, STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()))
     return pa.schema(fields)
 
 
 class MessageLoader:
-    """Prepares messages outside the owner: few as sections, many as files, in the order in which they come."""
+    """Prepares messages outside the owner: few as sections, many as files, in the order of the input."""
 
     def __init__(self, info: TableInfo, place: BuildContext) -> None:
         self._place = place
@@ -80,7 +80,7 @@ class MessageLoader:
         self._done: list[PreparedRows] = []
 
     def run(self, batches: Iterator[Any]) -> list[PreparedRows]:
-        """Take in all batches and say what is to be committed."""
+        """Read all batches and return what is to be committed."""
         for number, batch in enumerate(batches):
             messages = self._staged(batch)
             for shard, part in self._by_shard(messages, number):
@@ -89,18 +89,18 @@ class MessageLoader:
                 self._bytes[partition] = self._bytes.get(partition, 0) + part.nbytes
                 if self._bytes[partition] >= FILE_BYTES:
                     self._write(partition)
-        for partition, held in list(self._held.items()):
-            if held and self._bytes[partition] <= INLINE_BYTES_MAX:
+        for partition, parts in list(self._held.items()):
+            if parts and self._bytes[partition] <= INLINE_BYTES_MAX:
                 puts = section.Puts()
-                for part in held:
+                for part in parts:
                     puts.add_many(Messages.from_arrow(part))
                 self._done.append(PreparedRows(partition, section.encode(puts), rows=len(puts)))
-            elif held:
+            elif parts:
                 self._write(partition)
         return self._done
 
     def as_files(self, loads: Sequence[PreparedRows]) -> list[PreparedRows]:
-        """Return loads that came as sections as files."""
+        """Write loads that came as sections to files."""
         for load in loads:
             self._held.setdefault(load.partition, []).extend(self._messages(load.payload))
         for partition in list(self._held):
@@ -108,7 +108,7 @@ class MessageLoader:
         return self._done
 
     def _messages(self, payload: bytes) -> Iterator[Any]:
-        """The messages of a section in the schema of staged files."""
+        """Yield the messages of a section in the schema of staged files."""
         part = section.decode(payload)
         assert isinstance(part, section.Encoded)  # a load does not trim
         for body in part.encoded:
@@ -120,7 +120,7 @@ class MessageLoader:
             yield pa.record_batch([messages.payloads, keys, time], schema=STAGED_SCHEMA)
 
     def _staged(self, batch: Any) -> Any:
-        """A batch in the schema of staged files."""
+        """Check a batch and convert it to the schema of staged files."""
         names, count = batch.schema.names, batch.num_rows
         payload = batch.column("payload")
         if payload.null_count:
@@ -135,7 +135,7 @@ class MessageLoader:
         return pa.record_batch([payload, key, time], schema=STAGED_SCHEMA)
 
     def _by_shard(self, batch: Any, number: int) -> Iterator[tuple[int, Any]]:
-        """Messages of one key go to one shard; those without follow the batch."""
+        """Divide messages by the shards of their keys; all without a key in a batch go to one shard."""
         count = len(self._partitions)
         if count == 1:
             yield 0, batch
@@ -145,22 +145,22 @@ class MessageLoader:
             yield shard, batch.take(pa.array(np.flatnonzero(shards == shard)))
 
     def _write(self, partition: PartitionId) -> None:
-        held = self._held.pop(partition)
+        parts = self._held.pop(partition)
         self._bytes[partition] = 0
         staged = self._place.reserve(partition, 1)[0]
         path = f"{self._place.root}/{staged.file_name}"
         make_dirs(self._fs, parent(path))
         file = self._fs.create(path)
         try:
-            self._fill(file, held)
+            self._fill(file, parts)
         finally:
             file.close()
-        self._done.append(self._load(partition, staged, sum(part.num_rows for part in held)))
+        self._done.append(self._load(partition, staged, sum(part.num_rows for part in parts)))
 
-    def _fill(self, file: File, held: list[Any]) -> None:
+    def _fill(self, file: File, parts: list[Any]) -> None:
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, STAGED_SCHEMA) as writer:
-            for part in held:
+            for part in parts:
                 writer.write_batch(part)
         file.pwrite(out.getvalue(), 0)
         file.fsync()
@@ -170,7 +170,7 @@ class MessageLoader:
 
 
 def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-    """In each shard either sections or files: a group that names files has them applied by themselves."""
+    """Arrange loads for one group: each shard has either sections or files, because files are applied alone."""
     shards = {load.partition for load in loads if load.file is not None}
     beside = [load for load in loads if load.file is None and load.partition in shards]
     others = [load for load in loads if load.file is not None or load.partition not in shards]

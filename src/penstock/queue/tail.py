@@ -1,6 +1,6 @@
-"""What stands in the active file behind the manifest's write position, and how much of it counts.
+"""The scan of the active file after the manifest's write position: which records are valid.
 
-Thread: the queue's writer, when a queue is opened. Nothing is changed here.
+Thread: the queue's writer, when a queue is opened. Changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from penstock.queue.files import KIND_MESSAGES, DataReader, FilePosition
 
 @dataclass(frozen=True, slots=True)
 class QueueTail:
-    """What a scan of the active file found behind the manifest's write position."""
+    """The records of the active file after the manifest's write position."""
 
-    trusted: FilePosition  # everything before it is durable for certain
-    unsynced: list[Record]  # sound, in order, but perhaps in the page cache only
-    end: int  # behind them
-    torn: str | None  # why what follows does not read; None where nothing was written
+    trusted: FilePosition  # everything before it is certainly durable
+    unsynced: list[Record]  # valid, in order, but perhaps only in the page cache
+    end: int  # the offset after them
+    torn: str | None  # why the bytes after them are unreadable; None if nothing was written there
 
 
 def scan_tail(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
-    """Read the active file from `place` to its end, and tell a torn tail from damage.
+    """Read the active file from `place` to its end, and distinguish a torn tail from damage.
 
-    Alone (no `cut_after_lsn`): records that a later one knew to be synced are trusted; other sound ones are kept, to be
-    written again. In a store: records up to that LSN are trusted, because the store was told that they are synced; the
-    journal has all others.
+    Standalone (no `cut_after_lsn`): records that a later record states to be synced are trusted; other valid records
+    are kept, to be written again. In a store: records up to `cut_after_lsn` are trusted, because the store recorded
+    them as synced; the journal has all others.
     """
     trusted, torn = place, None
-    unsynced: deque[tuple[Record, FilePosition]] = deque()  # each with the place behind it
+    unsynced: deque[tuple[Record, FilePosition]] = deque()  # each with the position after it
     path, size = reader.file.path, reader.file.size()
     try:
         for offset, record in reader.records(place.offset, size):
             if record.index != place.next_sequence:
-                raise CorruptionError(path, offset, f"{record.index} stands where {place.next_sequence} belongs")
+                raise CorruptionError(path, offset, f"message {record.index} is where {place.next_sequence} belongs")
             behind = place.after(record)
             if cut_after_lsn is not None and behind.last_lsn > cut_after_lsn:
                 break
@@ -59,11 +59,11 @@ def scan_tail(reader: DataReader, place: FilePosition, cut_after_lsn: int | None
 def _refuse_damage(
     reader: DataReader, place: FilePosition, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
 ) -> None:
-    """Raise if what does not read at `place` was synced once: then it is damage, not a torn tail."""
+    """Raise if the unreadable record at `place` was synced once: then it is damage, not a torn tail."""
     expected = place.next_sequence
     synced = any(record.synced >= expected for _, record in reader.valid_records(rest))
     if not synced and cut_after_lsn is not None and len(rest) >= HEADER.size + 8:
-        # A store syncs a record before it calls its LSN stored; so one that bears such an LSN was whole once.
+        # A store syncs a record before it records its LSN as stored; so a record with such an LSN was complete once.
         _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
         (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
         ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)

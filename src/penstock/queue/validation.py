@@ -1,6 +1,7 @@
-"""The rules for sections, conditions, calls and options of a queue, by which everything from outside is judged.
+"""The rules for what other processes send to a queue: sections, conditions, calls and options.
 
-Apply and the ledger rely on them and have none of their own. The owner judges its own conditions and calls here, too.
+Apply and the ledger rely on these rules and check nothing themselves. The owner's own conditions and calls are checked
+here too.
 
 Thread: pure functions.
 Invariant: what passes here could have been written through the API of this process.
@@ -39,10 +40,10 @@ from penstock.queue.positions import (
 )
 
 ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
-REPEATABLE = ASKING | {"get", "nack"}  # a lease whose message was lost on its way lapses
+REPEATABLE = ASKING | {"get", "nack"}  # the lease of a message that was lost in transit expires
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
-BATCH_WEIGHT = 512  # of the objects around a batch
+BATCH_WEIGHT = 512  # memory of the objects around a batch
 _FLAGS_KNOWN = 7
 LEASE_MAX = 1 << 63
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: ForgetConsumer}
@@ -50,27 +51,27 @@ _OWN_ARGUMENTS = _ARGUMENTS | {DELIVER: Deliver}
 
 
 def weight(payload: bytes) -> int:
-    """The memory that `receive` takes, about: its bytes again and again, and objects for each batch."""
+    """Estimate the memory that `receive` needs: copies of the bytes, and objects for each batch."""
     return 3 * len(payload) + BATCH_WEIGHT * section.batch_count(payload)
 
 
 def receive(payload: bytes) -> section.Encoded | section.Trim:
-    """The section in a payload; `Invalid` if it breaks a rule."""
+    """Decode and check a section; `Invalid` if it breaks a rule."""
     try:
-        found = section.decode(payload)
-        if isinstance(found, section.Trim):
-            if not 1 <= found.before < SEQUENCE_MAX:
-                raise Invalid("a trim names no sequence")
-            return found
-        if not found.encoded:
+        part = section.decode(payload)
+        if isinstance(part, section.Trim):
+            if not 1 <= part.before < SEQUENCE_MAX:
+                raise Invalid("the sequence of a trim is out of range")
+            return part
+        if not part.encoded:
             raise Invalid("a section of a queue holds no messages")
-        for body in found.encoded:
+        for body in part.encoded:
             _check_body(bytes(body))
     except CorruptionError as error:
         raise Invalid(f"a section of a queue is malformed: {error.reason}") from None
     except (ValueError, IndexError, OverflowError, pa.ArrowException) as error:
         raise Invalid(f"a section of a queue is malformed: {error}") from None
-    return found
+    return part
 
 
 def _check_body(body: bytes) -> None:
@@ -94,26 +95,27 @@ def _check_column(column: Any) -> None:
 
 
 def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
-    """`Invalid` if a condition is malformed or does not fit the queue; `own`: of the owner, not of a client."""
+    """Raise `Invalid` if a condition is malformed or does not fit the queue; `own`: the owner itself set it."""
     kind = (_OWN_ARGUMENTS if own else _ARGUMENTS).get(condition)
     if kind is None:
-        raise Invalid(f"a queue does not take the condition {condition!r} from outside")
-    _, asked = read_argument(argument, kind)
-    consumer: str = asked.consumer  # type: ignore[attr-defined]
+        raise Invalid(f"a queue does not take the condition {condition!r} from a client")
+    _, request = read_argument(argument, kind)
+    consumer: str = request.consumer  # type: ignore[attr-defined]
     if not 0 < len(consumer.encode()) <= CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
-    numbers: list[tuple[int, list[int]]] = []  # shards, with sequences
-    if isinstance(asked, Ack):
-        numbers = [(shard, [place for some in ranges for place in some]) for shard, ranges in asked.messages]
-        if any(not 0 <= lease < LEASE_MAX for leases in asked.leases for lease in leases):
-            raise Invalid("a lease is not one that a consumer got")
-    elif isinstance(asked, Deliver):
-        numbers = [(shard, [first, *(at for some in ranges for at in some)]) for shard, first, ranges in asked.messages]
-    elif isinstance(asked, Move):
-        numbers = [(shard, [start, end]) for shard, start, end in asked.ranges]
-    elif isinstance(asked, Seek):
-        numbers = [(shard, [sequence]) for shard, sequence in asked.places]
-    elif isinstance(asked, ForgetConsumer) and asked.shards != info.shards:
+    numbers: list[tuple[int, list[int]]] = []  # (shard, sequences)
+    if isinstance(request, Ack):
+        numbers = [(shard, [sequence for some in ranges for sequence in some]) for shard, ranges in request.messages]
+        if any(not 0 <= lease < LEASE_MAX for leases in request.leases for lease in leases):
+            raise Invalid("a lease is out of range: give messages as `get` returned them")
+    elif isinstance(request, Deliver):
+        messages = request.messages
+        numbers = [(shard, [first, *(at for some in ranges for at in some)]) for shard, first, ranges in messages]
+    elif isinstance(request, Move):
+        numbers = [(shard, [start, end]) for shard, start, end in request.ranges]
+    elif isinstance(request, Seek):
+        numbers = [(shard, [sequence]) for shard, sequence in request.places]
+    elif isinstance(request, ForgetConsumer) and request.shards != info.shards:
         raise Invalid(f"queue {info.name} has {info.shards} shards")
     for shard, sequences in numbers:
         if not 0 <= shard < info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
@@ -121,7 +123,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
 
 
 def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
-    """The other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
+    """Return the other tables that a call writes to; `Invalid` if it is malformed or does not fit the queue."""
     try:
         call = decode_call(argument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -131,7 +133,7 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
 
 
 def check_request(info: TableInfo, call: QueueCall) -> None:
-    """`Invalid` if a call of the right types does not fit the queue."""
+    """Raise `Invalid` if the values of a call are out of range or do not fit the queue."""
     shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
     if any(not 0 <= shard < info.shards for shard in shards):
         raise Invalid(f"queue {info.name} has the shards 0 to {info.shards - 1}")
@@ -142,23 +144,23 @@ def check_request(info: TableInfo, call: QueueCall) -> None:
     numbers = [call.count, call.bytes_max, call.deliveries_max or 0]
     numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
     if any(not 0 <= number < SEQUENCE_MAX for number in numbers):
-        raise Invalid("a call has a number out of its range")
+        raise Invalid("a call has a number out of range")
     if any(not 0 <= lease < LEASE_MAX for _, _, lease in call.leases):
-        raise Invalid("a call has a number out of its range")
+        raise Invalid("a call has a number out of range")
     if not TIME_US_FIRST <= (call.time_us or 0) < TIME_US_END:
         raise Invalid("a time is in microseconds since 1970, from the year 1 to 9999")
     times = call.timeout_s, call.visibility_timeout_s, call.delay_s
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
-        raise Invalid("a call has a time out of its range: at most a week")
+        raise Invalid("a call has a time out of range: at most a week")
 
 
 def waits(name: str, argument: bytes) -> bool:
-    """Whether a call that was checked waits for messages."""
+    """Whether a call waits for messages. Requires: `check_call` has passed."""
     return name == "get" and decode_call(argument).timeout_s > 0
 
 
 def check_options(options: bytes) -> None:
-    """`Invalid` if these are no options of a queue."""
+    """Raise `Invalid` if the options of a queue are malformed."""
     try:
         decode_queue_options(options)
     except (CorruptionError, UnicodeDecodeError) as error:

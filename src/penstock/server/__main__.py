@@ -1,8 +1,9 @@
-"""A detached owner: `python -m penstock.server PATH`. A client starts it; it ends when nobody needs it.
+"""A detached owner: `python -m penstock.server PATH`. A client starts it; it ends when no client needs it.
 
-Its first line says that it serves, or what is wrong; from then on its log is `run/owner.log`. It takes no OPENING lock
-to open: the client that started it holds that until it serves, or can wait no longer. It takes it to go, so that nobody
-comes while it does. When its writes fail it recovers by itself, or ends for the next one to recover.
+Its first line reports that it serves, or what is wrong; after that it logs to `run/owner.log`. It does not take the
+OPENING lock to open: the client that started it holds the lock until it serves or the client times out. It takes the
+lock to end, so that no client connects meanwhile. When its writes fail it recovers by itself, or ends, so that the next
+owner recovers.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ LOOK_S = 0.25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Own a store until nobody needs it."""
+    """Own a store until no client needs it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m penstock.server", description=__doc__)
     parser.add_argument("path")
-    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="ends after so many seconds without a client")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="seconds without a client before it ends")
+    options = parser.parse_args(arguments)
     with stop_on_signals() as stop:
-        return _run(absolute(given.path), given.idle_s, stop)
+        return _run(absolute(options.path), options.idle_s, stop)
 
 
 def _run(path: str, idle_s: float, stop: threading.Event) -> int:
@@ -63,19 +64,19 @@ def _run(path: str, idle_s: float, stop: threading.Event) -> int:
     except (
         OSError,
         PenstockError,
-    ):  # it did not recover, or not close well: the next owner goes by what is on the disk
-        logger.exception("%s: this owner ended badly", path)
+    ):  # recovery or closing failed: the next owner starts from what is on the disk
+        logger.exception("%s: this owner ended with an error", path)
         return 1
     return 0
 
 
 def _report(report: OwnerReport) -> None:
-    """Tell who started it, and then nobody."""
-    with suppress(BrokenPipeError):  # it waits no more: whoever comes next is served
+    """Write the report to the process that started this one, then close the output."""
+    with suppress(BrokenPipeError):  # it stopped waiting: serve other clients
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.flush()
     silence = os.open(os.devnull, os.O_RDWR)
-    os.dup2(silence, sys.stdout.fileno())  # nobody reads them any more
+    os.dup2(silence, sys.stdout.fileno())  # nobody reads the output any more
     os.dup2(silence, sys.stderr.fileno())
     os.close(silence)
 
@@ -90,13 +91,13 @@ def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -
         try:
             opening = fs.lock(f"{store.path}/OPENING")
         except StoreLocked:
-            continue  # somebody is at the door
+            continue  # a client is connecting
         try:
             if not service.begin_yield():
                 store.close()
         finally:
             opening.release()
-    store.close()  # does nothing if it was idle
+    store.close()  # does nothing if it was closed above
 
 
 if __name__ == "__main__":

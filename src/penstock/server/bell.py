@@ -1,10 +1,10 @@
-"""The bell of an owner: a small socket that costs next to nothing until somebody knocks.
+"""The bell of an owner: a small socket on which clients ask for Arrow Flight, or for the owner to yield.
 
-Arrow Flight takes a tenth of a second and some megabytes to come up, which a store that is used in one process
-never pays: the first client's knock starts it.
+Arrow Flight takes a tenth of a second and some megabytes to start. A store that is used in one process never pays that:
+the first question of a client ("knock") starts it.
 
 Thread: one, which answers one question after another; `close` from any other.
-Invariant: the sockets are there while the store's lock is held, and nobody else removes them.
+Invariant: the sockets exist while the store's lock is held, and no other process removes them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.protocol import locator
 
 logger = logging.getLogger(__name__)
 
-QUESTION_S = 2.0  # within which one who knocked must ask
+QUESTION_S = 2.0  # within which a connected client must send its question
 
 
 class Bell:
-    """Answers at the door."""
+    """Listens on the bell socket and answers questions."""
 
     def __init__(self, folder: str, answer: Callable[[locator.Question], locator.Answer]) -> None:
         self._answer = answer
@@ -44,8 +44,8 @@ class Bell:
     def _answer_one(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # out of descriptors, or the other side went away
-            logger.warning("somebody knocked in vain: %s", error)
+        except OSError as error:  # out of descriptors, or the client closed the connection
+            logger.warning("a client could not be accepted at the bell: %s", error)
             pause(0.1)
             return
         with connection:
@@ -64,17 +64,17 @@ class Bell:
         try:
             locator.send_line(connection, answer)
         except OSError:
-            logger.debug("nobody waited for an answer")
+            logger.debug("the client did not wait for its answer")
 
     def _disable_after_fork(self) -> None:
-        """In a forked child too: who knocks must not wait for it when the owner is gone."""
+        """Close the sockets; also in a forked child, so that no client waits for it after the owner ended."""
         self._listener.close()
         self._ended.close()
         self._end.close()
 
     def close(self) -> None:
-        """Answer nobody from now on."""
+        """Stop answering, and close the sockets."""
         self._end.send(b"x")
         self._thread.join(10.0)
-        with threads.without_forks():  # a child that is forked while one is being closed would keep it
+        with threads.without_forks():  # a child forked during a close would keep the socket open
             self._disable_after_fork()

@@ -1,10 +1,11 @@
 """The gateway behind Arrow Flight, on one address.
 
-Only two methods are there: an action takes a message and gives its answer, a get gives a page of a scan. Clients never
-send Arrow. Every other method is refused before a byte of it is read, so that an idle stream holds no thread.
+Only two methods are served: an action answers a message, a get returns a page of a scan. Clients never send Arrow.
+Every other method is refused before a byte of it is read, so that an idle stream holds no thread.
 
-Thread: gRPC's, one for each request at work.
-Invariant: a client sees the errors of Penstock by class and line; of any other it sees an id, the log has the rest.
+Thread: gRPC's, one for each running request.
+Invariant: a client sees the class and message of Penstock's errors; of any other error it sees an id, and the log has
+the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Doorkeeper(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Looks at every call before anything of it is read."""
+    """Checks the method and token of every call before its body is read."""
 
     def __init__(self, rights_of: Callable[[str], Rights | None] | None) -> None:
         self._rights_of = rights_of
@@ -45,15 +46,15 @@ class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthorizedError("this method is not served")
         if self._rights_of is None:
             return _Doorkeeper(LOCAL)
-        given = str(headers.get("authorization", [""])[0])
-        rights = self._rights_of(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
+        header = str(headers.get("authorization", [""])[0])
+        rights = self._rights_of(header.removeprefix("Bearer ")) if header.startswith("Bearer ") else None
         if rights is None:
             raise flight.FlightUnauthenticatedError("a bearer token that the owner knows is needed")
         return _Doorkeeper(rights)
 
 
 class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
-    """A gateway on one address."""
+    """Serves a gateway on one address."""
 
     def __init__(
         self,
@@ -94,10 +95,10 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         except BaseException as error:
             raise self._sent(error, rights) from None
         finally:
-            pa.default_memory_pool().release_unused()  # of this thread, which Arrow keeps apart from all others
+            pa.default_memory_pool().release_unused()  # Arrow keeps unused memory per thread
 
     def _sent(self, error: BaseException, rights: Rights) -> flight.FlightError:
-        """An error as it travels."""
+        """Return the Flight error to send for an error."""
         if isinstance(error, Gone):
             fault = wire.ErrorMessage(wire.GONE if error.untouched else wire.ENDING, str(error))
             return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))

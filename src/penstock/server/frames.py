@@ -1,8 +1,8 @@
-"""Looks at the frames of HTTP/2 of one connection as they pass, and refuses what gRPC would take without a limit.
+"""Inspects the HTTP/2 frames of one connection, and refuses what gRPC would accept without a limit.
 
 Thread: the guard's.
 Invariants: (1) a message that is too long or compressed is refused at its first bytes. (2) a connection on which the
-owner has not answered a request yet is a stranger's: an answer needs a token, a refusal has no data.
+owner has not answered a request yet is a stranger: an answer needs a token, and a refusal carries no data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PROGRESS_S_MAX = 30.0  # between two parts of a request
 IDLE_S_MAX = 600.0  # of a client without a request
 HEADERS_BYTES_MAX = 32 << 10  # of one request
 CONTROL_BYTES_MAX = 32 << 10  # of a frame that is not data
-RESETS_MAX = 1_024  # requests that a client takes back, between two looks at the clock
-MESSAGE_ROOM = 1 << 16  # what stands around a message
+RESETS_MAX = 1_024  # requests that a client cancels between two calls of `check_times`
+MESSAGE_ROOM = 1 << 16  # for the framing of a message
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _CONTINUATION = 0x0, 0x1, 0x3, 0x9
@@ -32,7 +32,7 @@ _MESSAGE = struct.Struct(">BI")  # of gRPC: compressed, length
 
 
 class Frames:
-    """The frames of one direction, as bytes of them come."""
+    """Parses the frames of one direction from a stream of bytes."""
 
     def __init__(
         self, begin: Callable[[int, int, int, int], None], data: Callable[[int, memoryview], None] | None
@@ -47,7 +47,7 @@ class Frames:
         self._is_data = False
 
     def feed(self, chunk: memoryview) -> None:
-        """Look at more bytes."""
+        """Parse more bytes."""
         while chunk:
             if self._rest:
                 chunk = self._feed_body(chunk)
@@ -83,21 +83,21 @@ class Frames:
 
 
 class _Stream:
-    """A request under way."""
+    """A running request."""
 
     def __init__(self, now_s: float) -> None:
         self.since_s = now_s
-        self.heard_s = now_s  # when something of it came
+        self.heard_s = now_s  # when its last bytes came
         self.head = bytearray()  # of the next message
         self.rest = 0  # bytes of this message to come
-        self.bytes = 0  # that have come
+        self.bytes = 0  # received so far
         self.declared = 0  # bytes of all its messages
         self.header_bytes = 0
-        self.whole = False  # the client has sent all of it
+        self.whole = False  # the client has sent the whole request
 
 
 class Inspector:
-    """One connection, by its frames."""
+    """Enforces the limits on one connection."""
 
     def __init__(self, caller: Caller, callers: Callers, clock: Callable[[], float]) -> None:
         self._caller = caller
@@ -106,14 +106,14 @@ class Inspector:
         self._streams: dict[int, _Stream] = {}
         self._last_stream = 0
         self._opened = 0
-        self._resets = 0  # since the last look at the clock
+        self._resets = 0  # since the last `check_times`
         self._preface = bytearray()
         caller.idle_since_s = clock()
         self._from_client = Frames(self._client_frame, self._client_data)
         self._from_server = Frames(self._server_frame, None)
 
     def from_client(self, chunk: bytes) -> None:
-        """Look at what a client sends; `RefusedError` if it must not go on."""
+        """Check bytes from the client; `RefusedError` if they break a limit."""
         view = memoryview(chunk)
         if len(self._preface) < len(PREFACE):
             take = view[: len(PREFACE) - len(self._preface)]
@@ -124,7 +124,7 @@ class Inspector:
         self._from_client.feed(view)
 
     def from_server(self, chunk: bytes) -> None:
-        """Look at what is answered."""
+        """Check bytes from the owner: the first answer makes a stranger a client."""
         self._from_server.feed(memoryview(chunk))
 
     # -- from the client
@@ -144,7 +144,7 @@ class Inspector:
         if kind == _RESET:
             self._resets += 1
             if self._resets > RESETS_MAX:
-                raise RefusedError("too many requests are taken back")
+                raise RefusedError("too many requests are cancelled")
             self._end(number)
 
     def _begin_stream(self, number: int) -> None:
@@ -204,12 +204,12 @@ class Inspector:
     # -- time
 
     def check_times(self) -> None:
-        """`RefusedError` if something takes too long. Called every now and then."""
+        """Raise `RefusedError` if something takes too long. Called periodically."""
         now_s, self._resets = self._clock(), 0
         for stream in self._streams.values():
             if now_s - stream.since_s > STREAM_S_MAX:
                 raise RefusedError("a request takes too long")
             if not stream.whole and now_s - stream.heard_s > PROGRESS_S_MAX:
-                raise RefusedError("the rest of a request does not come")
+                raise RefusedError("the rest of a request did not arrive")
         if not self._streams and now_s - self._caller.idle_since_s > IDLE_S_MAX:
-            raise RefusedError("nobody speaks")
+            raise RefusedError("the connection is idle")

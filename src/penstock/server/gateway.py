@@ -1,10 +1,10 @@
-"""Answers what clients ask, over the owner's own port. It knows no transport, and no kind by name.
+"""Answers the requests of clients, over the owner's own port. It knows no transport, and no kind by name.
 
-Thread: any number; each request in the thread of its caller.
-Invariants: (1) after it began to yield, nothing is answered but that. (2) it yields only while no snapshot, scan or
-lease is held, and no write or call that may not be repeated is at work. (3) the rights of a client are looked at before
-anything is done for it, and every request counts (see `work`) until its answer is sent or its client gone. (4) what a
-client holds here by a name is for that client to use and to close; only a snapshot may be read by others.
+Thread: any number; each request runs in the thread of its transport.
+Invariants: (1) after the owner began to yield, every request is refused. (2) it yields only while no snapshot, scan or
+lease is held, and no write or call that must not be repeated runs. (3) the rights of a client are checked before
+anything is done for it, and every request counts (see `work`) until its answer is sent or its client is gone. (4) only
+the client that opened a snapshot or scan may use and close it, except that any client may read a snapshot.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
 SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8
 SCANS_BEGIN_MAX, SCANS_BEGIN_S = 4, 10.0
 SCAN_LEASE_S = 60.0
-QUERY = "query-"  # how the names of snapshots of queries begin
-QUERY_KEEPS_S = 5.0  # of a query nobody knows when it ended: so long after the last use an owner may yield
+QUERY = "query-"  # prefix of the names of query snapshots
+QUERY_KEEPS_S = 5.0  # Spark never reports the end of a query: after its last use the owner waits this long to yield
 DRAIN_S = 2.0
 LEASE_S_MAX = 24 * 3600.0
-VALUE_BYTES_SMALL = 1 << 10  # KEYS_MAX of them are no burden
-LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, if it has more than one
+VALUE_BYTES_SMALL = 1 << 10  # below this a value is not counted: KEYS_MAX of them are small
+LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only one
 STAGED_MAX = 10_000
-STAGED_EACH_MAX = 100_000  # of one client, whose leases run
+STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
 _WRITES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.StageFiles, wire.SendFile, wire.WriteOffered)
 _BINDS = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.SendFile, wire.TakeSnapshot)
 
@@ -85,7 +85,7 @@ class Gateway:
         )
         self._taking = threads.lock("server.taking")
         self._queries = QueryNames(OsFileSystem(), f"{absolute(store.path)}/run/queries", clock)
-        # The memory of a scan is known once it began: few begin at a time.
+        # The memory of a scan is known only after it began, so few may begin at a time.
         self._beginning = {is_query: threading.BoundedSemaphore(SCANS_BEGIN_MAX) for is_query in (False, True)}
         self._staged = LeaseCounts(clock, STAGED_EACH_MAX)
         self._work = Workload(clock)
@@ -122,40 +122,40 @@ class Gateway:
     # -- requests
 
     def answer(self, data: bytes, rights: Rights) -> bytes:
-        """The answer to a message."""
+        """Return the answer to a message."""
         (answer,) = self.answering(data, rights)
         return answer
 
     def answering(self, data: bytes, rights: Rights) -> Sending[bytes]:
-        """The answer to a message, whose memory counts until it was sent."""
+        """Return the answer to a message; its memory counts until it is sent."""
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             request = wire.unpack_request(data)
             self._counters[type(request)].inc()
-            place, binds = self._place_of(request, rights)
-            work.begin(place, binds=binds)
+            activity, binds = self._activity_of(request, rights)
+            work.begin(activity, binds=binds)
             answer = wire.pack(self._answers[type(request)](request, work))
             work.note(len(answer))
             return Sending(iter([answer]), stack.pop_all())
 
     def fault(self, error: PenstockError, rights: Rights) -> wire.ErrorMessage:
-        """An error as it travels: only who may read every table is told where the store lies."""
+        """Encode an error for a client; only one that may read every table learns the store's path."""
         return wire.fault_of(error, "" if rights.allows_everywhere(READ) else self._owner.path)
 
-    def _place_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
-        """Among which others a request is at work, and whether the owner must not go before it is answered."""
+    def _activity_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
+        """Return which budget a request counts against, and whether the owner must not yield before its answer."""
         if not isinstance(request, wire.CallService):
             return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        rights.check(READ, info.name)  # first: a stranger does not hear of what kind a table is
+        rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
         kind = as_serviced(kind_named(info.kind, info.name), info)
         rights.check(READ if request.name in kind.asking else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
-        place = READING if request.name in kind.asking else WRITING
-        return WAITING if kind.waits(request.name, request.argument) else place, request.name not in kind.repeatable
+        activity = READING if request.name in kind.asking else WRITING
+        return WAITING if kind.waits(request.name, request.argument) else activity, request.name not in kind.repeatable
 
     @contextmanager
     def _at_work(self, rights: Rights, size: int) -> Iterator[Work]:
@@ -167,46 +167,46 @@ class Gateway:
                     raise Gone(untouched=False) from None
                 raise
 
-    # -- coming to an end
+    # -- yielding and closing
 
     def maintain(self) -> None:
-        """Close what was not used for its lease. Called every now and then."""
+        """Close scans and snapshots whose lease has expired. Called periodically."""
         self._scans.sweep()
         self._snapshots.sweep()
 
     def idle_s(self) -> float:
-        """For how long nobody has asked anything, or held anything."""
+        """Return for how many seconds no client has sent a request or held anything."""
         return 0.0 if self._occupied() or len(self._snapshots) else self._work.idle_s()
 
     def _occupied(self) -> str:
-        """What clients hold in the owner; nothing if it may go."""
+        """Return why the owner must not yield; empty if it may."""
         if self._scans.needed() or self._snapshots.needed():
             return "a snapshot is being read"
         if self._port.has_leases():
-            return "somebody holds a lease"
+            return "a client holds a lease"
         if self._store.offers.has_taken_offers():
-            return "a driver works on its files"
+            return "a driver is working on its files"
         return ""
 
     def begin_yield(self) -> str:
-        """Answer nothing from now on, if nobody needs the owner; otherwise, why not."""
+        """Refuse all requests from now on, unless a client needs the owner; return the reason then, else empty."""
         return self._work.shut(self._occupied, DRAIN_S)
 
     def close(self) -> None:
-        """Answer nothing from now on, and let go of everything."""
+        """Refuse all requests from now on, and close all scans and snapshots."""
         self._work.close()
         if not len(self._snapshots):
-            with suppress(PenstockError):  # then files are kept for a while after the next opening, too
+            with suppress(PenstockError):  # then the next opening keeps their files for a while
                 self._store.readers.forget()
         self._scans.close_all()
         self._snapshots.close_all()
         self._queries.close()
 
-    # -- who is there
+    # -- identity
 
     def _hello(self, _: wire.Hello, work: Work) -> wire.Owner:
-        tells = work.rights.allows_everywhere(READ)  # such a client may read the files, if it sees them
-        return self._owner if tells else structs.replace(self._owner, path="")
+        knows_path = work.rights.allows_everywhere(READ)  # such a client may read the files directly
+        return self._owner if knows_path else structs.replace(self._owner, path="")
 
     def _ask_token(self, request: wire.AskToken, work: Work) -> bool:
         return self._port.is_token_used(work.rights.own_token(check_token((request.producer, request.number))))
@@ -233,14 +233,14 @@ class Gateway:
         self._port.drop(request.name)
 
     def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
-        return self._shown(self._store.check(), work.rights)
+        return self._visible(self._store.check(), work.rights)
 
     def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
         work.rights.check(ADMIN, check_name(request.name))
-        return self._shown(self._store.resume(request.name), work.rights)
+        return self._visible(self._store.resume(request.name), work.rights)
 
-    def _shown(self, troubles: list[Trouble], rights: Rights) -> list[Trouble]:
-        """What a client may know: of tables that it reads, and in the words of an error that it would get."""
+    def _visible(self, troubles: list[Trouble], rights: Rights) -> list[Trouble]:
+        """Return the troubles of tables that a client may read, worded as an error would be for it."""
         return [
             Trouble(one.table, one.shard, self.fault(PenstockError(one.reason), rights).message, one.lsn)
             for one in troubles
@@ -264,10 +264,10 @@ class Gateway:
     @contextmanager
     def _reading(self, snapshot: str) -> Iterator[Reading]:
         if not snapshot:
-            yield self._applied  # not the port: what this process wrote and is not durable is nobody else's business
+            yield self._applied  # not the port: clients must not see the owner's writes before they are durable
         else:
-            with self._snapshots.use(snapshot) as held:
-                yield held
+            with self._snapshots.use(snapshot) as port:
+                yield port
 
     def _lookup(self, request: wire.Lookup, work: Work) -> list[bytes | None]:
         with self._reading(request.snapshot) as reading:
@@ -280,7 +280,7 @@ class Gateway:
     def _values(
         self, reading: Reading, partition: PartitionId, keys: Sequence[bytes], work: Work
     ) -> list[bytes | None]:
-        """The values of the first keys, as many as an answer has room for."""
+        """Return the values of the first keys, as many as fit into an answer."""
         values: list[bytes | None] = []
         size = 0
         for key in keys:
@@ -289,7 +289,7 @@ class Gateway:
                 size += len(value)
                 if values and size > LOOKUP_BYTES_MAX:
                     break
-                work.hold(2 * len(value))  # it is there twice when it is packed
+                work.hold(2 * len(value))  # packing makes a second copy
             values.append(value)
         return values
 
@@ -306,7 +306,7 @@ class Gateway:
             return cut_ranges(*self._ranges(reading, request.ranges, work.rights, stack), request)
 
     def page(self, data: bytes, rights: Rights) -> tuple[Any, Sending[tuple[Any, bytes]]]:
-        """The schema and the record batches of a page."""
+        """Return the schema and the record batches of a page."""
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             reading = wire.unpack_reading(data)
@@ -321,55 +321,55 @@ class Gateway:
     def _page(self, name: str, scan: PagedScan, rights: Rights) -> Iterator[tuple[Any, bytes]]:
         yield from scan.page()
         if scan.ended:
-            self._scans.close(name, rights.client)  # as soon as this page was sent
+            self._scans.close(name, rights.client)  # it closes once this page is sent
 
     @contextmanager
-    def _turn_to_begin(self, asked: wire.Begin) -> Iterator[None]:
-        """Wait for one of a few turns: queries, which may take long, do not stop scans."""
-        turns = self._beginning[isinstance(asked, wire.RunQuery)]
+    def _turn_to_begin(self, request: wire.Begin) -> Iterator[None]:
+        """Wait for one of a few turns. Queries, which may take long, have turns of their own."""
+        turns = self._beginning[isinstance(request, wire.RunQuery)]
         if not turns.acquire(timeout=SCANS_BEGIN_S):
-            raise Backpressure(f"{SCANS_BEGIN_MAX} scans or queries are beginning: retry later")
+            raise Backpressure(f"{SCANS_BEGIN_MAX} scans or queries are starting: retry later")
         try:
             yield
         finally:
             turns.release()
 
-    def _batches(self, asked: wire.Begin, rights: Rights, stack: ExitStack) -> Iterator[tuple[int, Any]]:
-        """Return what a client wants to read, with the numbers of ranges; `stack` holds what it is read from."""
-        reading = stack.enter_context(self._reading(asked.snapshot))
-        if isinstance(asked, wire.RunQuery):
-            info = self._table(reading, asked.table, 0, READ, rights)
-            check_query(info, asked.name, asked.argument, asked.timeout_s)  # before anything is held for it
+    def _batches(self, request: wire.Begin, rights: Rights, stack: ExitStack) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a scan or query, each with its range's number; `stack` holds what they are read from."""
+        reading = stack.enter_context(self._reading(request.snapshot))
+        if isinstance(request, wire.RunQuery):
+            info = self._table(reading, request.table, 0, READ, rights)
+            check_query(info, request.name, request.argument, request.timeout_s)  # before it holds anything
             moment = stack.enter_context(reading.moment(partitions_of(info)))
-            return unnumbered(moment.query(info, asked.name, asked.argument, timeout_s=asked.timeout_s))
-        if isinstance(asked, wire.ScanRanges):
-            return scan_ranges(*self._ranges(reading, asked.ranges, rights, stack))
-        partition = self._shard(reading, asked.partition, READ, rights)
-        if asked.arrow:
-            return unnumbered(reading.scan_arrow(partition, asked.start, asked.end))
-        return unnumbered(in_batches(reading.scan(partition, asked.start, asked.end, asked.reverse)))
+            return unnumbered(moment.query(info, request.name, request.argument, timeout_s=request.timeout_s))
+        if isinstance(request, wire.ScanRanges):
+            return scan_ranges(*self._ranges(reading, request.ranges, rights, stack))
+        partition = self._shard(reading, request.partition, READ, rights)
+        if request.arrow:
+            return unnumbered(reading.scan_arrow(partition, request.start, request.end))
+        return unnumbered(in_batches(reading.scan(partition, request.start, request.end, request.reverse)))
 
     def _ranges(
         self, reading: Reading, ranges: Sequence[wire.KeyRange], rights: Rights, stack: ExitStack
     ) -> tuple[Reading, list[tuple[PartitionId, bytes, bytes | None]]]:
-        """Return ranges of one table that the client may read, and the moment at which `stack` holds it."""
+        """Check ranges, all of one table; return the view to read them from, which `stack` holds, and the ranges."""
         if len({table_of(partition) for partition, _, _ in ranges}) > 1:
-            raise Invalid("ranges are of one table: ask for each table by itself")
+            raise Invalid("the ranges are of several tables: send one request per table")
         checked = [(self._shard(reading, partition, READ, rights), start, end) for partition, start, end in ranges]
         return stack.enter_context(reading.moment([partition for partition, _, _ in checked])), checked
 
-    def _begin(self, asked: wire.Begin, rights: Rights) -> None:
-        with self._turn_to_begin(asked), ExitStack() as stack:
-            batches = self._batches(asked, rights, stack)
-            self._scans.close(asked.scan, rights.client)  # asked for again, because the answer was lost
+    def _begin(self, request: wire.Begin, rights: Rights) -> None:
+        with self._turn_to_begin(request), ExitStack() as stack:
+            batches = self._batches(request, rights, stack)
+            self._scans.close(request.scan, rights.client)  # a retry, because the answer was lost
             self._scans.check_room(rights.client)
             scan = PagedScan(batches, stack.pop_all(), self._clock)
         try:
             others = self._scans.total(lambda scan: scan.held_bytes)
             if others and others + scan.held_bytes > self._store.settings.memory_bytes_max // 4:
                 raise Backpressure(f"scans hold {others} bytes (a quarter of memory_bytes_max): retry later")
-            keeps_s = QUERY_KEEPS_S if asked.snapshot.startswith(QUERY) else None
-            self._scans.add(asked.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S, keeps_s=keeps_s)
+            keeps_s = QUERY_KEEPS_S if request.snapshot.startswith(QUERY) else None
+            self._scans.add(request.scan, scan, client=rights.client, lease_s=SCAN_LEASE_S, keeps_s=keeps_s)
         except BaseException:
             scan.close()
             raise
@@ -383,13 +383,13 @@ class Gateway:
             raise Invalid(f"a snapshot's lease_s is above 0 and at most {LEASE_S_MAX}")
         if not request.query:
             return self._hold_snapshot(self._random.randbytes(16).hex(), request.lease_s, None, rights)
-        name = f"{QUERY}{rights.client}/{request.query}"  # nobody uses up another's names
-        with self._taking:  # of two tasks of a query one takes it, and the other finds it
+        name = f"{QUERY}{rights.client}/{request.query}"  # a client cannot use up another's names
+        with self._taking:  # of two tasks of a query, the first takes the snapshot and the second joins it
             if name in self._snapshots:
                 return self._join_snapshot(wire.JoinSnapshot(name), work)
             self._snapshots.check_room(rights.client)
             if not self._queries.use(request.query, rights.client):
-                raise Closed("the snapshot of this query is gone, or its owner: run the query again")
+                raise Closed("the snapshot of this query was closed, or its owner ended: run the query again")
             return self._hold_snapshot(name, request.lease_s, QUERY_KEEPS_S, rights)
 
     def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.SnapshotHandle:
@@ -401,13 +401,13 @@ class Gateway:
         except BaseException:
             snapshot.close()
             raise
-        return self._described(name, snapshot, rights)
+        return self._handle(name, snapshot, rights)
 
     def _join_snapshot(self, request: wire.JoinSnapshot, work: Work) -> wire.SnapshotHandle:
         with self._snapshots.use(request.snapshot) as snapshot:
-            return self._described(request.snapshot, snapshot, work.rights)
+            return self._handle(request.snapshot, snapshot, work.rights)
 
-    def _described(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.SnapshotHandle:
+    def _handle(self, name: str, snapshot: SnapshotPort, rights: Rights) -> wire.SnapshotHandle:
         tables = [info for info in snapshot.tables() if rights.allows(READ, info.name)]
         return wire.SnapshotHandle(name, snapshot.lsn, snapshot.time_us(), tables)
 
@@ -417,7 +417,7 @@ class Gateway:
         info = self._port.table_by_id(request.table)
         if info is None:
             raise NotFound(f"table {request.table} was dropped")
-        return self._port.call(info, request.name, request.argument)  # rights were looked at for its place
+        return self._port.call(info, request.name, request.argument)  # `_activity_of` checked the rights
 
     def _stage(self, request: wire.StageFiles, work: Work) -> list[Any]:
         partition = self._shard(self._port, request.partition, WRITE, work.rights)

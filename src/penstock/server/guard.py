@@ -1,13 +1,13 @@
-"""Stands between the network and gRPC, which by itself takes any number of connections and messages of any length.
+"""A proxy between the network and gRPC, which accepts any number of connections and messages of any length.
 
-It ends TLS, looks at the frames of HTTP/2 as they pass, and hangs up on who breaks a limit. What passes goes on to
-Arrow Flight on a socket of this machine, which asks for the token. Whoever has shown none holds a place among few, for
-seconds, and the newest comer gets the place of the oldest: see `callers`.
+It terminates TLS, inspects the HTTP/2 frames, and closes connections that break a limit. The rest is relayed to Arrow
+Flight on a local socket, which asks for the token. Connections without a token are few and live for seconds, and a new
+one replaces the oldest: see `callers`.
 
     accept -> stranger: TLS, then HTTP/2, then a request -> the owner answers it -> client
 
 Thread: one of its own, with an event loop; `close` from any other.
-Invariants: (1) a stranger has at most STRANGER_S_MAX seconds. (2) nothing reaches gRPC before it spoke HTTP/2 over TLS.
+Invariants: (1) a stranger has at most STRANGER_S_MAX seconds. (2) only a peer that speaks HTTP/2 over TLS reaches gRPC.
 (3) of all connections together, gRPC holds at most the bytes that `callers` allows.
 """
 
@@ -27,14 +27,14 @@ from penstock.server.frames import PREFACE, Inspector
 STRANGER_S_MAX = 10.0  # from the first packet to the first answer
 LOOK_S = 2.0
 BACKLOG = 128
-NO_DESCRIPTORS_S = 1.0  # until the next try
+NO_DESCRIPTORS_S = 1.0  # before the next attempt
 CHUNK_BYTES = 1 << 16
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Guard:
-    """Listens on the network for a socket of this machine."""
+    """Listens on the network and relays to a local socket."""
 
     def __init__(self, backend: str, host: str, port: int, tls: ssl.SSLContext) -> None:
         self._backend = backend
@@ -64,7 +64,7 @@ class Guard:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close every connection."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10.0)
         if not self._thread.is_alive():
@@ -73,12 +73,12 @@ class Guard:
     # -- strangers
 
     def _accept(self, listener: socket.socket) -> None:
-        """Let one in: who has to go for him goes before the next one comes."""
+        """Accept one connection; one that must make room for it is closed before the next accept."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        except OSError:  # out of descriptors: to ask again at once would only keep the processor busy
+        except OSError:  # out of descriptors: an immediate retry would only burn CPU
             self._loop.remove_reader(listener)
             self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listener)
             return
@@ -93,9 +93,9 @@ class Guard:
             del self._tasks[caller]
             self.callers.leave(caller)
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # TLS may still be at its beginning, and then hears of no end
+                connection.shutdown(socket.SHUT_RDWR)  # during the TLS handshake asyncio would not notice the end
             if not caller.begun:
-                connection.close()  # otherwise it is asyncio's
+                connection.close()  # otherwise asyncio closes it
 
         task.add_done_callback(ended)
 
@@ -120,7 +120,7 @@ class Guard:
             back[1].write(preface)
             await self._relay(front, back, inspector)
         except (OSError, EOFError, RefusedError, asyncio.CancelledError):
-            return  # one of both went away or broke a limit, or this one closes
+            return  # a peer closed or broke a limit, or the guard closes
         finally:
             for each in writers:
                 each.transport.abort()
@@ -133,7 +133,7 @@ class Guard:
         )
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
-    # -- who speaks HTTP/2
+    # -- relaying
 
     async def _relay(self, front: _Streams, back: _Streams, inspector: Inspector) -> None:
         ways = {
@@ -151,19 +151,21 @@ class Guard:
             await asyncio.gather(*ways, return_exceptions=True)
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], None]) -> None:
+async def _pass_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inspect: Callable[[bytes], None]
+) -> None:
     while chunk := await reader.read(CHUNK_BYTES):
-        look(chunk)
+        inspect(chunk)
         writer.write(chunk)
         await writer.drain()
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of a host, all on one port."""
+    """Return a listening socket for each address of a host, all on one port."""
     listeners: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((each[0], each[4][0]) for each in found):
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((each[0], each[4][0]) for each in infos):
             listener = socket.create_server((str(address), port), family=family, backlog=BACKLOG)
             listeners.append(listener)
             listener.setblocking(False)

@@ -1,8 +1,8 @@
-"""Recovers a store whose writes failed, for owners that no program tends: a detached one, and `penstock serve`.
+"""Recovers a store whose writes failed, for owners without a program of their own: detached ones, and `penstock serve`.
 
-After a failed write or sync a store refuses writes until `recover()`. In a program that opened it, its author decides
-when; here nobody would. What was kept is written again once, in a new segment of the journal. If that fails again and
-again the owner ends: the next one begins with what is on the disk, and clients send again what they have no answer to.
+After a failed write or sync a store refuses writes until `recover()`. A program that opened it decides when to call
+that; here the healer does. The unwritten batches are written once more, to a new journal segment. If that keeps failing
+the owner ends: the next one starts from what is on the disk, and clients resend what was not answered.
 
 Thread: one.
 """
@@ -18,20 +18,20 @@ from penstock.store.store import Store
 logger = logging.getLogger(__name__)
 
 TRIES_MAX = 8
-WAIT_S_MIN, WAIT_S_MAX = 0.25, 10.0  # between two tries, doubled each time: half a minute in all
+WAIT_S_MIN, WAIT_S_MAX = 0.25, 10.0  # between two tries, doubled each time: half a minute in total
 
 
 class Healer:
-    """Looks after the writes of one store."""
+    """Recovers one store when its writes fail."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._tries = 0  # that failed, one after the other
-        self._next_s = 0.0  # no try before
+        self._tries = 0  # failed in a row
+        self._next_s = 0.0  # the earliest time of the next try
 
     def heal(self) -> bool:
-        """Recover if writes failed and it is time to; False: it is in vain, end this process. Called all the time."""
+        """Recover if writes failed and a try is due; False if the process must end. Called continually."""
         try:
             self._store.check_folder()
         except PenstockError as error:
@@ -43,7 +43,7 @@ class Healer:
             return True
         if self._clock.monotonic_s() < self._next_s:
             return True
-        logger.error("%s: writes failed (%s): it recovers", self._store.path, failure)
+        logger.error("%s: writes failed (%s): recovering", self._store.path, failure)
         try:
             self._store.recover()
         except (OSError, PenstockError) as error:
@@ -51,5 +51,5 @@ class Healer:
             self._next_s = self._clock.monotonic_s() + min(WAIT_S_MIN * 2**self._tries, WAIT_S_MAX)
             logger.error("%s: recovery failed %d times (%s)", self._store.path, self._tries, error)
             return self._tries < TRIES_MAX
-        logger.warning("%s: it recovered, and takes writes", self._store.path)
+        logger.warning("%s: recovered, and accepts writes", self._store.path)
         return True

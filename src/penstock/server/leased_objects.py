@@ -1,10 +1,10 @@
-"""Things that clients hold by name in the owner: snapshots and scans, each with a lease.
+"""Objects that clients hold by name in the owner: snapshots and scans, each with a lease.
 
-Thread: any; `_lock` guards everything, and is not held while something is used or closed.
-Invariants: (1) a thing is closed once, and never while it is used. (2) use renews its lease; what was not used for so
-long is closed by `sweep`. (3) there are at most `count_max` of them, and `each_max` of one client, but a client always
-gets `own`. (4) what keeps the owner only for a while after its use makes room for others after that, the oldest first.
-(5) only the client that holds a thing closes it.
+Thread: any; `_lock` guards everything, and is not held while an object is used or closed.
+Invariants: (1) an object is closed once, and never while it is used. (2) use renews its lease; `sweep` closes objects
+whose lease expired. (3) there are at most `count_max` objects, and `each_max` of one client, but a client always gets
+`own`. (4) an object that keeps the owner from yielding only for `keeps_s` after its use may be closed after that to
+make room, the oldest first. (5) only the client that holds an object closes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _LeasedObject(Generic[T]):
 
 
 class LeasedObjects(Generic[T]):
-    """What clients hold."""
+    """The objects of one type that clients hold."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LeasedObjects(Generic[T]):
             return len(self._entries)
 
     def total(self, measure: Callable[[T], int]) -> int:
-        """A measure of all of them together."""
+        """Return the sum of a measure over all objects."""
         with self._lock:
             return sum(measure(entry.thing) for entry in self._entries.values())
 
@@ -69,7 +69,7 @@ class LeasedObjects(Generic[T]):
             return name in self._entries
 
     def needed(self) -> bool:
-        """Whether one of them keeps the owner."""
+        """Whether an object keeps the owner from yielding."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             return any(self._keeps(entry, now_s) for entry in self._entries.values())
@@ -78,30 +78,30 @@ class LeasedObjects(Generic[T]):
         return entry.keeps_s >= entry.lease_s or now_s < entry.used_s + entry.keeps_s
 
     def check_room(self, client: str) -> None:
-        """`Backpressure` if one more is too many."""
-        now_s, gone = self._clock.monotonic_s(), list[str]()
+        """Make room for one more object of a client; `Backpressure` if there is none."""
+        now_s, oldest = self._clock.monotonic_s(), list[str]()
         with self._lock:
-            mine = [name for name, entry in self._entries.items() if entry.client == client]
-            if not self._has_room(len(mine)):
-                idle = [name for name in mine if not self._entries[name].users]
+            names = [name for name, entry in self._entries.items() if entry.client == client]
+            if not self._has_room(len(names)):
+                idle = [name for name in names if not self._entries[name].users]
                 idle = [name for name in idle if not self._keeps(self._entries[name], now_s)]
-                gone = sorted(idle, key=lambda name: self._entries[name].used_s)[:1]
-                for name in gone:
+                oldest = sorted(idle, key=lambda name: self._entries[name].used_s)[:1]
+                for name in oldest:
                     self._entries[name].closing = True
-        self._end(gone)
+        self._end(oldest)
         with self._lock:
             self._check_room(client)
 
-    def _has_room(self, mine: int) -> bool:
-        return mine < self._each_max and (mine < self._own or len(self._entries) < self._count_max)
+    def _has_room(self, count: int) -> bool:
+        return count < self._each_max and (count < self._own or len(self._entries) < self._count_max)
 
     def _check_room(self, client: str) -> None:
-        mine = sum(1 for entry in self._entries.values() if entry.client == client)
-        if not self._has_room(mine):
-            raise Backpressure(f"too many {self._what}s are open ({mine} of yours): close some, then retry")
+        count = sum(1 for entry in self._entries.values() if entry.client == client)
+        if not self._has_room(count):
+            raise Backpressure(f"too many {self._what}s are open ({count} of yours): close some, then retry")
 
     def add(self, name: str, thing: T, *, client: str, lease_s: float, keeps_s: float | None = None) -> None:
-        """Hold a thing. `keeps_s`: how long after its use it keeps the owner, if not for its lease."""
+        """Hold an object. `keeps_s`: how long after its use it keeps the owner; None: for its lease."""
         with self._lock:
             self._check_room(client)
             if name in self._entries:
@@ -110,7 +110,7 @@ class LeasedObjects(Generic[T]):
 
     @contextmanager
     def use(self, name: str, client: str | None = None) -> Iterator[T]:
-        """A thing that is not closed before the end of the block; with a client: one of that client."""
+        """Use an object, which stays open until the end of the block; with a `client`, only one of its own."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None or entry.closing or client not in (None, entry.client):
@@ -130,7 +130,7 @@ class LeasedObjects(Generic[T]):
                 self._end([name])
 
     def close(self, name: str, client: str) -> None:
-        """Close a thing of a client, as soon as nobody uses it; one that is not there is no error."""
+        """Close an object of a client once it is not in use; an unknown name is not an error."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None or entry.client != client:
@@ -141,17 +141,17 @@ class LeasedObjects(Generic[T]):
             self._end([name])
 
     def sweep(self) -> None:
-        """Close what was not used for its lease."""
+        """Close the objects whose lease expired."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             idle = [(name, entry) for name, entry in self._entries.items() if not entry.users]
-            lapsed = [name for name, entry in idle if entry.used_s + entry.lease_s <= now_s]
-            for name in lapsed:
+            expired = [name for name, entry in idle if entry.used_s + entry.lease_s <= now_s]
+            for name in expired:
                 self._entries[name].closing = True
-        self._end(lapsed)
+        self._end(expired)
 
     def close_all(self) -> None:
-        """Close everything, as soon as nobody uses it."""
+        """Close each object once it is not in use."""
         with self._lock:
             clients = {name: entry.client for name, entry in self._entries.items()}
         for name, client in clients.items():
@@ -161,25 +161,25 @@ class LeasedObjects(Generic[T]):
         for name in names:
             with self._lock:
                 entry = self._entries.pop(name, None)
-            if entry is not None:  # whoever takes it out closes it
+            if entry is not None:  # the thread that removed it closes it
                 self._close(entry.thing)
 
 
 class LeaseCounts:
-    """How many things clients have that end by themselves, when their time is over."""
+    """Counts, by client, the staged files whose lease has not expired."""
 
     def __init__(self, clock: Clock, each_max: int) -> None:
         self._clock = clock
         self._each_max = each_max
         self._lock = threads.lock("server.lease_counts")
-        self._counts: dict[str, list[tuple[float, int]]] = {}  # guarded by _lock; by client: until when, how many
+        self._counts: dict[str, list[tuple[float, int]]] = {}  # guarded by _lock; by client: (expiry, count)
 
     def add(self, client: str, count: int, lease_s: float) -> None:
-        """Note more of them; `Backpressure` if those are too many."""
+        """Count more files; `Backpressure` if they are too many."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             running = [(until_s, some) for until_s, some in self._counts.get(client, []) if until_s > now_s]
-            there = sum(some for _, some in running)
-            if there + count > self._each_max:
-                raise Backpressure(f"{there} files are staged (limit {self._each_max}): commit or wait, then retry")
+            staged = sum(some for _, some in running)
+            if staged + count > self._each_max:
+                raise Backpressure(f"{staged} files are staged (limit {self._each_max}): commit or wait, then retry")
             self._counts[client] = [*running, (now_s + lease_s, count)]

@@ -1,7 +1,7 @@
-"""The offer board over the wire: drivers take work, keep it, hand it in, and get its files if they do not see them.
+"""Offers over the wire: drivers take work, renew it, deliver results, and transfer files they cannot access.
 
 Thread: any.
-Invariant: only files that an offer names are lent, and only while it is being worked on.
+Invariant: only files that an offer names are transferred, and only while a driver holds the offer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.server.work import Work
 
 
 class OfferDesk:
-    """Answers drivers."""
+    """Answers the requests of drivers."""
 
     def __init__(self, board: OfferBoard, fs: FileSystem, root: str) -> None:
         self._board = board
@@ -34,7 +34,7 @@ class OfferDesk:
         }
 
     def _of(self, work: Work) -> OfferBoard:
-        work.rights.check_everywhere(ADMIN)  # it is on raw files, of any table
+        work.rights.check_everywhere(ADMIN)  # an offer reads and writes raw files, of any table
         return self._board
 
     def _take(self, request: wire.TakeOffer, work: Work) -> list[Offer]:
@@ -55,11 +55,11 @@ class OfferDesk:
         self._of(work).check_file(request.offer, request.name, write=True)
         path = f"{self._root}/{request.name}"
         if request.offset == 0 and self._fs.exists(path):
-            self._fs.unlink(path)  # it is sent anew
+            self._fs.unlink(path)  # the driver sends it again
         file = self._fs.create(path) if request.offset == 0 else self._fs.open(path, write=True)
         try:
             if request.offset > file.size():
-                raise Invalid(f"{request.name} has {file.size()} bytes: the next come there, not at {request.offset}")
+                raise Invalid(f"{request.name} has {file.size()} bytes: the next begin there, not at {request.offset}")
             file.pwrite(request.data, request.offset)
         finally:
             file.close()

@@ -1,4 +1,4 @@
-"""`penstock.open`: be the owner of a store, and answer at its door.
+"""`penstock.open`: own a store, and serve other processes.
 
 Thread: any.
 """
@@ -29,7 +29,7 @@ from penstock.server.service import Service
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 
-YIELD_S = 10.0  # for an owner that a client started, and that somebody still uses
+YIELD_S = 10.0  # for an owner that a client started and that is still in use
 
 
 def open(  # noqa: A001 - penstock.open reads well
@@ -42,10 +42,10 @@ def open(  # noqa: A001 - penstock.open reads well
     engine: EngineOpener = LmdbEngine,
     timeout_s: float = YIELD_S,
 ) -> Store:
-    """Be the owner of the store in `path`; it is made if there is none.
+    """Open the store in `path` as its owner; create it if it does not exist.
 
-    An owner that a client started yields, as soon as nobody holds a snapshot or a lease in it; `StoreLocked` if that
-    takes longer than `timeout_s`, and at once if another program opened the store.
+    An owner that a client started yields once no client holds a snapshot or a lease in it; `StoreLocked` if that takes
+    longer than `timeout_s`, and at once if another program opened the store.
     """
     if settings is not None and not isinstance(settings, StoreSettings):
         raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")
@@ -89,7 +89,7 @@ def _open_and_serve(
 
 
 def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: float) -> None:
-    """Make an owner go that a client started; `StoreLocked` if it does not go before the deadline."""
+    """Ask an owner that a client started to yield; `StoreLocked` if it does not before the deadline."""
     answer, reason = None, "its owner does not answer"
     try:
         answer = locator.knock(path, "yield", deadline_s - clock.monotonic_s())

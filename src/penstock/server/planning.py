@@ -1,8 +1,8 @@
-"""What Spark needs before it reads or writes, each in one request: where to cut a table, and what a batch finds.
+"""Answers what Spark asks before it reads or writes: where to split a table, and the state of a batch's tables.
 
 Thread: any.
-Invariant: nothing is held for the client when a plan is answered: it may be out of date at once. Ranges of keys hold at
-any time, and a commit is judged by its conditions.
+Invariant: a plan holds nothing in the owner, and may be outdated at once. That is safe: key ranges stay valid, and a
+commit is judged by its conditions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Range = tuple[PartitionId, bytes, bytes | None]
 
 
 def cut_ranges(reading: Reading, ranges: Sequence[Range], request: wire.CutRanges) -> list[list[bytes]]:
-    """The keys at which each range is cut."""
+    """Return the keys at which each range is split."""
     return [
         [piece.start for piece in reading.pieces(partition, count, start, end)[1:]] if count > 1 else []
         for (partition, start, end), count in zip(ranges, _counts(reading, ranges, request), strict=True)
@@ -32,7 +32,7 @@ def cut_ranges(reading: Reading, ranges: Sequence[Range], request: wire.CutRange
 
 
 def _counts(reading: Reading, ranges: Sequence[Range], request: wire.CutRanges) -> list[int]:
-    """Into how many parts each range is cut."""
+    """Return the number of parts of each range."""
     if not request.bytes_max:
         return [max(1, request.count // len(ranges))] * len(ranges)
     whole = [reading.pieces(partition, 1, start, end) for partition, start, end in ranges]
@@ -43,13 +43,13 @@ def _counts(reading: Reading, ranges: Sequence[Range], request: wire.CutRanges) 
 
 
 def parts_for(size: int, readers: int, bytes_min: int, bytes_max: int) -> int:
-    """In how many parts bytes are read: each costs Spark some 50 ms, and readers that wait for the last cost more."""
+    """Return in how many parts to read `size` bytes: a part costs Spark some 50 ms, idle readers cost more."""
     rounds = -(-size // (readers * bytes_max))
     return max(1, min(rounds * readers, -(-size // max(1, bytes_min)), PIECES_MAX))
 
 
 def check_cut(request: wire.CutRanges) -> None:
-    """`Invalid` for a request that makes no sense."""
+    """Raise `Invalid` if the limits of a request contradict each other."""
     if not 0 < request.count <= PIECES_MAX:
         raise Invalid(f"a table is cut into 1 to {PIECES_MAX} pieces")
     if not 0 <= request.bytes_min <= request.bytes_max or (request.bytes_min and not request.bytes_max):
@@ -60,12 +60,12 @@ def check_cut(request: wire.CutRanges) -> None:
 
 
 def plan_batch(port: Port, request: wire.PlanBatch, rights: Rights) -> wire.BatchPlan:
-    """Find the tables of a batch, and how far its source is."""
+    """Return the tables of a batch, and the state of its source."""
     for name in [*request.tables, *([request.source] if request.source else [])]:
         rights.check(READ, check_name(name))
     source = _source_state(port, request) if request.source else None  # first: `time_us` is not before its messages
-    found = [info for name in request.tables if (info := port.table(name)) is not None]
-    return wire.BatchPlan(port.time_us(), found, source)
+    tables = [info for name in request.tables if (info := port.table(name)) is not None]
+    return wire.BatchPlan(port.time_us(), tables, source)
 
 
 def _source_state(port: Port, request: wire.PlanBatch) -> wire.SourceState | None:

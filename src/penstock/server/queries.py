@@ -1,12 +1,12 @@
-"""Names of queries that took a snapshot here: each gets one, from this owner or from the one before.
+"""Names of queries that took a snapshot: a query gets only one, from this owner or an earlier one.
 
-The tasks of a query take its snapshot by its name, and the first of them makes it. When that snapshot is gone, or its
-owner, a task that comes late must not get another one: the query would read two moments and nobody would know.
+The tasks of a query take its snapshot by its name; the first task creates it. After that snapshot was closed, or its
+owner ended, a late task must not get another one: the query would silently mix two LSNs.
 
     <store>/run/queries     a line for each name: when, in microseconds, and client/name; of the last day
 
 Thread: any; `_lock` guards everything.
-Invariant: names are forgotten, if they are too many, for newer ones of the same client only.
+Invariant: when a client has too many names, only its own oldest ones are forgotten.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.host.paths import parent
 KEPT_US = 24 * 3600 * 1_000_000
 NAMES_MAX = 100_000  # of one client
 NAME_LENGTH_MAX = 200
-FILE_BYTES_MAX = 64 << 20  # then it is written anew
+FILE_BYTES_MAX = 64 << 20  # then it is rewritten
 
 
 class QueryNames:
-    """Which names were used."""
+    """The query names that were used."""
 
     def __init__(self, fs: FileSystem, path: str, clock: Clock) -> None:
         self._clock = clock
@@ -36,23 +36,23 @@ class QueryNames:
         self._at = 0
         oldest_us = clock.time_us() - KEPT_US
         for line in self._file.pread(self._file.size(), 0).decode(errors="replace").splitlines():
-            time_us, _, found = line.partition(" ")
-            client, slash, name = found.partition("/")
-            if not slash:  # as it was written before clients had names of their own
+            time_us, _, full_name = line.partition(" ")
+            client, slash, name = full_name.partition("/")
+            if not slash:  # the older format, without a client
                 client, name = "", client
             if time_us.isdigit() and int(time_us) > oldest_us:
                 self._keep(client, name, int(time_us))
         self._rewrite()
 
     def use(self, name: str, client: str = "") -> bool:
-        """Note a name of a client; False if it was used before."""
+        """Record a name of a client; False if it was used before."""
         if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isascii() or not name.isprintable():
             raise Invalid(f"a query's name has 1 to {NAME_LENGTH_MAX} printable characters")
         with self._lock:
             if name in self._names.get(client, {}):
                 return False
             now_us = self._clock.time_us()
-            self._write(f"{now_us} {client}/{name}\n")  # not synced: who dies with the machine has no tasks that go on
+            self._write(f"{now_us} {client}/{name}\n")  # not synced: a machine crash ends the query's tasks, too
             self._keep(client, name, now_us)
             if self._at > FILE_BYTES_MAX:
                 self._rewrite()
@@ -78,6 +78,6 @@ class QueryNames:
         self._at += len(data)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._file.close()

@@ -1,17 +1,17 @@
-"""Who may do what: the rights of a client, and the file that lists tokens.
+"""The rights of clients, and the file that lists tokens.
 
     [tokens.loader]                                # a name, for the log
-    sha256 = "2bb8…"                               # of the token, in hex: the file does not give tokens away
+    sha256 = "2bb8…"                               # of the token, in hex: the file reveals no token
     rights = { "*" = "read", events = "write" }    # by table; "*": every other one
-    producers = "nightly"                          # optional: whose producers it uses; otherwise those of its name
+    producers = "nightly"                          # optional: whose producers it uses; default: its own
 
-`read`: reading. `write`: that, and writing and consuming. `admin`: that, and making and dropping the table.
+`read`: reading. `write`: also writing and consuming. `admin`: also creating and dropping the table.
 
-The producers of tokens (`store.batch(token=("loader", 17))`) belong to who uses them: ("loader", 17) of one client is
-another than that of the next, so that nobody can use up what is not his. The owner and those at its socket share the
+The producers of batch tokens (`store.batch(token=("loader", 17))`) belong to a client: ("loader", 17) of two clients
+are two tokens, so that no client can use up another's. The owner and the clients of its local socket share the
 producers of the store, whose name is "".
 
-Thread: values.
+Thread: immutable values.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ EVERY_TABLE = "*"
 
 @dataclass(frozen=True, kw_only=True)
 class Rights:
-    """What one client may do."""
+    """The rights of one client."""
 
     client: str
     tables: Mapping[str, Right] = field(default_factory=dict)
     producers: str | None = None  # whose producers it uses; None: its own
 
     def own_token(self, token: tuple[str, int]) -> tuple[str, int]:
-        """A token as the ledger knows it: with the name of whose producer it is."""
+        """Return a token as the ledger stores it: prefixed with the owner of its producer."""
         producer, number = token
         if "\0" in producer:
             raise Invalid("the name of a producer has no zero character: use another")
@@ -55,20 +55,20 @@ class Rights:
         return (f"{owner}\0{producer}", number) if owner else token
 
     def allows_anywhere(self, right: Right) -> bool:
-        """Whether there is a table, perhaps one to be made, to which it may do this."""
-        return any(_ORDER[given] >= _ORDER[right] for given in self.tables.values())
+        """Whether the client has a right to some table, perhaps one that does not exist yet."""
+        return any(_ORDER[granted] >= _ORDER[right] for granted in self.tables.values())
 
     def allows_everywhere(self, right: Right) -> bool:
-        """Whether it may do this to every table, without an exception."""
-        return EVERY_TABLE in self.tables and all(_ORDER[given] >= _ORDER[right] for given in self.tables.values())
+        """Whether the client has a right to every table, without exception."""
+        return EVERY_TABLE in self.tables and all(_ORDER[granted] >= _ORDER[right] for granted in self.tables.values())
 
     def check_anywhere(self, right: Right) -> None:
-        """`Invalid` if it may do this to no table."""
+        """Raise `Invalid` if the client has this right to no table."""
         if not self.allows_anywhere(right):
             raise self._refusal(right, "any table")
 
     def check_everywhere(self, right: Right) -> None:
-        """`Invalid` if there is a table to which it may not do this."""
+        """Raise `Invalid` if the client lacks this right to any table."""
         if not self.allows_everywhere(right):
             raise self._refusal(right, "every table")
 
@@ -76,17 +76,17 @@ class Rights:
         return Invalid(f"the token of {self.client} does not give the right to {right} {table}: ask for one that does")
 
     def allows(self, right: Right, table: str) -> bool:
-        """Whether it may do this to a table."""
-        given = self.tables.get(table, self.tables.get(EVERY_TABLE))
-        return given is not None and _ORDER[given] >= _ORDER[right]
+        """Whether the client has a right to a table."""
+        granted = self.tables.get(table, self.tables.get(EVERY_TABLE))
+        return granted is not None and _ORDER[granted] >= _ORDER[right]
 
     def check(self, right: Right, table: str) -> None:
-        """`Invalid` if it may not."""
+        """Raise `Invalid` if the client lacks a right to a table."""
         if not self.allows(right, table):
             raise self._refusal(right, table)
 
 
-LOCAL = Rights(client="", tables={EVERY_TABLE: ADMIN})  # who may knock at the socket may read the files anyway
+LOCAL = Rights(client="", tables={EVERY_TABLE: ADMIN})  # a process that can open the socket can read the files anyway
 
 
 class _Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,38 +100,38 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tokens:
-    """All tokens that are known, by their hash."""
+    """The known tokens, by their hash."""
 
     def __init__(self, listed: Mapping[str, tuple[bytes, Rights]]) -> None:
         self._listed = list(listed.values())
 
     @classmethod
     def parse(cls, text: str) -> Tokens:
-        """Tokens as their file lists them; `Invalid` if it is not well formed."""
+        """Parse the file of tokens; `Invalid` if it is not well formed."""
         try:
-            found = msgspec.convert(tomllib.loads(text), _File)
-            hashes = {name: bytes.fromhex(listed.sha256) for name, listed in found.tokens.items()}
+            file = msgspec.convert(tomllib.loads(text), _File)
+            hashes = {name: bytes.fromhex(listed.sha256) for name, listed in file.tokens.items()}
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
             raise Invalid(f"the file of tokens is not well formed ({error}): see docs/guide/server.md") from None
         if not hashes or any(len(digest) != hashlib.sha256().digest_size for digest in hashes.values()):
             raise Invalid("the file of tokens lists none, or one whose sha256 has not 64 hex digits")
-        names = [*found.tokens, *(listed.producers or "x" for listed in found.tokens.values())]
+        names = [*file.tokens, *(listed.producers or "x" for listed in file.tokens.values())]
         if not all(map(_NAME.fullmatch, names)):
             raise Invalid("a name in the file of tokens has 1 to 100 letters, digits, and _.@- only")
-        for table in {table for listed in found.tokens.values() for table in listed.rights} - {EVERY_TABLE}:
-            check_name(table)  # no table has another one: a right that was meant to be less would be passed over
+        for table in {table for listed in file.tokens.values() for table in listed.rights} - {EVERY_TABLE}:
+            check_name(table)  # a misspelt name would silently fall back to the rights of "*"
         return cls(
             {
                 name: (hashes[name], Rights(client=name, tables=listed.rights, producers=listed.producers))
-                for name, listed in found.tokens.items()
+                for name, listed in file.tokens.items()
             }
         )
 
     def rights_of(self, token: str) -> Rights | None:
-        """What a token gives; None if it is unknown. Takes as long for every token."""
+        """Return the rights of a token; None if it is unknown. Takes the same time for every token."""
         digest = hashlib.sha256(token.encode()).digest()
-        found = None
+        match = None
         for known, rights in self._listed:
             if hmac.compare_digest(known, digest):
-                found = rights
-        return found
+                match = rights
+        return match

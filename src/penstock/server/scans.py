@@ -1,9 +1,9 @@
-"""Ranges or a query that a client reads page by page: the owner keeps its place between pages.
+"""Scans and queries that a client reads page by page; the owner keeps their position between pages.
 
-So nobody holds a thread of the owner while a reader elsewhere thinks, and one that went away costs a lease.
+So a slow reader holds no thread of the owner, and a vanished one is cleaned up when its lease expires.
 
 Thread: one at a time.
-Invariant: a page has about PAGE_BYTES, more only if one row has, and ends at the first batch after PAGE_S seconds.
+Invariant: a page has about PAGE_BYTES, more only if one row has more, and ends at the first batch after PAGE_S seconds.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from penstock.protocol.wire import PAGE_BYTES, mark_batch
 
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = 16_384
-PAGE_S = 1.0  # a client does not wait for the rest of a page whose batches come slowly
+PAGE_S = 1.0  # so that slow batches do not hold back a page
 PAIRS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
 NOTHING = pa.schema([])
 
 
 class PagedScan:
-    """A scan of (range, record batch), and what must stay open until its end."""
+    """A scan of (range, record batch), with the resources it needs until its end."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]], resources: ExitStack, clock: Clock) -> None:
         self._clock = clock
         self._batches = self._in_small_batches(batches)
         self._resources = resources
-        self.held_bytes = 0  # of the batch that is being cut up
+        self.held_bytes = 0  # of the batch that is being sliced
         self._next: tuple[int, Any] | None = next(self._batches, None)
 
     def _in_small_batches(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
@@ -54,7 +54,7 @@ class PagedScan:
         return self._next is None
 
     def page(self) -> Iterator[tuple[Any, bytes]]:
-        """Record batches, each with its mark: see `mark_batch`."""
+        """Yield the record batches of the next page, each with its mark: see `mark_batch`."""
         size, until_s, full = 0, self._clock.monotonic_s() + PAGE_S, False
         while self._next is not None and not full:
             (source, batch), self._next = self._next, next(self._batches, None)
@@ -63,14 +63,14 @@ class PagedScan:
             yield batch, mark_batch(source, self._next is not None and full)
 
     def close(self) -> None:
-        """Let go of what it reads."""
+        """Release the resources of the scan."""
         self._next = None
         self._batches = iter(())
         self._resources.close()
 
 
 def in_batches(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Any]:
-    """(key, value) pairs as record batches."""
+    """Yield (key, value) pairs as record batches."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size = 0
@@ -88,12 +88,12 @@ def in_batches(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Any]:
 def scan_ranges(
     reading: Reading, ranges: Sequence[tuple[PartitionId, bytes, bytes | None]]
 ) -> Iterator[tuple[int, Any]]:
-    """The record batches of ranges, one after the other, each with the number of its range."""
+    """Yield the record batches of ranges in order, each with the number of its range."""
     for number, key_range in enumerate(ranges):
         for batch in reading.scan_arrow(*key_range):
             yield number, batch
 
 
 def unnumbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
-    """Record batches of the only range, or of a query."""
+    """Yield record batches of a single range or a query, with 0 as the number of the range."""
     return ((0, batch) for batch in batches)

@@ -1,7 +1,7 @@
-"""Serves a store that this process owns: a bell from the start, Arrow Flight when somebody knocks.
+"""Serves a store that this process owns: a bell from the start, Arrow Flight once a client asks for it.
 
-Thread: opened and closed by one; the bell's thread starts the rest.
-Invariant: clients are told to go before the store is closed, and the sockets are gone when it is.
+Thread: one opens and closes; the bell's thread starts the rest.
+Invariant: requests are refused before the store is closed, and the sockets are removed when it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.server.guard import Guard
     from penstock.server.rights import Rights
 
-TEND_S = 1.0
+MAINTAIN_S = 1.0
 SHUTDOWN_S = 10.0
 
 
@@ -38,13 +38,13 @@ _services: WeakKeyDictionary[Store, ref[Service]] = WeakKeyDictionary()
 
 
 def service_of(store: Store) -> Service | None:
-    """The service of a store that this process opened; None if it is not served."""
+    """Return the service of a store that this process opened; None if it is not served."""
     service = _services.get(store)
     return None if service is None else service()
 
 
 class Service:
-    """The door of an owned store."""
+    """Everything that serves one owned store: bell, gateway, Flight servers, guards."""
 
     def __init__(self, store: Store, *, random: Random, detached: bool = False) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class Service:
         self._guards: list[Guard] = []  # guarded by _lock
         self._location = ""  # guarded by _lock
         self._ended = threading.Event()
-        self.yielded = threading.Event()  # a detached owner was asked to go, and may
+        self.yielded = threading.Event()  # a detached owner was asked to yield, and agreed
         self._path = absolute(store.path)
         self._folder, self._bell = self._hang_bell(self._path)
         store.at_close(self.close)
@@ -67,14 +67,14 @@ class Service:
         folder = locator.make_sockets_folder(path)
         try:
             return folder, Bell(folder, self._answer)
-        except OSError:  # some file systems that are mounted from elsewhere have no sockets
+        except OSError:  # some network file systems have no sockets
             folder = locator.make_sockets_folder(path, elsewhere=True)
             return folder, Bell(folder, self._answer)
 
     def _answer(self, question: locator.Question) -> locator.Answer:
         if question.ask == "serve":
             if self.yielded.is_set():
-                return locator.Answer(yields=True, detached=self._detached, reason="it is letting go of the store")
+                return locator.Answer(yields=True, detached=self._detached, reason="it is releasing the store")
             return locator.Answer(location=self.location(), detached=self._detached)
         if not self._detached:
             return locator.Answer(reason="it was opened by a program that uses it")
@@ -82,7 +82,7 @@ class Service:
         return locator.Answer(yields=not reason, detached=True, reason=reason)
 
     def begin_yield(self) -> str:
-        """Let go of the store if nobody needs its owner; otherwise, why not."""
+        """Agree to yield, unless a client needs the owner; return the reason then, else empty."""
         with self._lock:
             gateway = self._gateway
         reason = "" if gateway is None else gateway.begin_yield()
@@ -91,14 +91,14 @@ class Service:
         return reason
 
     def idle_s(self) -> float:
-        """For how long no client has needed anything."""
+        """Return for how many seconds no client has needed the owner."""
         gateway = self.gateway()
         return gateway.idle_s()
 
     # -- Arrow Flight, on demand
 
     def gateway(self) -> Gateway:
-        """What answers clients."""
+        """Return the gateway, created on first use."""
         from penstock.server.gateway import Gateway
 
         with self._lock:
@@ -108,7 +108,7 @@ class Service:
             return self._gateway
 
     def location(self) -> str:
-        """Where Arrow Flight is served in the store's folder."""
+        """Return the address of Arrow Flight on a local socket, started on first use."""
         use_grpc()
         from penstock.server.flight import FlightGateway
 
@@ -121,7 +121,7 @@ class Service:
             return self._location
 
     def listen(self, host: str, port: int, tls: ssl.SSLContext, rights_of: Callable[[str], Rights | None]) -> int:
-        """Serve over TCP too; the port."""
+        """Serve over TCP too; return the port."""
         use_grpc()
         from penstock.server.flight import FlightGateway
         from penstock.server.guard import Guard
@@ -136,14 +136,14 @@ class Service:
         return guard.port
 
     def _maintain(self) -> None:
-        while not self._ended.wait(TEND_S):
+        while not self._ended.wait(MAINTAIN_S):
             self.gateway().maintain()
 
     def _disable_after_fork(self) -> None:
-        """In a forked child: what comes in is for the parent, and must fail when the parent is gone."""
+        """In a forked child: give up the sockets, so that clients of the parent fail when the parent ends."""
         for server in self._servers:
             abandon(server)
-        if self._gateway is not None:  # also one whose server was just being started by another thread
+        if self._gateway is not None:  # also if another thread was just starting its server
             detach_sockets(self._is_ours)
 
     def _is_ours(self, address: object) -> bool:
@@ -152,7 +152,7 @@ class Service:
         return isinstance(address, str) and address.startswith(f"{self._folder}/")
 
     def close(self) -> None:
-        """Tell clients to go. A second call does nothing."""
+        """Refuse all requests and stop serving. A second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -167,10 +167,10 @@ class Service:
         for thread in ending:
             thread.start()
         for thread in ending:
-            thread.join(SHUTDOWN_S)  # a client that is stopped holds its call until the deadline of that
+            thread.join(SHUTDOWN_S)  # a suspended client holds its call until the call's deadline
         self._remove_sockets()
 
     def _remove_sockets(self) -> None:
-        with suppress(Closed):  # another folder is there by now, and the sockets in it are of its owner
+        with suppress(Closed):  # the folder was replaced, and its sockets belong to its new owner
             self._store.check_folder()
             locator.remove_sockets(self._path)

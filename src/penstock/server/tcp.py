@@ -1,4 +1,4 @@
-"""A store over the network: TLS, and a bearer token with rights for everybody.
+"""Serves a store over the network: TLS, and a bearer token with rights for each client.
 
 Thread: any.
 """
@@ -24,13 +24,13 @@ def serve_tcp(
     key: str | Path,
     tokens: str | Path,
 ) -> int:
-    """Serve an open store over TCP until it closes, beside its socket; the port (0: the system chooses one).
+    """Serve an open store over TCP, too, until it closes; return the port (0: the system chooses one).
 
     `certificate` and `key` are PEM files, `tokens` a file that lists tokens and their rights.
     """
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    tls.options |= ssl.OP_NO_RENEGOTIATION  # which costs the owner more than the stranger
+    tls.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
     tls.set_alpn_protocols(["h2"])
     try:
         tls.load_cert_chain(str(certificate), str(key))

@@ -1,11 +1,11 @@
-"""Requests at work in the owner: how many, whose, and how much memory they take.
+"""Admission of requests in the owner: their number and memory, by client.
 
-A request first takes memory for its bytes; then it is decoded, and takes a place among those that wait for something
-to happen, those that read, or those that write. Each sort has places of its own, so that consumers that wait for a
-message never keep out who writes it. Everybody has a few places and some memory that nobody else can take.
+A request first takes memory for its bytes; then it is decoded, and takes a slot among the requests that wait for an
+event, that read, or that write. Each of the three has slots of its own, so that consumers waiting for a message never
+block the writer of it. Every client has a few slots and some memory reserved.
 
 Thread: any; `_lock` guards everything.
-Invariants: (1) once it is shut, nobody begins. (2) whatever a request took is given back when it ends.
+Invariants: (1) once the workload is shut, no request begins. (2) a request returns everything it took when it ends.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from penstock.server.rights import Rights
 
 T = TypeVar("T")
 WAITING, READING, WRITING = "waiting", "reading", "writing"
-REQUEST_MEMORY_MAX = 256 << 20  # of one, decoded
+REQUEST_MEMORY_MAX = 256 << 20  # of one request, decoded
 MEMORY_WAIT_S = 5.0
 
 
 class Gone(Exception):
-    """The owner lets go of the store: find the next one. `untouched`: nothing was done."""
+    """The owner is yielding: find the next one. `untouched`: the request did nothing."""
 
     def __init__(self, *, untouched: bool) -> None:
-        super().__init__("the owner is letting go of the store")
+        super().__init__("the owner is releasing the store")
         self.untouched = untouched
 
 
 class Budget:
-    """So much in all, so much of one client, and so much that each client has for itself."""
+    """A limited amount: `total_max` in all, `each_max` for one client, `own` reserved for each client."""
 
     def __init__(self, total_max: int, each_max: int, own: int) -> None:
         self.total_max = total_max
@@ -44,12 +44,12 @@ class Budget:
         self.taken: Counter[str] = Counter()  # by client
 
     def has_room(self, client: str, amount: int) -> bool:
-        mine = self.taken[client] + amount
-        return mine <= self.each_max and (mine <= self.own or self.taken.total() + amount <= self.total_max)
+        after = self.taken[client] + amount
+        return after <= self.each_max and (after <= self.own or self.taken.total() + amount <= self.total_max)
 
 
 class Work:
-    """One request."""
+    """One admitted request, and what it has taken."""
 
     def __init__(self, load: Workload, rights: Rights) -> None:
         self._load = load
@@ -59,20 +59,20 @@ class Work:
         self.binds = False
 
     def hold(self, size: int) -> None:
-        """Take memory until the request ends; `Backpressure` if others have it, `Invalid` if nobody ever gets it."""
+        """Take memory until the request ends; `Backpressure` if others use it, `Invalid` if it exceeds the limit."""
         self._load.hold(self, size)
 
     def note(self, size: int) -> None:
-        """Count the memory of an answer: it is there already, so that others have to wait for it."""
+        """Count the memory of an answer. It is allocated already, so this never fails: later requests wait for it."""
         self._load.note(self, size)
 
     def begin(self, place: str, *, binds: bool) -> None:
-        """Take a place; `binds`: the owner must not go before this has ended."""
+        """Take a slot in the budget `place`; `binds`: the owner must not yield before the request ends."""
         self._load.begin(self, place, binds=binds)
 
 
 class Workload:
-    """All requests."""
+    """All requests at work, and their budgets."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -83,13 +83,13 @@ class Workload:
             READING: Budget(256, 192, 8),
             WRITING: Budget(256, 192, 8),
         }
-        self._binding = 0  # requests that must end before the owner may go
+        self._binding = 0  # requests that must end before the owner may yield
         self._shut = False
         self._used_s = clock.monotonic_s()  # when the last request ended
 
     @contextmanager
     def admit(self, rights: Rights, size: int) -> Iterator[Work]:
-        """A request of some bytes, until the end of the block."""
+        """Admit a request of `size` bytes, until the end of the block."""
         work = Work(self, rights)
         try:
             self.hold(work, size)
@@ -144,17 +144,17 @@ class Workload:
             self._used_s = self._clock.monotonic_s()
             self._lock.notify_all()
 
-    # -- coming to an end
+    # -- yielding and closing
 
     def idle_s(self) -> float:
-        """For how long nothing was at work that keeps the owner."""
+        """Return for how many seconds no request kept the owner from yielding."""
         with self._lock:
             return 0.0 if self._binding else self._clock.monotonic_s() - self._used_s
 
     def shut(self, occupied: Callable[[], str], drain_s: float) -> str:
-        """Let nobody begin from now on, if nothing occupies the owner; otherwise, what does.
+        """Refuse new requests, unless the owner is occupied; return the reason then, else empty.
 
-        Requests that bind the owner are waited for with the door shut: where many write there is always one at work.
+        New requests are refused while this waits for binding ones: under steady writes one would always be running.
         """
         with self._lock:
             if self._shut:
@@ -163,12 +163,12 @@ class Workload:
             if not reason:
                 self._shut = True
                 ended = self._lock.wait_for(lambda: not self._binding, drain_s)
-                reason = occupied() if ended else "a write takes long"
+                reason = occupied() if ended else "a write is taking long"
                 self._shut = not reason
             return reason
 
     def close(self) -> None:
-        """Let nobody begin from now on."""
+        """Refuse new requests."""
         with self._lock:
             self._shut = True
             self._lock.notify_all()
@@ -181,9 +181,9 @@ def _give_back(budget: Budget, client: str, amount: int) -> None:
 
 
 class Sending(Generic[T]):
-    """What goes to a client piece by piece, and what is held until it is there, or until the client is gone.
+    """An answer sent piece by piece, with the resources it holds until it is sent or the client is gone.
 
-    A generator would not do: one that nobody began to read never comes to its `finally`.
+    Not a generator: one that was never started does not run its `finally`.
     """
 
     def __init__(self, pieces: Iterator[T], held: ExitStack) -> None:
@@ -201,7 +201,7 @@ class Sending(Generic[T]):
             raise
 
     def close(self, *_: Any) -> None:
-        """Let go of everything. A second call does nothing."""
+        """Release the resources. A second call does nothing."""
         self._held.close()
 
     __del__ = close

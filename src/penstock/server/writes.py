@@ -1,17 +1,17 @@
-"""Groups that a client sends: checked in full, then submitted in their order.
+"""Accepts groups from clients: checks all of them, then submits them in order.
 
-What becomes of a group is one of three, and a client hears which:
+A client learns one of three outcomes for each group:
     done       it is durable, applied and judged: an outcome with a verdict
-    not done   an outcome with a fault: this sending of it was not submitted, and no earlier one happened or ever will
-    unknown    an error instead of outcomes (`OutcomeUnknown`, `WaitExpired`, or that the owner goes): the client sends
-               the whole message again under the same tokens, to this owner or to the next
+    not done   an outcome with a fault: this sending was not submitted, and no earlier one happened or ever will
+    unknown    an error instead of outcomes (`OutcomeUnknown`, `WaitExpired`, or the owner yields): the client sends the
+               whole message again with the same tokens, to this owner or the next
 
 Thread: any.
-Invariants: (1) nothing of a message is submitted before all of it was decoded and checked: what is malformed never
-reaches the journal. (2) a plain group that is refused is the last that is looked at, so that none overtakes it. (3) a
-fault is answered only after everything that was submitted before is applied, and while nobody else works on a group
-with the same token: then the ledger knows whether an earlier sending happened. (4) a client that may write to no table
-changes nothing, not even by a group that is empty; its tokens are its own.
+Invariants: (1) a whole message is decoded and checked before any of it is submitted: malformed data never reaches the
+journal. (2) processing stops at a plain group that is refused, so that none overtakes it. (3) a fault is answered only
+after everything submitted before is applied, and while no other request works on a group with the same token: then the
+ledger knows whether an earlier sending happened. (4) a client that may write to no table changes nothing, not even with
+an empty group; its tokens are its own.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from penstock.server.work import Work
 from penstock.store.port import LocalPort
 
 ROW_BYTES = 64
-CONDITION_WEIGHT = 24  # bytes of memory for one that is sent, at the most
+CONDITION_WEIGHT = 24  # bytes of memory for each byte sent, at most
 HAPPENED = wire.Outcome(Verdict.DUPLICATE, happened=True)
 
 
 class _Checked:
-    """A group, decoded."""
+    """A decoded and checked group."""
 
-    __slots__ = ("asked", "condition", "plain", "refusal", "sections", "size")
+    __slots__ = ("condition", "decoded", "plain", "refusal", "sections", "size")
 
     def __init__(self, sent: wire.SentGroup) -> None:
-        self.asked = Condition()
+        self.decoded = Condition()
         self.condition = sent.condition
         self.plain = sent.plain
         self.sections: list[tuple[PartitionId, Any]] = []  # a section of a kind, or staged files
@@ -60,11 +60,11 @@ class _Checked:
 
 
 class GroupTaker:
-    """Takes groups of clients into the store."""
+    """Submits the groups of clients to the store."""
 
     def __init__(self, port: LocalPort, fault: Callable[[PenstockError, Rights], wire.ErrorMessage]) -> None:
         self._port = port
-        self._fault = fault  # how an error is told to a client
+        self._fault = fault  # encodes an error for a client
         self._lock = threads.lock("server.writes")
         self._at_work: Counter[tuple[str, int]] = Counter()  # guarded by _lock; tokens
 
@@ -73,19 +73,19 @@ class GroupTaker:
         groups, rights = wire.groups_of(request), work.rights
         work.hold(sum(map(self._weight, groups)))
         checked = [self._checked(sent, rights) for sent in groups]
-        tokens = {group.asked.token for group in checked if group.asked.token is not None}
+        tokens = {group.decoded.token for group in checked if group.decoded.token is not None}
         with self._lock:
             self._at_work.update(tokens)
         try:
             return self._take(checked, rights, again=request.again)
-        except Poisoned as error:  # what is kept is written when the owner recovers
+        except Poisoned as error:  # the batch is written again when the owner recovers
             raise OutcomeUnknown(f"the owner's writes failed, and it has not recovered yet: {error}") from error
         finally:
             with self._lock:
                 self._at_work -= Counter(tokens)
 
     def _take(self, checked: list[_Checked], rights: Rights, *, again: bool) -> wire.Outcomes:
-        outcomes: list[PenstockError | PendingGroup | None] = []  # None: it happened before
+        outcomes: list[PenstockError | PendingGroup | None] = []  # None: an earlier sending happened
         last = 0
         for group in checked:
             try:
@@ -94,7 +94,7 @@ class GroupTaker:
                     last = self._port.submit(pending, group.size)
                 outcomes.append(pending)
             except (Closed, Poisoned):
-                raise  # of the store: the client comes again with all of it
+                raise  # of the store: the client sends the whole message again
             except PenstockError as error:
                 outcomes.append(error)
                 if group.plain and not self._was_used(group):
@@ -107,35 +107,35 @@ class GroupTaker:
         return wire.Outcomes([self._outcome(group, outcome, rights) for group, outcome in pairs])
 
     def _end_earlier_sendings(self, checked: list[_Checked]) -> None:
-        """Return when no earlier sending of a group can happen any more, if it did not; an error if that is unknown."""
+        """Wait until no earlier sending of a group can happen any more; `OutcomeUnknown` if one is still running."""
         with self._lock:
-            if any(self._at_work[group.asked.token] > 1 for group in checked if group.asked.token is not None):
-                raise OutcomeUnknown("an earlier sending of this is still at work: send it again")
+            if any(self._at_work[group.decoded.token] > 1 for group in checked if group.decoded.token is not None):
+                raise OutcomeUnknown("an earlier sending of this group is still running: send it again")
         self._port.flush(None)
 
     def _outcome(self, group: _Checked, outcome: PenstockError | PendingGroup | None, rights: Rights) -> wire.Outcome:
         if outcome is None:
             return HAPPENED
-        if isinstance(outcome, PenstockError):  # or an earlier sending of it happened, and ended what it depended on
+        if isinstance(outcome, PenstockError):  # perhaps because an earlier sending happened
             return HAPPENED if self._was_used(group) else wire.Outcome(Verdict.REFUSED, self._fault(outcome, rights))
         if outcome.verdict is None:
-            raise OutcomeUnknown("the owner does not know what became of this: send it again")
+            raise OutcomeUnknown("the owner does not know the outcome of this group: send it again")
         if outcome.verdict is Verdict.DUPLICATE and self._was_used(group):
-            return HAPPENED  # otherwise a condition said so, and then no token was used
+            return HAPPENED  # otherwise a condition reported it, and no token was used
         return wire.Outcome(int(outcome.verdict), refused_by=outcome.refused_by)
 
     def _was_used(self, group: _Checked) -> bool:
-        return group.asked.token is not None and self._port.is_token_used(group.asked.token)
+        return group.decoded.token is not None and self._port.is_token_used(group.decoded.token)
 
     def _pending(self, group: _Checked, *, again: bool) -> PendingGroup | None:
-        """A group for the coordinator; None if it is known to have happened."""
+        """Return a group for the coordinator; None if an earlier sending happened."""
         if again and self._was_used(group):
             return None
         if group.refusal is not None:
             raise group.refusal
         pending = PendingGroup(group.condition)
         for partition, part in group.sections:
-            if type(part) is list:  # exactly: a section of a kind may be a list of another sort
+            if type(part) is list:  # exactly: a kind's section may be a subclass of list
                 pending.sections[partition] = self._port.accept(partition, part)
             else:
                 pending.sections[partition] = (*pending.sections.get(partition, ()), part)
@@ -144,7 +144,7 @@ class GroupTaker:
     # -- checking
 
     def _weight(self, sent: wire.SentGroup) -> int:
-        """The memory that a group takes when it is decoded, about."""
+        """Estimate the memory of a group when it is decoded."""
         weight = CONDITION_WEIGHT * len(sent.condition)
         for section in sent.sections:
             info = self._table(table_of(section.partition))
@@ -153,7 +153,7 @@ class GroupTaker:
         return weight
 
     def _checked(self, sent: wire.SentGroup, rights: Rights) -> _Checked:
-        """A group, and why it is refused if it is malformed, not allowed, or for a table that is not there."""
+        """Decode and check a group; `refusal` is set if it is malformed, not allowed, or its table does not exist."""
         group = _Checked(sent)
         try:
             self._check(group, sent, rights)
@@ -164,14 +164,14 @@ class GroupTaker:
         return group
 
     def _check(self, group: _Checked, sent: wire.SentGroup, rights: Rights) -> None:
-        asked = decode_condition(sent.condition)
-        if not sent.sections and not asked.others:
-            rights.check_anywhere(WRITE)  # there is no table whose rights could be looked at
-        if asked.token is not None:
-            asked = Condition(rights.own_token(check_token(asked.token)), asked.others)
-            group.condition = encode_condition(asked)
-        group.asked = asked
-        for name, argument in asked.others:
+        decoded = decode_condition(sent.condition)
+        if not sent.sections and not decoded.others:
+            rights.check_anywhere(WRITE)  # no table to check the rights of
+        if decoded.token is not None:
+            decoded = Condition(rights.own_token(check_token(decoded.token)), decoded.others)
+            group.condition = encode_condition(decoded)
+        group.decoded = decoded
+        for name, argument in decoded.others:
             self._check_condition(name, argument, rights)
         by_files = [section.partition for section in sent.sections if section.files is not None]
         if any(sum(section.partition == partition for section in sent.sections) > 1 for partition in by_files):

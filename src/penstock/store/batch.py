@@ -1,6 +1,6 @@
-"""Writes to several tables as one group: all of it happens, or nothing.
+"""Atomic batches: writes to several tables as one group.
 
-Thread: a batch belongs to one.
+Thread: a batch belongs to one thread.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from penstock.store.naming import NamedTables
 
 
 class StoreBatch(NamedTables):
-    """It happens at the end of the `with` block, if that ends well."""
+    """Writes that are committed together at the end of the `with` block; an exception in the block discards them."""
 
     def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
         self._port = port
-        self._writes = cast(Port, _BatchPort(self))  # it refuses what a batch does not offer
+        self._writes = cast(Port, _BatchPort(self))  # raises for what a batch does not offer
         self._tables: dict[str, TableInfo] = {}  # each is looked up once
         self._token = token
         self._durable = durable
@@ -48,7 +48,7 @@ class StoreBatch(NamedTables):
         return f"<StoreBatch, {'ended' if self._ended else 'open'}{token}>"
 
     def table(self, name: str) -> Any:
-        """A table of any kind that gathers writes for this batch. It must exist."""
+        """Return an existing table of any kind, whose writes join this batch."""
         info = self._info(name)
         return kind_named(info.kind, name).table(self._writes, info, durable=False)
 
@@ -68,11 +68,11 @@ class StoreBatch(NamedTables):
     def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
     def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
-        """A kv table that gathers writes for this batch. It must exist. `value` is the type of its values."""
+        """Return an existing kv table, whose writes join this batch; `value` is the type of its values."""
         return of_value_type(KV.table(self._writes, self._info(name, KV), durable=False), value)
 
     def queue(self, name: str) -> QueueTable:
-        """A queue that gathers writes for this batch. It must exist."""
+        """Return an existing queue, whose writes join this batch."""
         return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
 
     def _find(self, name: str) -> TableInfo | None:
@@ -83,17 +83,18 @@ class StoreBatch(NamedTables):
         return info
 
     def _unknown(self, name: str) -> NotFound:
-        return NotFound(f"there is no table {name}: make it before the batch")
+        return NotFound(f"there is no table {name}: create it before the batch")
 
     def load(self, name: str, rows: ArrowSource | PreparedLoad | Sequence[PreparedLoad]) -> int:
-        """Add many rows, and return how many: an Arrow table or stream, or what `store.prepare` returned (or a list).
+        """Add many rows and return their number.
 
-        The rows of one Arrow stream come in their order: the last one of a key counts. A batch either loads rows into a
+        `rows` is an Arrow table or stream, or one or several results of `store.prepare`. Of several rows of one Arrow
+        stream with the same key the last wins. A batch either loads rows into a
         table or writes to it in other ways.
         """
         info = self._info(name)
         if self._is_used():
-            return 0  # the commit will say so: no file needs to be built
+            return 0  # a duplicate, as the commit will report: build no file
         loads = check_loads(info, prepare(self._port, info, rows) if is_arrow(rows) else rows)
         _, parts = self._loads.setdefault(info.table, (info, []))
         parts += [part for load in loads for part in load.parts]
@@ -103,13 +104,13 @@ class StoreBatch(NamedTables):
         return self._token is not None and self._port.is_token_used(self._token)
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
-        """Take in files that were staged for a shard of a table, built, and `sealed`; they are seen together."""
+        """Add files that were staged for a shard, built and `sealed`; they become visible together."""
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
         self.add_files(partition_id(info.table, shard), files)
 
     def add_files(self, partition: PartitionId, files: Sequence[StagedFile]) -> None:
-        """Take in files of a shard whose table the caller has found already: see `adopt`."""
+        """Add files of a shard, as `adopt` does, without looking up the table."""
         self._check_open()
         self._files[partition] = plain_files([*self._files.get(partition, ()), *files])
 
@@ -117,11 +118,11 @@ class StoreBatch(NamedTables):
         """Add writes that were prepared elsewhere."""
         self._check_open()
         self._gathered.begin()[partition] = section
-        self._gathered.open = None  # it is whole: what is written next stands behind it
+        self._gathered.open = None  # complete: the next write begins a section after it
         self._bytes += size
 
     def require(self, condition: str, argument: bytes) -> None:
-        """Let all of it depend on a condition of a kind; the kind's own API calls this."""
+        """Make the batch depend on a condition of a kind; the kind's own API calls this."""
         self._check_open()
         if type(condition) is not str or type(argument) is not bytes:
             raise Invalid("a condition is a name and bytes, as a kind makes them")
@@ -142,11 +143,11 @@ class StoreBatch(NamedTables):
             raise Invalid("this batch has ended: begin another")
 
     def commit(self) -> None:
-        """Write it. `duplicate` says afterwards whether it had happened before."""
+        """Commit the batch. Afterwards `duplicate` says whether an earlier commit used its token."""
         self._check_open()
         self._ended = True
         if (self._files or self._loads) and self._is_used():
-            self.duplicate = True  # known without a look at the files
+            self.duplicate = True  # known without reading the files
             return
         group = self._group()
         if group is None:
@@ -162,7 +163,7 @@ class StoreBatch(NamedTables):
         self.duplicate = group.verdict is Verdict.DUPLICATE
 
     def _refusal(self, index: int | None) -> PenstockError:
-        """The error of the condition that refused this batch."""
+        """Return the error of the condition that refused this batch."""
         if index is None:
             return Invalid("a condition of this batch could not be judged, nothing was written: please report it")
         condition, argument = self._conditions[index]
@@ -191,23 +192,23 @@ class StoreBatch(NamedTables):
         group: PendingGroup,
         files: dict[PartitionId, tuple[StagedFile, ...]],
     ) -> None:
-        """Put what was loaded into one table into the group."""
+        """Add the rows loaded into one table to the group."""
         if any(table_of(partition) == info.table for partition in (*group.sections, *self._files)):
-            raise Invalid(f"this batch loads rows into table {info.name} and writes to it in other ways: use two")
-        with self._port.building(LEASE_S) as place:
-            parts = bundle(place, info, parts)
+            raise Invalid(f"this batch loads rows into table {info.name} and also writes to it: use two batches")
+        with self._port.building(LEASE_S) as context:
+            parts = bundle(context, info, parts)
         kind = kind_named(info.kind, info.name)
         for part in parts:
             if part.file is not None:
                 files[part.partition] = plain_files([*files.get(part.partition, ()), part.file])
-            else:  # checked like a client's: it may come from another process
+            else:  # decoded as from a client: another process may have prepared it
                 sections = group.sections.get(part.partition, ())
                 group.sections[part.partition] = (*sections, kind.receive(part.payload, info.options))
                 self._bytes += len(part.payload)
 
 
 class _BatchPort:
-    """Gathers what a table writes; reads are not offered."""
+    """Collects the writes of tables for a batch; reads raise."""
 
     def __init__(self, batch: StoreBatch) -> None:
         self._batch = batch
@@ -225,7 +226,7 @@ class _BatchPort:
         return Epoch(0)
 
     def flush(self, epoch: int | None, timeout_s: float = 0.0, *, table: int | None = None) -> None:
-        """A batch is durable at its end."""
+        """Do nothing: a batch becomes durable at its commit."""
 
     def time_us(self) -> int:
         return self._batch._port.time_us()

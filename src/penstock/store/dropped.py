@@ -1,11 +1,11 @@
-"""Shards of tables that were dropped, until their files are gone.
+"""Removes the files of dropped shards.
 
-A snapshot outlives the drop of its tables, so that files go when nobody reads them. A folder is renamed before it is
-emptied: a replay of the journal up to the drop must find it whole, or not at all.
+A snapshot outlives the drop of its tables, so files are removed only when no reader needs them. A folder is renamed
+before it is emptied: a replay of the journal up to the drop must find it whole, or not at all.
 
 Thread: `add` from the dispatcher's; everything else from one at a time (opening, the scheduler's task, closing).
-Invariant: only files with names that kinds give theirs are removed. What somebody else put there stays, with the
-folders above it, and is reported.
+Invariant: only files named as kinds name them are removed. Foreign files stay, with the folders above them, and are
+reported.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FOLDER = re.compile("[0-9]{2}|[0-9]{4}")
 
 
 class DroppedShards:
-    """What is still to be removed."""
+    """The dropped shards whose files are still to be removed."""
 
     def __init__(
         self, fs: FileSystem, root: str, maintenance: Maintenance, may_remove: Callable[[], bool] = lambda: True
     ) -> None:
-        """`may_remove`: whether no reader elsewhere can be left who got a snapshot before the opening."""
+        """`may_remove`: whether no other process can still read a snapshot from before the opening."""
         self._fs = fs
         self._may_remove = may_remove
         self._root = root
@@ -51,31 +51,31 @@ class DroppedShards:
         self._shards: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = deque()
 
     def add(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
-        """Take over a shard that was dropped."""
+        """Queue a dropped shard for removal."""
         self._shards.append((descriptor, machine))
 
     def find(self, exists: Callable[[int], bool]) -> None:
-        """Find what an earlier process did not get to: folders of tables that do not exist."""
+        """Queue what an earlier process left: folders of tables that do not exist."""
         for name in self._fs.listdir(f"{self._root}/tables"):
             if not _TABLE.fullmatch(name) or not LEDGER_TABLE != int(name) < TABLES_MAX or exists(int(name)):
                 continue
             folders = self._names(f"{self._root}/tables/{name}")
             if folders is None:
                 continue
-            found = filter(None, map(_SHARD.fullmatch, folders))
-            for shard in sorted({int(match[1]) for match in found if int(match[1]) < SHARDS_MAX} or {0}):
+            shards = filter(None, map(_SHARD.fullmatch, folders))
+            for shard in sorted({int(match[1]) for match in shards if int(match[1]) < SHARDS_MAX} or {0}):
                 number = partition_id(int(name), shard)
                 self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
 
     def remove(self) -> None:
-        """Remove the files of all that nobody reads or works on. What fails is left to the next opening."""
+        """Remove the files of shards that are not in use. A failed removal is left to the next opening."""
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
             is_read = not self._may_remove() or (machine is not None and machine.is_read())
             if is_read or self._maintenance.is_at_work(descriptor.table, descriptor.shard):
                 self._shards.rotate(-1)
                 continue
-            self._shards.popleft()  # first: after a failed fsync nothing is tried again
+            self._shards.popleft()  # first: after a failed fsync nothing is retried
             try:
                 self._remove_shard(descriptor, machine)
             except (OSError, PenstockError) as error:
@@ -92,17 +92,19 @@ class DroppedShards:
             self._fs.rmdir(table)
 
     def _remove_folder(self, folder: str) -> None:
-        """Remove a folder, if it is there, and what earlier attempts left of it."""
-        gone, number = folder + GONE, 1
-        if self._fs.exists(gone):
-            self._fs.fsync_dir(parent(gone))  # an earlier attempt may have ended before that
-        while left := self._empty(gone):
-            logger.warning("%s stays, of a dropped table: %d files in it are not ours, as %s", gone, len(left), left[0])
+        """Remove a folder, if it exists, and what earlier attempts left of it."""
+        trash, number = folder + GONE, 1
+        if self._fs.exists(trash):
+            self._fs.fsync_dir(parent(trash))  # an earlier attempt may have stopped before this
+        while left := self._empty(trash):
+            logger.warning(
+                "%s stays, of a dropped table: %d files in it are not ours, as %s", trash, len(left), left[0]
+            )
             number += 1
-            gone = f"{folder}{GONE}{number}"
+            trash = f"{folder}{GONE}{number}"
         if self._names(folder) is not None:
-            rename_durably(self._fs, folder, gone)
-            self._empty(gone)
+            rename_durably(self._fs, folder, trash)
+            self._empty(trash)
 
     def _names(self, folder: str) -> list[str] | None:
         try:
@@ -111,7 +113,7 @@ class DroppedShards:
             return None
 
     def _empty(self, folder: str) -> list[str]:
-        """Remove a folder as far as it is ours; the files that are not. Not durable: after a crash, do it again."""
+        """Remove our files and the folder; return the files that are not ours. Not durable: repeat it after a crash."""
         left: list[str] = []
         names = self._names(folder)
         if names is None:
@@ -129,12 +131,12 @@ class DroppedShards:
     def _unlink(self, path: str) -> bool:
         try:
             self._fs.unlink(path)
-        except (IsADirectoryError, PermissionError):  # the second is what some systems say of a folder
+        except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder
             return False
         return True
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the state machines of the remaining shards."""
         for _, machine in self._shards:
             if machine is not None:
                 machine.close()

@@ -1,8 +1,8 @@
-"""Between the coordinator and the journal: a batch of deltas becomes records, then edits.
+"""Turns a batch of deltas from the coordinator into journal records, then applies them.
 
-Thread: the coordinator's: `make_durable` by one thread at a time, `apply` by one at a time, one batch behind.
-Invariants: (1) a section is encoded once. (2) record times never go back. (3) groups keep their order; one that refers
-to files has its record to itself.
+Thread: the coordinator's: one at a time in `make_durable`, one at a time in `apply`, which is one batch behind.
+Invariants: (1) a section is encoded once. (2) record times never go back. (3) groups keep their order; a group that
+refers to files has a record of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from penstock.partition.reference import Reference, encode_reference
 
 T = TypeVar("T")
 
-SHORTAGE_ATTEMPTS = 10  # to get a descriptor, each with a wait of its own
+SHORTAGE_ATTEMPTS = 10  # to get a file descriptor; each attempt waits for one
 
 
 class FlushedRecord(msgspec.Struct, frozen=True):
-    """A record with its place in the journal, and what it was made from."""
+    """A record with its LSN, and the groups it was made from."""
 
     lsn: int
     record: JournalRecord
@@ -44,11 +44,11 @@ class Flushed(msgspec.Struct, frozen=True):
     """A durable batch."""
 
     records: list[FlushedRecord]
-    size: int  # bytes, as its writers said
+    size: int  # bytes, as its writers counted them
 
 
 class _Attempt(msgspec.Struct, frozen=True):
-    """A batch on its way into the journal: as records, behind the last one that was committed."""
+    """The records of a batch being written, which follow the last committed LSN (`after`)."""
 
     last_epoch: int
     after: int
@@ -74,8 +74,8 @@ class StoreFlusher:
         self._kinds = kinds
         self._clock = clock
         self._time_us = 0  # of the last record of this process
-        self._attempt: _Attempt | None = None  # the batch that was given to the journal last
-        self._make_room = make_room  # called when the disk is full; whether it freed some space
+        self._attempt: _Attempt | None = None  # the last batch passed to the journal
+        self._make_room = make_room  # called when the disk is full; returns whether it freed some space
         self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
         self._applied = applied
 
@@ -84,15 +84,15 @@ class StoreFlusher:
         return Durability.DISK if self._consensus.durability == "disk" else Durability.QUORUM
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
-        """One record for the batch, synced; more if groups refer to files."""
+        """Write and sync a batch: one record, or more if groups refer to files."""
         attempt, committed = self._attempt, self._consensus.committed
         if not again or attempt is None or attempt.last_epoch != batch.last:
             attempt = self._prepare(batch, committed)
         records = attempt.records
-        if records and committed < records[-1].lsn:  # else an interrupt came right behind the sync
+        if records and committed < records[-1].lsn:  # else an interrupt came right after the sync
             assert committed == attempt.after
             self._propose([encode(records[0].record)] if len(records) == 1 else list(map(_body, records)))
-        self._check_folder()  # after the sync: what is durable where nobody will look is not acknowledged
+        self._check_folder()  # after the sync: do not acknowledge a write to a folder that was moved or deleted
         for record in records:
             for group in record.groups:
                 group.lsn = record.lsn  # before it is applied: see `pending`
@@ -121,14 +121,14 @@ class StoreFlusher:
         return attempt
 
     def _encode(self, group: PendingGroup) -> tuple[Group, list[Any], bool]:
-        """A group as it is written, what its sections were made from, and whether it refers to files."""
+        """Return the encoded group, the objects its sections encode, and whether it refers to files."""
         sections: list[Section] = []
         decoded: list[Any] = []
         refers = False
         for number, waiting in group.sections.items():
             info = self._dispatcher.ledger.tables_by_id.get(number >> SHARD_BITS)
             for part in waiting if type(waiting) is tuple else (waiting,):
-                form, payload = INLINE, b""  # dropped since: the section is void, and stays in its place
+                form, payload = INLINE, b""  # table dropped since: an empty section keeps the position
                 if number == LEDGER:
                     payload = part
                 elif info is not None and isinstance(part, Reference):
@@ -143,20 +143,20 @@ class StoreFlusher:
         try:
             self._consensus.propose(bodies)
         except ProcessLimit:
-            _in_spite_of_shortage(lambda: self._consensus.propose(bodies))
-        except DiskFull:  # found before a byte was written: trying again is no retry of a failed write
+            _retry_shortage(lambda: self._consensus.propose(bodies))
+        except DiskFull:  # raised before a byte was written, so this does not retry a failed write
             if not self._make_room():
                 raise
             self._consensus.propose(bodies)
 
     def apply(self, flushed: Flushed) -> int:
-        """Dispatch records; the LSN up to which everything is applied."""
+        """Dispatch the records; return the LSN up to which everything is applied."""
         for flushed_record in flushed.records:
             record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded
             try:
                 judgement = self._dispatcher.dispatch(record, lsn, decoded)
             except ProcessLimit:
-                judgement = _in_spite_of_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
+                judgement = _retry_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(flushed_record.groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
             for number, index in judgement.refused_by.items():
@@ -172,8 +172,11 @@ def _body(flushed: FlushedRecord) -> bytes:
     return encode(flushed.record)
 
 
-def _in_spite_of_shortage(act: Callable[[], T]) -> T:
-    """Do what changes nothing when it gets no descriptor, and waits for one each time; a failure stops the store."""
+def _retry_shortage(act: Callable[[], T]) -> T:
+    """Retry `act` while the process lacks file descriptors: a failure would stop the store.
+
+    Requires: `act` changes nothing when it raises `ProcessLimit`, and waits for a descriptor each time.
+    """
     for _ in range(SHORTAGE_ATTEMPTS - 1):
         with suppress(ProcessLimit):
             return act()

@@ -1,12 +1,12 @@
-"""Keeps rows that are in no file yet within their share of memory, and stops writers before they pass it.
+"""Keeps the memtables within their share of memory, and stops writers before they exceed it.
 
-Everything applied is counted; after every few megabytes the memtables are added up. When those that grow hold too much,
-the largest is frozen and flushed early. When all of them together hold too much, or a tree asks its writers to stop,
-new writes wait at the coordinator's door until a flush or a compaction has ended. What was taken in before is applied:
-nobody waits for memory inside an apply, where a whole batch and everybody behind it would wait too.
+Applied bytes are counted; every few megabytes the sizes of the memtables are added up. When the growing ones hold too
+much, the largest is frozen and flushed early. When all of them together hold too much, or a tree stalls its writers,
+the coordinator makes new writes wait until a flush or a compaction ends. Writes accepted before are applied: an apply
+never waits for memory, because its whole batch and every later one would wait too.
 
-Thread: `applied` by the thread that applies; `look` by any. `_lock` keeps two looks from contradicting each other.
-Invariant: while writes are held, a flush or a compaction is on its way, and its end looks again.
+Thread: `applied` by the thread that applies; `look` by any. `_lock` keeps two checks from contradicting each other.
+Invariant: while writes are held, a flush or a compaction is queued or running, and its end checks again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
 from penstock.store.port import Coordinator
 
-GROWING_PART = 8  # of the memory may be in memtables that grow
-LOOK_BYTES = 4 << 20  # applied between two looks
+GROWING_PART = 8  # growing memtables may hold 1/8 of the memory
+LOOK_BYTES = 4 << 20  # applied between two checks
 
 
 class MemoryGovernor:
-    """The memory of one store's rows."""
+    """Limits the memory of one store's memtables."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class MemoryGovernor:
         self._flush_soon = flush_soon
         self._lock = threads.lock("store.governor")
         self._held = False  # guarded by _lock
-        self._unseen_bytes = 0  # applied since the last look; by the thread that applies
+        self._unseen_bytes = 0  # applied since the last check; by the thread that applies
 
     def applied(self, size: int) -> bool:
-        """Count `size` bytes that were applied; whether it was time for a look."""
+        """Count `size` applied bytes; return whether the limits were checked."""
         self._unseen_bytes += size
         if self._unseen_bytes < LOOK_BYTES:
             return False
@@ -54,7 +54,7 @@ class MemoryGovernor:
         return True
 
     def look(self) -> None:
-        """Add up the memtables: flush early, hold writes back, or let them in again."""
+        """Check the limits: flush early, hold writes back, or release them."""
         trees = [tree for tree, _ in self._maintenance.trees()]
         growing = {tree: tree.growing_bytes() for tree in trees}
         if sum(growing.values()) > self._growing_bytes_max:
@@ -70,7 +70,7 @@ class MemoryGovernor:
             self._flush_soon(max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes()))
 
     def _reason(self, trees: list[Tree]) -> str | None:
-        """Why writes are to wait."""
+        """Return why writes must wait; None if they need not."""
         rows_bytes = sum(tree.memory_bytes() for tree in trees)
         if rows_bytes > self._rows_bytes_max:
             return f"{rows_bytes:,} bytes of rows are in no file yet (limit {self._rows_bytes_max:,})"

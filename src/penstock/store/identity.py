@@ -1,8 +1,8 @@
-"""The store's UUID: drawn when it is made, in every file it writes.
+"""The store's UUID: drawn when the store is created, and written into each of its files.
 
 The file `STORE` holds its 16 bytes and their CRC32C (u32, little-endian); files of the first version lack the checksum.
-It is the first file of a store, the manifest the second, and the journal comes after both: one that is missing where a
-later one is there was lost, and is not made anew.
+It is the first file of a store, the manifest is the second, and the journal follows both: one that is missing while a
+later one exists was lost, and is not created again.
 
 Thread: the one that opens the store.
 """
@@ -23,14 +23,14 @@ _SUM = struct.Struct("<I")
 
 
 def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
-    """The identity of the store in a folder, drawn now if there is none. `CorruptionError` if a first file was lost."""
+    """Return the identity of the store in a folder, drawn if it is new. `CorruptionError` if a file was lost."""
     path = f"{root}/STORE"
     has_manifest = fs.exists(f"{root}/manifest")
     if not has_manifest and _has_journal(fs, root):
         raise CorruptionError(f"{root}/manifest", 0, "the manifest is missing, although the store has a journal")
     if fs.exists(path):
         if not has_manifest:
-            fs.fsync_dir(root)  # whoever made it may have died before that, and a manifest must not outlive it
+            fs.fsync_dir(root)  # its creator may have died before this, and a manifest must not outlive it
         return _read(fs, path)
     if has_manifest:
         raise CorruptionError(path, 0, "the store's identity is missing, although it has a manifest")
@@ -45,7 +45,7 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
 
 
 def read_identity(fs: FileSystem, root: str) -> bytes | None:
-    """The identity of the store in a folder; None if this process sees none there."""
+    """Return the identity of the store in a folder; None if this process cannot read one there."""
     try:
         return _read(fs, f"{root}/STORE")
     except OSError:
@@ -68,6 +68,6 @@ def _has_journal(fs: FileSystem, root: str) -> bool:
     except (
         FileNotFoundError,
         NotADirectoryError,
-    ):  # somebody's file under that name is told when the journal is opened
+    ):  # opening the journal reports a foreign file of that name
         return False
     return True

@@ -1,9 +1,9 @@
 """Bulk loads: Arrow rows become sections or sorted files in the caller's process, and one batch commits them.
 
-A load has two halves. `prepare` turns rows into what its kind writes: few rows into a section, many into files that are
-staged in the store. Nothing of it is visible, and any number of processes may do it at once. `bundle` fits what they
-prepared for a table into one group, which a batch commits: all rows become visible together, or none. Files that no
-commit names are removed when their lease ends.
+A load has two halves. `prepare` turns rows into what their kind writes: few rows into a section, many into files that
+are staged in the store. They are not visible yet, and any number of processes may prepare at once. `bundle` combines
+what they prepared for a table into one group, which a batch commits: all rows become visible together, or none. Files
+that are not committed are removed when their lease ends.
 
 Thread: the caller's.
 Invariant: rows are checked and cast before a file is staged for them; a bad schema leaves nothing behind.
@@ -27,8 +27,8 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import LEASE_S_MAX
 from penstock.registry import kind_named
 
-LEASE_S = 3_600.0  # of files that are staged: how long they wait for their commit
-SLICE_BYTES = 64 << 20  # of a batch that is cast in one step: offsets of binary columns end at 2 GiB
+LEASE_S = 3_600.0  # of staged files: how long they wait for their commit
+SLICE_BYTES = 64 << 20  # cast in one step: offsets of binary columns end at 2 GiB
 _VIEWS = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
 
 
@@ -44,24 +44,24 @@ class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
 class LoadReport:
     """What `load` did."""
 
-    rows: int  # that were written now
-    duplicate: bool  # the token was committed before: nothing was written now
+    rows: int  # written by this call
+    duplicate: bool  # the token was committed before: this call wrote nothing
 
 
 class _SourceError(Exception):
-    """The caller's own rows could not be read: its cause is for the caller as it is, and says nothing of the store."""
+    """Reading the caller's rows failed. The caller gets the cause unchanged: it is not an error of the store."""
 
 
 def prepare(port: Port, info: TableInfo, rows: Any, lease_s: float = LEASE_S) -> PreparedLoad:
     """Turn rows, an Arrow table or stream, into sections and staged files; `Invalid` if they do not fit the table."""
     lease_s = seconds(lease_s, "lease_s", LEASE_S_MAX, above_zero=True)
     schema, batches = _batches(rows)
-    with port.building(lease_s) as place:
-        return prepare_batches(place, info, schema, batches)
+    with port.building(lease_s) as context:
+        return prepare_batches(context, info, schema, batches)
 
 
 def prepare_batches(
-    place: BuildContext,
+    context: BuildContext,
     info: TableInfo,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
@@ -83,17 +83,17 @@ def prepare_batches(
 
     try:
         with translate_os_errors():
-            parts = kind.load(fitting(), info, place)
+            parts = kind.load(fitting(), info, context)
             for part in parts:
                 if part.file is not None:
-                    place.hand_over(part.partition, part.file)
+                    context.hand_over(part.partition, part.file)
     except _SourceError as error:
         raise error.__cause__ or error from None
     return PreparedLoad(info.name, count, tuple(parts))
 
 
 def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
-    """One load or several; `Invalid` if they are not loads of this table."""
+    """Return the loads as a sequence; `Invalid` if they are not loads of this table."""
     loads = [prepared] if isinstance(prepared, PreparedLoad) else prepared
     if not isinstance(loads, Sequence) or not all(isinstance(load, PreparedLoad) for load in loads):
         raise Invalid(f"load takes an Arrow table or stream, or what prepare returned, not {in_short(prepared)}")
@@ -104,27 +104,27 @@ def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
 
 
 def bundle(
-    place: BuildContext,
+    context: BuildContext,
     info: TableInfo,
     parts: Sequence[PreparedRows],
     replace: tuple[bytes, bytes | None] | None = None,
 ) -> list[PreparedRows]:
-    """Fit what several calls prepared into one group; `replace`: in place of all rows in a range of keys."""
+    """Combine what several calls prepared into one group; `replace`: a range of keys whose rows they replace."""
     with translate_os_errors():
         kind = kind_named(info.kind, info.name)
         if replace is None:
-            bundled = as_loadable(kind, info).bundle(parts, info, place)
+            bundled = as_loadable(kind, info).bundle(parts, info, context)
         else:
-            bundled = as_replaceable(kind, info).bundle_in_place(parts, info, place, replace)
+            bundled = as_replaceable(kind, info).bundle_in_place(parts, info, context, replace)
         handed_over = {part.file for part in parts}
         for part in bundled:
             if part.file is not None and part.file not in handed_over:
-                place.hand_over(part.partition, part.file)
+                context.hand_over(part.partition, part.file)
     return bundled
 
 
 def is_arrow(rows: Any) -> bool:
-    """Whether these are rows and not loads."""
+    """Whether these are Arrow rows, not prepared loads."""
     return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
 
 
@@ -142,7 +142,7 @@ def _batches(rows: Any) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
 
 
 def _cast(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of bounded size with the columns and the types that a kind loads."""
+    """Yield batches of bounded size with the columns and types that a kind loads."""
     for batch in _read(batches):
         columns = [batch.column(name) for name in wanted.names]
         columns = [column.cast(_VIEWS.get(column.type, column.type)) for column in columns]

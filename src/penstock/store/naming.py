@@ -1,4 +1,4 @@
-"""Finding a table by its name and kind: the part that a store, a batch and a snapshot share.
+"""Finds a table by name and kind, for a store, a batch and a snapshot.
 
 Thread: any.
 """
@@ -14,18 +14,18 @@ from penstock.registry import check_name
 
 
 class NamedTables(InThisProcess, ABC):
-    """Something that has tables."""
+    """Base of the classes that have tables by name."""
 
     @abstractmethod
     def _find(self, name: str) -> TableInfo | None:
-        """Return what is known of a table; an error if this cannot be used any more."""
+        """Return a table's info, None if there is no such table; raises if this object was closed."""
 
     @abstractmethod
     def _unknown(self, name: str) -> NotFound:
-        """Return the error for a table that is not there."""
+        """Return the error for a table that does not exist."""
 
     def _info(self, name: str, kind: Kind | None = None) -> TableInfo:
-        """Return what is known of a table; `NotFound`, or `KindMismatch` if it is not of the kind."""
+        """Return a table's info; `NotFound` if it does not exist, `KindMismatch` if it is of another kind."""
         info = self._find(check_name(name))
         if info is None:
             raise self._unknown(name)

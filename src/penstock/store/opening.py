@@ -3,8 +3,8 @@
 Opening: lock, identity, manifest, ledger, journal; then the journal is replayed forward: the ledger first, then every
 partition that has not stored what a record holds for it. Replaying twice changes nothing.
 
-Thread: opening and closing by one; tasks by the scheduler's.
-Invariants: (1) one owner for a folder. (2) nothing is served before recovery has ended.
+Thread: one opens and closes; the scheduler's threads run the tasks.
+Invariants: (1) one owner for a folder. (2) nothing is served before recovery ends.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ from penstock.store.tables import Tables
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
-LEAVE_BYTES = 4 << 20  # of journal: an opening reads that in little time
+LEAVE_BYTES = 4 << 20  # of journal at close: opening reads that much quickly
 QUIET_BYTES = 16 << 20  # of journal that a quiet store keeps
-QUIET_S = 30.0  # without a record: the store is quiet
+QUIET_S = 30.0  # without a record until the store counts as quiet
 
 
 class OpenedParts(Tables):
-    """The parts of an open store, and what happens between them. `Store` adds what users call."""
+    """The parts of an open store and their wiring. `Store` adds the public operations."""
 
     _port: LocalPort
 
@@ -97,11 +97,11 @@ class OpenedParts(Tables):
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
         self._closed = False
-        self._started = False  # background work is done by threads
-        self._seen_lsn, self._seen_s = -1, 0.0  # the last record that the checkpoint's task saw, and since when
+        self._started = False  # background threads run
+        self._seen_lsn, self._seen_s = -1, 0.0  # the last record the checkpoint task saw, and when
         self.metrics = Metrics()
         memory.map_large_blocks()
-        self._parts = ExitStack()  # closes what is open, the newest first
+        self._parts = ExitStack()  # closes the parts, the newest first
         try:
             make_dirs(fs, self.path)
             self._lock = fs.lock(f"{self.path}/LOCK")
@@ -258,13 +258,13 @@ class OpenedParts(Tables):
         folder, settings = f"{self.path}/journal", self.settings.journal
         try:
             return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
-        except DiskFull:  # a full disk must not keep anyone from opening, reading and deleting
+        except DiskFull:  # a full disk must not prevent opening, reading and deleting
             if not self._reserve.release():
                 raise
             return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
-        """For the dispatcher: the state machine of a shard."""
+        """For the dispatcher: return the state machine of a shard."""
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
             return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
@@ -274,28 +274,28 @@ class OpenedParts(Tables):
             raise
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
-        """For the dispatcher: a shard was dropped; its files go when nobody works on them, which may take a while."""
+        """For the dispatcher: remove the files of a dropped shard, once nothing uses them."""
         self._dropped.add(descriptor, machine)
 
     def _records(self, start: int) -> Iterator[tuple[int, JournalRecord]]:
-        """For the dispatcher: durable records from an LSN on."""
+        """For the dispatcher: yield the durable records from an LSN on."""
         for lsn, body in self._consensus.records(max(start, self._consensus.first)):
             yield lsn, decode(body, where=f"{self.path}/journal", lsn=lsn)
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        kept = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        state = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
         return SpillLog(
             self._fs,
             folder,
             random=self._random,
             identity=self.identity,
             partition=descriptor.partition,
-            reach=(kept.stored_lsn, kept.durable_lsn),
+            reach=(state.stored_lsn, state.durable_lsn),
         )
 
     def _recover(self) -> None:
-        """Bring every partition up to the end of the journal, and mend jobs that a dead process left."""
+        """Replay the journal into every partition, and clean up the jobs that a dead process left."""
         self._jobs.compensate_orphans()
         stored = self._ledger.tree.stored
         if stored + 1 < self._consensus.first:
@@ -312,16 +312,16 @@ class OpenedParts(Tables):
         self._space.begin()
 
     def _begin_time(self) -> None:
-        """Go on from the time of the newest record, which the ledger has by now."""
+        """Start the clock at the time of the newest record, which the ledger has by now."""
         note = read_note(self._fs, f"{self.path}/TIME", self.identity)
         self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
         ahead = self.metrics.gauge(
-            "clock_ahead_seconds", "By how much the machine's wall clock is ahead of the store's time"
+            "clock_ahead_seconds", "Seconds by which the machine's wall clock is ahead of the store's time"
         )
         ahead.set_function(self._clock.wall_ahead_s)
-        self._keep_time()
+        self._save_time()
 
-    def _keep_time(self) -> None:
+    def _save_time(self) -> None:
         self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
 
     # -- background
@@ -354,11 +354,11 @@ class OpenedParts(Tables):
     def _checkpoint_task(self) -> Outcome:
         report = self._checkpoint.run()
         if self._is_quiet() and self._journal_bytes() > QUIET_BYTES:
-            report = self._checkpoint.clear()  # nobody is kept waiting by it now
+            report = self._checkpoint.clear()  # a quiet store has no writers that this delays
         return TaskLoad.BUSY if report.segments_dropped else None
 
     def _is_quiet(self) -> bool:
-        """Whether no record came for a while."""
+        """Whether the last QUIET_S seconds brought no record."""
         now_s, lsn = self._clock.monotonic_s(), self._ledger.tree.lsn
         if lsn != self._seen_lsn:
             self._seen_lsn, self._seen_s = lsn, now_s
@@ -376,7 +376,7 @@ class OpenedParts(Tables):
     def _retry_task(self) -> Outcome:
         behind = self._dispatcher.retry()
         self._port.applied()
-        self._keep_time()
+        self._save_time()
         self._governor.look()
         self._space.mend()
         self._dropped.remove()
@@ -387,7 +387,7 @@ class OpenedParts(Tables):
         return None
 
     def _housekeeping_task(self) -> Outcome:
-        """A copy of the manifest, and an end to the rows of jobs that ended long ago."""
+        """Back up the manifest, and delete old finished jobs and stale staged files."""
         self._manifest.backup()
         self._jobs.prune(FINISHED_JOBS_KEPT)
         self._staging.purge(info.table for info in self._ledger.tables())
@@ -396,18 +396,18 @@ class OpenedParts(Tables):
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = encode_ops(ForgetVerdicts(before))
-        with suppress(Closed):  # the next one will say it for this one too
+        with suppress(Closed):  # the next call covers this one too
             self._port.submit(group, 64)
 
     def _after_apply(self, size: int) -> None:
-        """Tell whoever waits for records, and see every now and then to memory and space."""
+        """Wake waiters for records; every few megabytes, check memory and disk space."""
         self._port.applied()
         if self._governor.applied(size):
             self._space.look()
 
     def _relieved(self) -> None:
         self._governor.look()
-        self._wake("checkpoint")  # a flush may have been what the journal was kept for
+        self._wake("checkpoint")  # a flush may let it drop some of the journal
 
     def _flush_soon(self, tree: Tree) -> None:
         if self._started:
@@ -416,10 +416,10 @@ class OpenedParts(Tables):
         else:
             threads.run_uninterrupted(lambda: self._maintenance.flush(tree))
 
-    # -- the end
+    # -- closing
 
     def close(self) -> None:
-        """Make everything durable and let go of the folder, also if that fails. A second call does nothing."""
+        """Make everything durable and release the folder, even if that fails. A second call does nothing."""
         if self._closed or threads.process_id() != self._process:
             return
         threads.run_uninterrupted(self._close)
@@ -431,32 +431,32 @@ class OpenedParts(Tables):
         try:
             self._finish()
         except BaseException as error:
-            self._let_go(error)
+            self._close_parts(error)
             raise
-        self._let_go(None)
+        self._close_parts(None)
 
     def _finish(self) -> None:
         try:
             self._port.close()
         finally:
             self._coordinator.shutdown()
-        self._leave()
+        self._shorten_journal()
 
-    def _let_go(self, failure: BaseException | None) -> None:
-        """Close every part; raises the first error, unless `failure` came before it."""
+    def _close_parts(self, failure: BaseException | None) -> None:
+        """Close every part. Raises the first error; if there is a `failure` already, adds a note to that instead."""
         try:
             self._parts.close()
         except Exception as error:
             if failure is None:
                 raise Poisoned(
-                    f"{self.path} is closed, but not without an error ({error}): all that was durable is; open it again"
+                    f"{self.path} was closed with an error ({error}): acknowledged writes are durable; open it again"
                 ) from error
             failure.add_note(f"closing the parts of the store failed, too: {error}")
         finally:
             self._port.end()
 
-    def _leave(self) -> None:
-        """Spare the next opening a long journal. If that cannot be, nothing is lost."""
+    def _shorten_journal(self) -> None:
+        """Spare the next opening a long journal. A failure loses nothing."""
         try:
             if self._journal_bytes() > LEAVE_BYTES:
                 self._checkpoint.clear()
@@ -467,12 +467,12 @@ class OpenedParts(Tables):
         self._port.disable_after_fork()
 
     def _collect_at_close(self) -> None:
-        """Remove what the end of compactions left; if that cannot be, the next opening does."""
+        """Remove the inputs of finished compactions; if that fails, the next opening does it."""
         try:
-            if not self.readers.may_be_there():  # else their pins are gone, but not their leases
+            if not self.readers.may_be_there():  # otherwise a reader's lease may outlive its pins
                 self._collector.collect(closing=True)
         except (OSError, PenstockError) as error:
-            logger.warning("%s: files that nobody needs are removed later (%s)", self.path, error)
+            logger.warning("%s: unused files are removed later (%s)", self.path, error)
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -1,10 +1,10 @@
-"""Ports into a store that this process owns: live, as others see it, and as of a snapshot.
+"""Ports into a store that this process owns: live, as other processes see it, and as of a snapshot.
 
-Reads of one's own writes go through the coordinator's layers: what is pending, then what is on its way, then the tree.
-A group that its LSN shows to be in the tree already is passed over, so that no operand counts twice. Other processes
-read through `AppliedReading`, which shows nothing that a crash could take back.
+This process reads its own writes through the coordinator's layers: pending writes, then batches being flushed, then the
+tree. A group whose LSN shows that the tree has it already is skipped, so that no operand counts twice. Other processes
+read through `AppliedReading`, which shows nothing that a crash could undo.
 
-Whatever is read of more than one row is read between two records: see `Dispatcher.finish`.
+A read of more than one row sees the state between two records: see `Dispatcher.finish`.
 
 Thread: any.
 """
@@ -58,14 +58,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
-# What a group that stands alone counts for, beside its bytes: every reader of pending writes goes through all groups,
-# so a few hundred of them are flushed at once, as if they were large.
+# What each group counts for, beside its bytes. A reader of pending writes visits every group, so a few hundred groups
+# trigger a flush, as if they were large.
 GROUP_BYTES = 16 << 10
 WAIT_S = 60.0
 
 
 class LocalPort:
-    """The store of this process."""
+    """The live port of the process that owns the store."""
 
     def __init__(
         self,
@@ -93,33 +93,33 @@ class LocalPort:
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
-        """The store's time, by which the trees judge what has expired; never before the newest record."""
+        """Return the store's time, which decides what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
     def disable_after_fork(self) -> None:
-        """In a forked child: refuse everything, without a look at locks that nobody there will release."""
+        """In a forked child: refuse everything, without taking locks that no thread there will release."""
         self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
         self._lock = self._coordinator  # type: ignore[assignment]
 
     def end(self) -> None:
-        """The store was closed: refuse everything."""
+        """Refuse everything from now on: the store was closed."""
         self._refuse(_Refusal("the store was closed: open it again"))
 
     def _refuse(self, refusal: _Refusal) -> None:
-        self._ended = True  # first: a read that began before this looks at it at its end
+        self._ended = True  # first: a read that is under way checks it at its end
         self._known = self._write_into = refusal.refuse  # type: ignore[assignment]
         self._coordinator = self._dispatcher = refusal  # type: ignore[assignment]
 
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        place = self._known(partition)
-        if place is None or place.refusal is not None or self.read_only is not None:
+        known = self._known(partition)
+        if known is None or known.refusal is not None or self.read_only is not None:
             self._admit(partition, insert, a, b)
         return self._write_into(insert, size, partition, a, b)
 
     def _admit(self, partition: PartitionId, insert: Insert, a: Any, b: Any) -> None:
-        """The slow look: a partition that is new, paused or behind, or a full disk, which still takes deletes."""
+        """The slow path: the partition is new, paused or behind, or the disk is full and takes only deletes."""
         self._check_usable()
         self._dispatcher.admit(self._partition(partition))
         if self.read_only is not None:
@@ -129,7 +129,7 @@ class LocalPort:
                 raise self.read_only
 
     def _frees_space(self, group: PendingGroup) -> bool:
-        """Whether a group may be written to a full disk: deletes, drops and what the store does for itself."""
+        """Whether a group may be written to a full disk: deletes, drops and the store's own records."""
         for partition, sections in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
@@ -148,7 +148,7 @@ class LocalPort:
         condition = decode_condition(group.condition)
         for name, argument in condition.others:
             self._check_condition(name, argument)
-        if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease any more
+        if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in condition.others:
                 service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
                 if service is not None:
@@ -156,7 +156,7 @@ class LocalPort:
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
 
     def _check_condition(self, name: str, argument: bytes) -> None:
-        """By the same rules as a client's: what the ledger could not judge must not reach the journal."""
+        """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
         info = self._dispatcher.ledger.table_by_id(condition_table(argument))
         if info is None:
             raise NotFound("the table was dropped")
@@ -168,7 +168,7 @@ class LocalPort:
         return epoch
 
     def wait_applied(self, epoch: int, timeout_s: float = WAIT_S) -> None:
-        """Wait until a write can be read by everybody."""
+        """Wait until every process can read a write."""
         self._coordinator.wait_applied(epoch, timeout_s)
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
@@ -176,7 +176,7 @@ class LocalPort:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why writes are refused until the store recovers; None while they are taken."""
+        """Why writes are refused until the store recovers; None while they are accepted."""
         return self._coordinator.failure
 
     def is_token_used(self, token: tuple[str, int]) -> bool:
@@ -198,7 +198,7 @@ class LocalPort:
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
-            raise NotFound(f"table {name} was dropped while it was being made")
+            raise NotFound(f"table {name} was dropped while it was being created")
         return info
 
     def drop(self, name: str) -> None:
@@ -249,7 +249,7 @@ class LocalPort:
         return as_loadable(kind_named(info.kind, info.name), info)
 
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
-        """Bytes of a staged file, or of the index beside it, from one who cannot write it; from 0 on, in order."""
+        """Write bytes of a staged file or its index, for a client that cannot; in order, from offset 0."""
         self._check_usable()
         self._staging.write(table_of(partition), chunk_id, file_name, offset, data)
 
@@ -278,7 +278,7 @@ class LocalPort:
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:
-            self._check_usable()  # the same
+            self._check_usable()  # as in `call`
             raise
         return answer
 
@@ -295,7 +295,7 @@ class LocalPort:
             return service
 
     def has_leases(self) -> bool:
-        """Whether somebody holds something that would be lost if this process went."""
+        """Whether a client holds a lease that would be lost if this process ended."""
         with self._lock:
             services = list(self._services.values())
         return any(service.has_leases() for service in services)
@@ -307,11 +307,11 @@ class LocalPort:
                 service = self._service(info)
                 if service is not None:
                     service.maintain()
-            except Exception as error:  # whatever it is, it must not keep the other tables waiting
-                logger.warning("table %s could not be looked after (%s): it is tried again", info.name, error)
+            except Exception as error:  # any: it must not delay the other tables
+                logger.warning("maintenance of table %s failed (%s): it is tried again", info.name, error)
 
     def close(self) -> None:
-        """Answer whoever waits for a service."""
+        """Close the services; each answers its waiters."""
         with self._lock:
             services = list(self._services.values())
         for service in services:
@@ -334,21 +334,21 @@ class LocalPort:
         return end
 
     def applied(self) -> None:
-        """For the store: records were applied."""
+        """For the store: tell listeners that records were applied."""
         for act in self._listeners:
             act()
 
     def _partition(self, partition: PartitionId) -> Partition:
-        """A shard, opened on first use: then its files may be anything."""
+        """Return a shard, opened on first use; any file error may occur then."""
         with translate_os_errors():
             return self._dispatcher.partition(partition)
 
     def machine(self, partition: PartitionId) -> Machine:
-        """The state machine of a shard that is whole; an error for one that is behind."""
-        place = self._partition(partition)
-        if place.failures and (behind := place.behind) is not None:
+        """Return the state machine of a shard; raises if the shard is behind the journal."""
+        shard = self._partition(partition)
+        if shard.failures and (behind := shard.behind) is not None:
             raise behind
-        return place.machine  # type: ignore[return-value]
+        return shard.machine  # type: ignore[return-value]
 
     # -- reading
 
@@ -363,20 +363,20 @@ class LocalPort:
             if self._dispatcher.torn:
                 with self._dispatcher.turn:
                     self._dispatcher.finish()
-                    found = self._lookup(partition, key)
+                    stored = self._lookup(partition, key)
             else:
-                found = self._lookup(partition, key)
+                stored = self._lookup(partition, key)
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
-        if found is None and self._ended:
+        if stored is None and self._ended:
             self._check_usable()
-        return found
+        return stored
 
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
-        place = self._known(partition)
-        machine: Any = self.machine(partition) if place is None or place.failures else place.machine
+        known = self._known(partition)
+        machine: Any = self.machine(partition) if known is None or known.failures else known.machine
         if layers.deltas or layers.pending.groups:
             waiting = [part for delta in (layers.pending, *layers.deltas) for part in delta.sections(partition)]
             if any(machine.touches(part, key) for _, part in waiting):
@@ -403,7 +403,7 @@ class LocalPort:
             moment.close()
 
     def _moment(self, partitions: Sequence[PartitionId], *, own: bool = True) -> SnapshotPort:
-        """Shards between two records; with `own` what this process wrote and is not applied yet lies on top."""
+        """Return shards as of one LSN; with `own`, overlaid with this process's writes that are not applied yet."""
         self._check_usable()
         machines = [self.machine(partition) for partition in partitions]
         waiting: list[list[Any]] = [[] for _ in partitions]
@@ -419,11 +419,11 @@ class LocalPort:
                     for group, part in reversed(delta.sections(partition))
                     if group.lsn is None or group.lsn > machine.applied
                 ]
-        shown = {
+        views = {
             partition: machine.overlay(state, some, time_us) if some else state
             for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
         }
-        return SnapshotPort(lsn, shown, {}, time_us, states, clock=self.clock)
+        return SnapshotPort(lsn, views, {}, time_us, states, clock=self.clock)
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._moment([partition]).scan(partition, start, end, reverse)
@@ -444,7 +444,7 @@ class LocalPort:
         return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us(), clock=self.clock)
 
     def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys as everybody sees them, of one moment."""
+        """Return the values of keys as every process sees them, all at one LSN."""
         self._check_usable()
         with self._dispatcher.turn:
             self._dispatcher.finish()
@@ -452,7 +452,7 @@ class LocalPort:
 
 
 class AppliedReading:
-    """A store as everybody sees it: what is applied, and so durable. For clients of the owner."""
+    """Read-only view of what is applied, and so durable. For clients of the owner."""
 
     def __init__(self, port: LocalPort) -> None:
         self._port = port
@@ -485,7 +485,7 @@ class AppliedReading:
 
 
 def _query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float) -> Iterator[Any]:
-    """Yield the batches of a query; then its moment is let go of."""
+    """Yield the batches of a query, then close its moment."""
     try:
         yield from moment.query(info, name, argument, timeout_s=timeout_s)
     finally:
@@ -493,7 +493,7 @@ def _query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: by
 
 
 class _Refusal:
-    """Stands for the parts of a store that cannot be used any more."""
+    """Stand-in for the parts of a store that cannot be used any more: every use raises `Closed`."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -511,7 +511,7 @@ class _Refusal:
 
 
 class SnapshotPort:
-    """A store as of one LSN: reads only."""
+    """Read-only view of a store at one LSN."""
 
     def __init__(
         self,
@@ -526,7 +526,7 @@ class SnapshotPort:
         self.lsn = lsn
         self._clock = clock
         self._states = dict(states)
-        self._pinned = list(states.values()) if pinned is None else pinned  # what to let go of
+        self._pinned = list(states.values()) if pinned is None else pinned  # what `close` releases
         self._tables = dict(tables)
         self._time_us = time_us
         self._closed = False
@@ -580,7 +580,7 @@ class SnapshotPort:
         yield self
 
     def close(self) -> None:
-        self._closed = True  # first: a reader beside this must not be told that there is no such shard
+        self._closed = True  # first: a concurrent reader must get `Closed`, not `NotFound`
         for state in self._pinned:
             if not isinstance(state, PenstockError):
                 state.close()

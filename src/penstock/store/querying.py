@@ -1,9 +1,9 @@
-"""A query of a kind while it runs: on all shards of a table at one LSN, in bounded batches, each before a deadline.
+"""Runs a query of a kind: on all shards of a table at one LSN, in bounded batches, each before a deadline.
 
 Thread: the reader's.
-Invariants: (1) nothing of an argument is decoded before its size was checked. (2) a batch has at most ROWS_MAX rows and
-about BATCH_BYTES bytes, more only if one row has. (3) the caller waits at most `timeout_s` for a batch, if the kind
-calls `check` in its loops.
+Invariants: (1) the size of an argument is checked before it is decoded. (2) a batch has at most ROWS_MAX rows and
+about BATCH_BYTES bytes, more only if a single row has more. (3) the caller waits at most `timeout_s` for a batch, if
+the kind calls `check` in its loops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_query(info: TableInfo, name: Any, argument: Any, timeout_s: Any) -> Qu
     if type(name) is not str or type(argument) is not bytes:
         raise Invalid(f"a query is a name and bytes, not {in_short(name)} and {type(argument).__name__}")
     if len(argument) > QUERY_BYTES_MAX:
-        raise Invalid(f"the argument of a query has {len(argument)} bytes: at most {QUERY_BYTES_MAX} are taken")
+        raise Invalid(f"the argument of a query has {len(argument)} bytes: at most {QUERY_BYTES_MAX} are allowed")
     seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
     kind = as_queryable(kind_named(info.kind, info.name), info)
     kind.check_query(info, name, argument)
@@ -35,7 +35,7 @@ def check_query(info: TableInfo, name: Any, argument: Any, timeout_s: Any) -> Qu
 
 
 class _Deadline:
-    """What a kind sees of the query that it answers: a `QueryContext`."""
+    """The `QueryContext` of one query: its time, and the deadline of its next batch."""
 
     def __init__(self, info: TableInfo, time_us: int, clock: Clock, timeout_s: float) -> None:
         self._table = info.name
@@ -51,7 +51,7 @@ class _Deadline:
         if self._clock.monotonic_s() > self._until_s:
             raise WaitExpired(
                 f"a query of table {self._table} took longer than {self._timeout_s} s for a batch: ask for less, or "
-                "give it more time by timeout_s"
+                "raise timeout_s"
             )
 
 
@@ -66,7 +66,7 @@ def run_query(
     clock: Clock,
     timeout_s: float,
 ) -> Iterator[Any]:
-    """Return the record batches of a query. Requires: `check_query` has passed it."""
+    """Yield the record batches of a query. Requires: `check_query` accepted it."""
     deadline = _Deadline(info, time_us, clock, timeout_s)
     deadline.begin()
     batches = iter(kind.query(info, name, argument, shards, deadline))

@@ -1,6 +1,6 @@
-"""Space kept back on the disk, so that deletes can be written when it is full.
+"""Disk space held back, so that deletes can be written when the disk is full.
 
-Thread: `claim` from opening and one task of the scheduler, `release` from whoever meets a full disk.
+Thread: `claim` by opening and one scheduler task, `release` by any thread that meets a full disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Reserve:
         self.size_bytes = size_bytes
 
     def claim(self) -> bool:
-        """Have the space; False if the disk does not give it."""
+        """Allocate the reserve; False if the disk has no room for it."""
         if self._fs.exists(self._path):
             return True
         if self.lacks_space():
@@ -40,14 +40,14 @@ class Reserve:
         return True
 
     def lacks_space(self) -> bool:
-        """Whether the reserve is gone and the disk has no room for it: what is left is for deletes."""
+        """Whether the reserve was released and the disk has no room for it: the rest is for deletes."""
         free = self.free_bytes()
         return free is not None and free < 2 * self.size_bytes and not self._fs.exists(self._path)
 
     def free_bytes(self) -> int | None:
-        """How much the disk has beside it; None where nobody knows."""
+        """Return the free bytes of the disk, without the reserve; None if unknown."""
         return self._fs.free_bytes(self._root)
 
     def release(self) -> bool:
-        """Give the space free; False if there was none."""
+        """Free the reserve; False if there was none."""
         return self._fs.exists(self._path) and remove_file(self._fs, self._path)

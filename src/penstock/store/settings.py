@@ -1,6 +1,6 @@
-"""Everything about a store that can be chosen.
+"""The settings of a store.
 
-Thread: values; nothing here changes.
+Thread: immutable values.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.dispatcher import DispatcherSettings
 from penstock.registry import check_settings
 
-RESERVE_BYTES = 8 << 20  # kept back, so that deletes can be written to a full disk
+RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
 FLUSH_INTERVAL_S_MAX = 24 * 3600.0
 SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """Everything about a store that can be chosen."""
+    """The settings of a store, checked when they are made."""
 
-    memory_bytes_max: int = 1 << 30  # by which writing makes the process grow; writers wait rather than pass it
-    durable: bool = False  # whether every write waits by default
+    memory_bytes_max: int = 1 << 30  # that writing may use; writers wait rather than exceed it
+    durable: bool = False  # whether every write waits until it is durable, by default
     journal: LogSettings = field(default_factory=LogSettings)
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     collection: CollectionSettings = field(default_factory=CollectionSettings)
-    kinds: tuple[object, ...] = ()  # settings of kinds of tables, as `QueueSettings()`: at most one of each type
+    kinds: tuple[object, ...] = ()  # settings of kinds, like `QueueSettings()`: at most one of each type
     flush_interval_s: float = 0.1
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
-    trust_clock: bool = False  # take the machine's wall clock as it is, however far it is from the newest record
-    offer_bytes_min: int = 256 << 20  # compactions of so much go to a Spark driver that asks for work
+    trust_clock: bool = False  # accept the wall clock, however far it is from the newest record
+    offer_bytes_min: int = 256 << 20  # compactions of at least this size are offered to Spark drivers
 
     def __post_init__(self) -> None:
         for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
@@ -52,10 +52,10 @@ class StoreSettings:
 
     def of_kind(self, kind: Kind) -> object:
         """Return the settings of a kind: those given here, or its default."""
-        return next((given for given in self.kinds if type(given) is type(kind.settings)), kind.settings)
+        return next((settings for settings in self.kinds if type(settings) is type(kind.settings)), kind.settings)
 
-    # What memory goes to: rows in memtables; writes on their way, which are there up to three times (as they came,
-    # encoded, and as a record of the journal); a flush, with a copy of its memtable and one batch of a file.
+    # Memory is used by rows in memtables; by writes under way, in up to three copies (as written, encoded, and as a
+    # journal record); and by a flush, with a copy of its memtable and one batch of a file.
 
     @property
     def coordinator(self) -> CoordinatorSettings:
@@ -67,7 +67,7 @@ class StoreSettings:
 
     @property
     def rows_bytes_max(self) -> int:
-        """For rows in memtables."""
+        """The limit for rows in memtables."""
         return self.memory_bytes_max // 2 - (32 << 20)
 
     @property

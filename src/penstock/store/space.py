@@ -1,11 +1,12 @@
-"""What a store does when its disk gets full, and when there is space again.
+"""Handles a disk that gets full, and one that has space again.
 
-While space is short, little may wait in memory: what waits must fit into the disk, or at last into the reserve, because
-deletes are written behind it. On a full disk the reserve is given up, growing writes are refused, and deletes go on.
-What they free in the journal is given back at once. When the reserve can be claimed again, writes are let in again.
+While space is short, few writes may wait in memory: they must fit on the disk, or at last in the reserve, because
+deletes are written after them. On a full disk the reserve is released, writes that grow the store are refused, and
+deletes continue. Journal space that they free is released at once. When the reserve can be claimed again, writes are
+accepted again.
 
-Thread: `look` and `give_up_reserve` by who flushes and applies; `mend` by one task of the scheduler, or opening.
-Invariant: nothing here repeats a failed fsync: what is written again goes to a new segment.
+Thread: `look` and `give_up_reserve` by the threads that flush and apply; `mend` by one scheduler task, or opening.
+Invariant: nothing here repeats a failed fsync: a repeated write uses a new segment.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from penstock.store.reserve import Reserve
 
 logger = logging.getLogger(__name__)
 
-SHORT_RATIO = 4  # space is short with less than so many times what may wait to be written
-WAITING_PART = 8  # of the free space may wait then
-WAITING_BYTES_MIN = 64 << 10  # and so much in any case
+SHORT_RATIO = 4  # space is short below this many times the bytes that may wait to be written
+WAITING_PART = 8  # then 1/8 of the free space may wait
+WAITING_BYTES_MIN = 64 << 10  # but at least this much
 RECLAIM_PAUSE_S = 2.0  # between attempts: each of them needs some of the space that is left
 
 
 class DiskSpace:
-    """The space of one store."""
+    """The disk space of one store."""
 
     def __init__(
         self,
@@ -53,17 +54,17 @@ class DiskSpace:
         self._clock = clock
         self._short_bytes = SHORT_RATIO * waiting_bytes_max
         self._short = False
-        self._reclaimed_lsn = 0  # up to where the journal was given up while the disk was full
+        self._reclaimed_lsn = 0  # up to where the journal was dropped while the disk was full
         self._reclaim_s = 0.0  # when that is tried next
 
     def begin(self) -> None:
-        """At opening: a disk that was full before it may still be, and what is left of it is for deletes."""
+        """At opening: claim the reserve; if the disk is still full, accept only deletes."""
         self.claim_reserve()
         if self._reserve.lacks_space():
             self._refuse_growth()
 
     def look(self) -> None:
-        """While there is little space, let no more writes wait than the disk and the reserve have room for."""
+        """While space is short, limit the waiting writes to what the disk and the reserve can hold."""
         free = self._reserve.free_bytes()
         if free is not None and free < self._short_bytes:
             self._short = True
@@ -73,7 +74,7 @@ class DiskSpace:
             self._coordinator.limit_bytes(None)
 
     def give_up_reserve(self) -> bool:
-        """The disk is full: make room for what is on its way and for deletes, and refuse other writes."""
+        """On a full disk: release the reserve for waiting writes and deletes, and refuse other writes."""
         self._refuse_growth()
         return self._reserve.release()
 
@@ -81,12 +82,12 @@ class DiskSpace:
         self._port.read_only = DiskFull(f"the disk of {self._path} is full: only deletes are taken; free some space")
 
     def claim_reserve(self) -> None:
-        """Have the reserve again if it was used; then writes are let in again."""
+        """Claim the reserve again if it was released; then accept writes again."""
         if self._reserve.claim():
             self._port.read_only = None
 
     def mend(self) -> None:
-        """Write what waits for space, and give back what deletes have freed."""
+        """Write what waits for space, and release what deletes have freed."""
         self.look()
         if self._dispatcher.out_of_space():
             self.give_up_reserve()
@@ -101,7 +102,7 @@ class DiskSpace:
         self.claim_reserve()
 
     def _reclaim_journal(self, lsn: int) -> None:
-        """Give up the journal. Nothing is spilled: that would take space."""
+        """Drop the journal. Nothing is spilled: that would take space."""
         try:
             self._checkpoint.clear()
             self._reclaimed_lsn = lsn

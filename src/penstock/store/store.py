@@ -1,6 +1,6 @@
-"""What users hold: an open store, with everything they can ask of it beside its tables.
+"""The public `Store`: opening one, and the operations on it that do not belong to a table.
 
-Thread: any for everything.
+Thread: any.
 Invariant: a store that was opened before a fork does not work in the child.
 """
 
@@ -30,7 +30,7 @@ from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
 
-COMPACT_WAIT_S = 60.0  # for others that work on the table
+COMPACT_WAIT_S = 60.0  # for flushes and compactions that already run on the table
 
 
 def open_store(
@@ -42,7 +42,7 @@ def open_store(
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
 ) -> Store:
-    """Be the owner of the store in `path`; it is made if there is none."""
+    """Open the store in `path` as its owner; create it if it does not exist."""
     fs, clock, random = fs or OsFileSystem(), clock or SystemClock(), random or system_random()
     chosen = settings or StoreSettings()
 
@@ -50,7 +50,7 @@ def open_store(
         with translate_os_errors():
             return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
 
-    # Nothing stands between this call and the caller: an interrupt there would leave a store open that nobody has.
+    # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)
 
 
@@ -60,20 +60,23 @@ class Store(OpenedParts):
     # -- maintenance by hand
 
     def checkpoint(self) -> CheckpointReport:
-        """Drop all of the journal that can be dropped, now."""
+        """Drop every journal segment that is no longer needed, now."""
         self._check_usable()
         with translate_os_errors():
             return threads.run_uninterrupted(lambda: self._checkpoint.run(everything=True))
 
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
-        """Bring a table into as few files as possible; what was done. `GateShut` if others work on it for too long."""
+        """Merge a table into as few files as possible.
+
+        `GateShut` if other work on the table does not end within `timeout_s` seconds.
+        """
         wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         with translate_os_errors():
             return self._compact(wanted, timeout_s)
 
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):
-            self._dispatcher.partition(partition)  # a shard that nobody has used yet has files, too
+            self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
@@ -82,27 +85,27 @@ class Store(OpenedParts):
         )
 
     def recover(self) -> None:
-        """Go on after a failed write: what was kept is written again."""
+        """Accept writes again after a failed one; the unwritten batches are written again."""
         self._check_usable()
         self._coordinator.recover()
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; what is wrong with it all the same, see `check`."""
+        """Let a paused table try again; return the troubles that remain, as `check` does."""
         info = self._info(name)
         self._dispatcher.resume(info.table)
         self._port.applied()
         return [trouble for trouble in self.check() if trouble.table == info.name]
 
     def check(self) -> list[Trouble]:
-        """What stands between users and what was acknowledged: nothing, if all is well.
+        """Return the acknowledged writes that cannot be read, and why; an empty list if all is well.
 
-        Entries that were set aside are not tried again, because later ones were applied without them: their bytes stay
-        in the folder `aside` of the store.
+        Entries that were set aside are not retried, because later ones were applied without them: their bytes stay in
+        the folder `aside` of the store.
         """
         self._check_usable()
         return self._dispatcher.troubles()
 
-    # -- for who serves it
+    # -- for the server
 
     @property
     def port(self) -> LocalPort:
@@ -122,7 +125,7 @@ class Store(OpenedParts):
 
     @property
     def durability(self) -> Durability:
-        """How safe an acknowledged write is."""
+        """What an acknowledged write survives."""
         return self._flusher.durability
 
     def check_folder(self) -> None:
@@ -130,10 +133,10 @@ class Store(OpenedParts):
         self._lock.check()
 
     def at_close(self, act: Callable[[], object]) -> None:
-        """Do something when the store closes: writes are in by then, and its parts still there."""
+        """Call `act` when the store closes: after the last write, before its parts close."""
         self._parts.callback(act)
 
-    # -- a block
+    # -- with
 
     def __enter__(self) -> Store:
         return self

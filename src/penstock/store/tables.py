@@ -1,4 +1,4 @@
-"""Tables by name: the surface that an owned store and a connected one share.
+"""The public operations that an owned store and a connected one share: tables by name, batches, snapshots, loads.
 
 Thread: any.
 """
@@ -25,16 +25,16 @@ from penstock.store.batch import StoreBatch
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
 from penstock.store.naming import NamedTables, check_kind
 
-EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation before 40 of the write
+EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
 
 def check_epoch(epoch: Any) -> int | None:
-    """The epoch to wait for; None for all so far, as the 0 of a write of nothing."""
+    """Return the epoch to wait for; None means all writes so far, and so does 0, the epoch of an empty write."""
     return None if epoch is None else whole(epoch, "an epoch", 0, EPOCH_MAX) or None
 
 
 class Tables(NamedTables):
-    """What one does with a store, over a port into it."""
+    """The operations of a store, over a port into it."""
 
     _port: Port
     _durable: bool
@@ -47,7 +47,7 @@ class Tables(NamedTables):
 
     @abstractmethod
     def _check_usable(self) -> None:
-        """Raise `Closed` if it is."""
+        """Raise `Closed` if the store is closed."""
 
     # -- tables
 
@@ -69,10 +69,10 @@ class Tables(NamedTables):
     def kv(self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True) -> KvTable[float]: ...
 
     def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable[Any]:
-        """A kv table; made if it is absent, unless `create=False` (`NotFound`).
+        """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
 
-        `value` is the type of its values. A table that exists is opened without it, too: type checkers then take its
-        values for bytes. `KindMismatch` if the table holds another type.
+        `value` is the type of its values. It may be omitted for an existing table: type checkers then take the values
+        for bytes. `KindMismatch` if the table holds another type.
         """
         info = self._table(name, KV, shards, KV.options(value), create=create)
         return of_value_type(KV.table(self._port, info, durable=self._durable), value)
@@ -80,21 +80,22 @@ class Tables(NamedTables):
     def queue(
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
     ) -> QueueTable:
-        """A queue; made if it is absent, unless `create=False` (`NotFound`). `retention` counts when it is made."""
+        """Return a queue; create it, with `retention`, if it does not exist, unless `create=False` (`NotFound`)."""
         info = self._table(name, QUEUE, shards, QUEUE.options(retention), create=create)
         QUEUE.check_made(info, retention)
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
-        """For kinds of other packages: return a table, made if it is absent; `options`: as the kind encodes them."""
-        found = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
-        if found is None:
-            raise Invalid(f"there is no kind {in_short(kind)}: it has {', '.join(KINDS)}")
-        info = self._table(name, found, shards, found.options_default if options is None else options, create=True)
-        return found.table(self._port, info, durable=self._durable)
+        """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
+        table_kind = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
+        if table_kind is None:
+            raise Invalid(f"there is no kind {in_short(kind)}: the kinds are {', '.join(KINDS)}")
+        options = table_kind.options_default if options is None else options
+        info = self._table(name, table_kind, shards, options, create=True)
+        return table_kind.table(self._port, info, durable=self._durable)
 
     def table(self, name: str) -> Any:
-        """A table of whatever kind it is; `NotFound` if there is none."""
+        """Return an existing table of any kind; `NotFound` if there is none."""
         info = self._info(name)
         return kind_named(info.kind, name).table(self._port, info, durable=self._durable)
 
@@ -115,57 +116,57 @@ class Tables(NamedTables):
         return self._port.table(name)
 
     def _unknown(self, name: str) -> NotFound:
-        return NotFound(f"there is no table {name}: it has {', '.join(self.tables()) or 'none'}")
+        return NotFound(f"there is no table {name}: the store has {', '.join(self.tables()) or 'none'}")
 
     def tables(self) -> list[str]:
-        """The names of all tables."""
+        """Return the names of all tables."""
         self._check_usable()
         return [info.name for info in self._port.tables()]
 
     def drop(self, name: str) -> None:
-        """Remove a table and all that is in it."""
+        """Delete a table and its contents."""
         self._check_usable()
         self._port.drop(check_name(name))
 
     # -- durability and consistency
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until all writes up to `epoch` are durable; None, or the 0 of a write of nothing: all so far."""
+        """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
         self._check_usable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
-        """Writes to any tables that happen together or not at all; with a token at most once."""
+        """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         self._check_usable()
         token = None if token is None else check_token(token)
         return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
 
     def snapshot(self) -> StoreSnapshot:
-        """Everything that is applied, at one LSN."""
+        """Take a snapshot of all tables at one LSN; it holds everything that is applied."""
         self._check_usable()
         return StoreSnapshot(self._port.snapshot())
 
     # -- bulk loads
 
     def load(self, name: str, rows: ArrowSource, *, token: tuple[str, int] | None = None) -> LoadReport:
-        """Write many rows to a table, all or nothing, durably; with a token at most once.
+        """Write many rows to a table, durably and all or nothing; with a token, at most once.
 
-        `rows` is an Arrow table or stream, of any library, in any order. Little of it goes through the journal, much is
-        built into sorted files here and taken in as it is.
+        `rows` is an Arrow table or stream, of any library, in any order. A few rows go through the journal; many are
+        built into sorted files in this process, which the store adopts as they are.
         """
         with self.batch(token=token) as batch:
             count = batch.load(name, rows)
         return LoadReport(0 if batch.duplicate else count, batch.duplicate)
 
     def prepare(self, name: str, rows: ArrowSource, *, lease_s: float = LEASE_S) -> PreparedLoad:
-        """Build the files of a load and commit nothing: `StoreBatch.load` does, here or in another process.
+        """Build the files of a load, for `StoreBatch.load` to commit, here or in another process.
 
-        Without a commit they are removed after `lease_s` seconds.
+        Files that are not committed within `lease_s` seconds are removed.
         """
         return prepare(self._port, self._info(name), rows, lease_s)
 
     def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
-        """Places for files to be built elsewhere and taken in by `batch().adopt`; kept for `lease_s`."""
+        """Reserve files, for `lease_s` seconds, that are built elsewhere and added by `batch().adopt`."""
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
         count, lease_s = check_staging(count, lease_s)
@@ -173,7 +174,7 @@ class Tables(NamedTables):
 
 
 class StoreSnapshot(NamedTables):
-    """All tables at one LSN."""
+    """Read-only view of all tables at one LSN."""
 
     def __init__(self, port: SnapshotReading) -> None:
         self._port = port
@@ -186,11 +187,11 @@ class StoreSnapshot(NamedTables):
         return self._port.lsn
 
     def tables(self) -> list[str]:
-        """The names of all tables."""
+        """Return the names of all tables."""
         return [info.name for info in self._port.tables()]
 
     def table(self, name: str) -> Any:
-        """A table of whatever kind it is."""
+        """Return a table of any kind."""
         info = self._info(name)
         return kind_named(info.kind, name).reader(self._port, info)
 
@@ -210,11 +211,11 @@ class StoreSnapshot(NamedTables):
     def kv(self, name: str, *, value: Literal["float64"]) -> KvReader[float]: ...
 
     def kv(self, name: str, *, value: ValueType | None = None) -> KvReader[Any]:
-        """A kv table; `value` is the type of its values, for type checkers."""
+        """Return a kv table; `value` is the type of its values, for type checkers."""
         return of_value_type(KV.reader(self._port, self._info(name, KV)), value)
 
     def queue(self, name: str) -> QueueView:
-        """A queue."""
+        """Return a queue."""
         return QUEUE.reader(self._port, self._info(name, QUEUE))
 
     def _find(self, name: str) -> TableInfo | None:
@@ -224,7 +225,7 @@ class StoreSnapshot(NamedTables):
         return NotFound(f"there is no table {name} in this snapshot")
 
     def close(self) -> None:
-        """Let go of the files it needs."""
+        """Release the files of the snapshot."""
         self._port.close()
 
     def __enter__(self) -> StoreSnapshot:

@@ -1,7 +1,7 @@
-"""What Penstock's own tests stand on, shipped for the tests of others.
+"""The tools of Penstock's own tests, shipped for the tests of other packages.
 
 `SimulatedDisk` is a strict in-memory file system, `explore` runs a scenario through every crash and fault, `FakeClock`
-is time you move by hand. Nothing in Penstock imports this package.
+is a clock that a test moves. Nothing in Penstock imports this package.
 """
 
 from penstock.testing.clock import FakeClock

@@ -1,17 +1,17 @@
-"""Time that moves only when a test says so.
+"""A clock that moves only when a test moves it.
 
-Thread: any; each call is one step under the interpreter's lock.
+Thread: any; each call is atomic under the interpreter's lock.
 """
 
 from __future__ import annotations
 
 from itertools import count
 
-_boots = count(1)  # every clock is of a machine that was started for it
+_boots = count(1)  # every clock belongs to a machine that has just booted
 
 
 class FakeClock:
-    """A machine's clocks, moved by hand, together or apart."""
+    """The wall clock and the monotonic clock of a machine, moved by a test together or separately."""
 
     def __init__(self, *, time_us: int = 1_700_000_000_000_000, monotonic_s: float = 1_000.0) -> None:
         self._time_us = time_us
@@ -31,7 +31,7 @@ class FakeClock:
         return b"boot %d" % self._boot
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: both hands move on."""
+        """Let time pass on both clocks."""
         if seconds < 0:
             raise ValueError("time does not run backwards: use jump() for the wall clock")
         self._monotonic_s += seconds
@@ -42,7 +42,7 @@ class FakeClock:
         self._time_us += round(seconds * 1_000_000)
 
     def reboot(self, *, off_s: float = 0.0, up_s: float = 10.0) -> None:
-        """Start the machine again: it was off for `off_s`, and `up_s` have passed since."""
+        """Reboot the machine: it was off for `off_s`, and booted `up_s` ago."""
         self._boot = next(_boots)
         self._monotonic_s = up_s
         self._time_us += round((off_s + up_s) * 1_000_000)

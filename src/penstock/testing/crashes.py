@@ -1,14 +1,13 @@
 """Run a scenario through every crash, every crash during recovery, and every fault crossed with crashes.
 
-A scenario has two halves. `run` uses the thing under test on an empty disk. `resume` opens what a crash left, checks
-it against the history, and goes on using it. Both write into a `History` what they tried before trying it, and what
-they were told after being told. The history is cut at the image, so `resume` sees just what the outside world knew
-at the moment of the crash.
+A scenario has two halves. `run` uses the system under test on an empty disk. `resume` opens what a crash left, checks
+it against the history, and continues to use it. Both record in a `History` each request before they make it, and each
+reply after they get it. The history is cut at the image, so `resume` sees exactly what clients knew at the crash.
 
-What `resume` *sees* it must put into the history too: whatever was shown to someone has to survive the next crash.
+`resume` must record what it *reads*, too: what a reader has seen has to survive the next crash.
 
-A scenario that no longer gets to a step tests less than it says, and passes. So the report counts what was reached, by
-the operation that came next, as `unlink /store/journal/#.log`: a suite asserts that `missing` finds nothing.
+A scenario that no longer reaches a step tests less than it claims, and still passes. So the report counts the steps
+reached, by the next operation, as in `unlink /store/journal/#.log`: a suite asserts that `missing` returns nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from penstock.testing.disk import Fault, FaultKind, Image, Mode, SimulatedDisk
 
 
 class Violation(AssertionError):
-    """A promise was broken: the message says which, and `where` says at which crash."""
+    """A promise was broken: the message says which, and at which crash."""
 
 
 class Skipped(Exception):
-    """Raised by a `resume` that leaves an image out: it is not counted."""
+    """Raised by a `resume` that skips an image: it is not counted."""
 
 
 class History:
-    """What has been tried and told so far, in order."""
+    """The requests and replies so far, in order."""
 
     def __init__(self, events: Sequence[tuple[Any, ...]] = ()) -> None:
         self.events: list[tuple[Any, ...]] = list(events)
@@ -42,7 +41,7 @@ class History:
         self.events.append(event)
 
     def cut(self, length: int) -> History:
-        """The history as it was when it had this many events."""
+        """Return the history as it was when it had `length` events."""
         return History(self.events[:length])
 
 
@@ -50,10 +49,10 @@ class Scenario(Protocol):
     """A workload, its recovery and its checker."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        """Use the thing on an empty disk. Under faults it may end with an OSError or a PenstockError."""
+        """Use the system on an empty disk. Under faults it may end with an OSError or a PenstockError."""
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        """Open what is on the disk, raise `Violation` if it breaks a promise, and go on using it."""
+        """Open what is on the disk, raise `Violation` if it breaks a promise, and continue to use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Faults:
 
 @dataclass
 class CrashReport:
-    """What was tried. Operations are counted by name and path, with `#` in the place of numbers."""
+    """What was tested. Operations are counted by name and path, with `#` for numbers."""
 
     operations: int = 0
     crashes: int = 0
@@ -80,27 +79,27 @@ class CrashReport:
     faulted: Counter[str] = field(default_factory=Counter)  # the operation that failed in a run
 
     def missing(self, *steps: str) -> list[str]:
-        """The steps before which there was no crash: (part of) a name and, after a space, of a path."""
+        """Return the steps before which there was no crash. A step is a name and, after a space, part of a path."""
         return absent(self.crashed, *steps)
 
     def missing_in_recovery(self, *steps: str) -> list[str]:
-        """The same of crashes during recovery."""
+        """Return the same for crashes during recovery."""
         return absent(self.crashed_in_recovery, *steps)
 
 
 def absent(reached: Counter[str], *wanted: str) -> list[str]:
-    """The steps that are not among those reached."""
+    """Return the wanted steps that were not reached."""
 
     def is_at(step: str, label: str) -> bool:
         name, _, path = step.partition(" ")
-        found, _, place = label.partition(" ")
-        return found == name and path in place
+        operation, _, operation_path = label.partition(" ")
+        return operation == name and path in operation_path
 
     return [step for step in wanted if not any(is_at(step, label) for label in reached)]
 
 
 def steps(images: Sequence[Image]) -> Counter[str]:
-    """The operations that a disk recorded an image before."""
+    """Count the operations before which a disk recorded an image."""
     return Counter(_step(image.label) for image in images)
 
 
@@ -117,7 +116,7 @@ def explore(
     depth: int = 2,
     faults: Faults | None = None,
 ) -> CrashReport:
-    """Try every crash (and fault); raise the first `Violation`, saying where it happened."""
+    """Test every crash (and fault); raise the first `Violation`, which says where it happened."""
     explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds)
     explorer.crashes(depth)
     if faults is not None:
@@ -170,7 +169,7 @@ class _Explorer:
             if not disk.damaged:
                 raise Violation(f"sound data was called corrupt [{faults}]") from error
         except (OSError, PenstockError):
-            if all(fault.kind == "short" for fault in faults):  # a short write is no failure
+            if all(fault.kind == "short" for fault in faults):  # a short write is not a failure
                 raise
         disk.images.append(disk.image())
         return disk, history
@@ -183,7 +182,7 @@ class _Explorer:
         for image in images:
             for mode in self._recovery_modes if where.endswith("then ") else self._modes:
                 state = (image.synced_version, image.mark)
-                if mode == "strict" and state in tried:  # nothing synced and nothing told since: the same disk
+                if mode == "strict" and state in tried:  # nothing synced and no reply since: the same disk
                     resumed = tried[state]
                 else:
                     resumed = self._crash(image, mode, history, depth, where, recovering=recovering)
@@ -193,31 +192,31 @@ class _Explorer:
                     reached[_step(image.label)] += 1
 
     def _crash(self, image: Image, mode: Mode, history: History, depth: int, where: str, *, recovering: bool) -> bool:
-        """Whether it was resumed after this crash: some scenarios leave some out."""
+        """Resume after this crash; return False if the scenario skipped it."""
         resumed = False
         for seed in range(self._torn_seeds if mode == "torn" else 1):
-            place = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
-            disk, told = image.restore(mode, seed), history.cut(image.mark)
+            crash_point = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
+            disk, past = image.restore(mode, seed), history.cut(image.mark)
             if depth > 1:
-                disk.on_image = lambda told=told: len(told.events)
-            resumed = self._resume(disk, told, place)
+                disk.on_image = lambda past=past: len(past.events)
+            resumed = self._resume(disk, past, crash_point)
             self.report.crashes += resumed and not recovering
             self.report.crashes_in_recovery += resumed and recovering
             if depth > 1:
                 disk.images.append(disk.image())
-                self._crash_everywhere(disk.images, told, depth - 1, f"{place}, then ", recovering=resumed)
+                self._crash_everywhere(disk.images, past, depth - 1, f"{crash_point}, then ", recovering=resumed)
         return resumed
 
-    def _resume(self, disk: SimulatedDisk, told: History, place: str) -> bool:
+    def _resume(self, disk: SimulatedDisk, past: History, where: str) -> bool:
         try:
-            self._scenario.resume(disk, told)
+            self._scenario.resume(disk, past)
         except Skipped:
             return False
         except Violation as violation:
-            raise Violation(f"{violation} [{place}]") from violation
+            raise Violation(f"{violation} [{where}]") from violation
         except CorruptionError:
-            if not disk.damaged:  # it is the right answer to bit rot, and to nothing else
-                raise Violation(f"sound data was called corrupt [{place}]") from None
+            if not disk.damaged:  # the right answer to bit rot, and to nothing else
+                raise Violation(f"sound data was called corrupt [{where}]") from None
         except Exception as error:
-            raise Violation(f"recovery failed: {error!r} [{place}]") from error
+            raise Violation(f"recovery failed: {error!r} [{where}]") from error
         return True

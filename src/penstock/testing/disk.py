@@ -1,16 +1,16 @@
-"""A simulated disk: what is live, what is synced, and every state a crash can leave.
+"""A simulated disk: live and synced content, and every state that a crash can leave.
 
-A file holds its synced bytes and the list of changes since; a folder the same for its names. A crash keeps the synced
-part and, by mode, a choice of the changes. One run of a workload records an image before *every* operation, so that a
-crash point costs a copy of a few references and not a run of its own.
+A file holds its synced bytes and the list of changes since; a folder does the same for its names. A crash keeps the
+synced part and, by mode, some of the changes. One run of a workload records an image before *every* operation, so that
+a crash point costs a copy of a few references, not a run of its own.
 
 Modes of a crash: `strict` keeps only what was synced; `kept` keeps everything; `torn` keeps a random choice, cut at
-512-byte sectors, with sizes and names chosen apart from the data; `restart` is the death of the process alone: the
-operating system lives on and still remembers which pages it failed to write.
+512-byte sectors, with sizes and names chosen independently of the data; `restart` kills only the process: the operating
+system keeps running, and still knows which pages it failed to write.
 
 After a failed fsync the changes are *lost*: readable, perhaps on disk after a crash, never made durable by a later
-fsync. That is what Linux does, and why an fsync is not retried. A failed fsync of a folder leaves its changes pending:
-journalling file systems write names again or go read-only.
+fsync. Linux behaves like this, so an fsync is not retried. A failed fsync of a folder leaves its changes pending:
+journalling file systems write names again or become read-only.
 
 Thread: any; one lock guards the disk. Renames stay within a folder.
 """
@@ -40,7 +40,7 @@ FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot", "emfile"]
 
 # A change to a file: bytes at an offset, or (data None) a new size.
 Change: TypeAlias = "tuple[int, bytes | None]"
-# A change to a folder: (name, node it now leads to or None, name that goes away with it or None).
+# A change to a folder: (name, its new node or None, name that is removed with it or None).
 NameChange: TypeAlias = "tuple[str, int | None, str | None]"
 
 
@@ -56,7 +56,7 @@ class _Inode:
     def __init__(self, synced: bytes = b"") -> None:
         self.live = bytearray(synced)
         self.synced = synced
-        self.changes: list[tuple[Change, bool]] = []  # with whether a failed fsync lost it
+        self.changes: list[tuple[Change, bool]] = []  # each with whether a failed fsync lost it
 
 
 class _Folder:
@@ -68,11 +68,11 @@ class _Folder:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The disk before one operation: enough to build what any crash there leaves."""
+    """The disk before one operation: enough to build the state after any crash there."""
 
     operation: int
     label: str
-    mark: int  # what `on_image` returned: how much had been told by then
+    mark: int  # what `on_image` returned: the length of the history by then
     synced_version: int
     damaged: bool
     capacity_bytes: int | None
@@ -80,7 +80,7 @@ class Image:
     folders: dict[int, tuple[dict[str, int], tuple[NameChange, ...]]]
 
     def restore(self, mode: Mode, seed: int = 0) -> SimulatedDisk:
-        """The disk that a machine (or, in mode `restart`, a process) finds afterwards."""
+        """Return the disk that the machine (in mode `restart`, the next process) sees after the crash."""
         chance = random.Random(f"{seed}/{self.operation}")
         odds = chance.choice((0.1, 0.5, 0.9))
 
@@ -312,7 +312,7 @@ class SimulatedFolder:
 
 @lru_cache(maxsize=4096)
 def _parts(path: str) -> tuple[str, ...]:
-    """The names on the way to a path, from the root on."""
+    """Return the names in a path, from the root on."""
     return tuple(part for part in posixpath.normpath("/" + path).split("/") if part)
 
 
@@ -345,7 +345,7 @@ class _SimulatedLock:
 
 
 class _Operation:
-    """One numbered operation: takes the image, hands out the fault, holds the lock."""
+    """One numbered operation: records the image, returns the fault, holds the lock."""
 
     def __init__(self, disk: SimulatedDisk, label: str, read: bool, failing: tuple[FaultKind, ...]) -> None:
         self._disk, self._label, self._read, self._failing = disk, label, read, failing
@@ -376,11 +376,11 @@ class SimulatedDisk:
     def __init__(self, *, faults: tuple[Fault, ...] = (), capacity_bytes: int | None = None, seed: int = 0) -> None:
         self.operations = 0
         self.open_files = 0
-        self.open_files_max: int | None = None  # more than this many files and folders cannot be open at once
+        self.open_files_max: int | None = None  # the limit of files and folders open at once
         self.images: list[Image] = []
         self.on_image: Callable[[], int] | None = None  # set: record an image before every operation
         self.capacity_bytes = capacity_bytes
-        self.damaged = any(fault.kind == "rot" for fault in faults)  # then losing what nothing vouches for is no bug
+        self.damaged = any(fault.kind == "rot" for fault in faults)  # then losing unprotected data is not a bug
         self._faults = {fault.at: fault.kind for fault in faults}
         self._chance = random.Random(seed)
         self._lock = threading.RLock()
@@ -392,13 +392,13 @@ class SimulatedDisk:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether an operation may fail here that does nothing wrong."""
+        """Whether a correct operation may fail on this disk."""
         return bool(self._faults) or self.capacity_bytes is not None
 
     # -- crashes and damage
 
     def image(self, label: str = "end") -> Image:
-        """What a crash right now could leave."""
+        """Return an image of what a crash right now could leave."""
         return Image(
             operation=self.operations,
             label=label,
@@ -411,7 +411,7 @@ class SimulatedDisk:
         )
 
     def flip(self, path: str, bit: int) -> None:
-        """Bit rot: invert one bit of a file, on the disk itself."""
+        """Invert one bit of a file, on the disk itself: bit rot."""
         self.damaged = True
         inode = self._inode(path)
         for content in (inode.live, synced := bytearray(inode.synced)):
@@ -420,7 +420,7 @@ class SimulatedDisk:
         inode.synced = bytes(synced)
 
     def put_atomically(self, path: str, data: bytes) -> None:
-        """Replace a file, durably, in one operation: the commit of an engine that keeps its own such promise."""
+        """Replace a file durably in one operation: stands for the atomic commit of an engine."""
         with self._operation(f"commit {path}", failing=("eio", "enospc")):
             folder, name = self._folder_of(path)
             node = self._new_node()
@@ -435,7 +435,7 @@ class SimulatedDisk:
             folder, name = self._folder_of(path)
             if name in folder.live:
                 raise FileExistsError(errno.EEXIST, "exists", path)
-            file = SimulatedFile(self, path, _Inode(), write=True)  # first: without a descriptor nothing is made
+            file = SimulatedFile(self, path, _Inode(), write=True)  # first: without a descriptor nothing is created
             node = self._new_node()
             self._inodes[node] = file._target(write=True)
             self._rename(folder, (name, node, None))
@@ -481,7 +481,7 @@ class SimulatedDisk:
             folder, name = self._folder_of(path)
             if name in folder.live:
                 if folder.live[name] not in self._folders:
-                    raise FileExistsError(errno.EEXIST, "exists and is no folder", path)
+                    raise FileExistsError(errno.EEXIST, "exists and is not a folder", path)
                 return
             node = self._new_node()
             self._folders[node] = _Folder()
@@ -527,7 +527,7 @@ class SimulatedDisk:
             self._locks.add(node)
             return _SimulatedLock(self, path, node)
 
-    # -- inside
+    # -- internals
 
     def _operation(self, label: str, *, read: bool = False, failing: tuple[FaultKind, ...] = ()) -> _Operation:
         return _Operation(self, label, read, failing)
@@ -551,7 +551,7 @@ class SimulatedDisk:
         folder.changes.append(change)
 
     def _check_replaceable(self, node: int, replaced: int | None, path: str) -> None:
-        """A file takes the place of a file, a folder that of an empty folder."""
+        """Raise unless a file replaces a file, or a folder an empty folder."""
         if replaced is None or replaced == node:
             return
         if node not in self._folders and replaced in self._folders:
@@ -582,7 +582,7 @@ class SimulatedDisk:
         return self._walk(tuple(parents), path), name
 
     def _find(self, path: str) -> int | None:
-        """The node that a path leads to, if it leads anywhere."""
+        """Return the node of a path; None if there is none."""
         try:
             folder, name = self._folder_of(path)
         except OSError:
@@ -599,7 +599,7 @@ class SimulatedDisk:
         return self._inodes[node]
 
     def _room(self, inode: _Inode, offset: int, size: int) -> int:
-        """How many of `size` bytes at `offset` the disk has space for."""
+        """Return how many of `size` bytes at `offset` the disk has space for."""
         if self.capacity_bytes is None:
             return size
         growth = max(0, offset + size - len(inode.live))

@@ -1,11 +1,11 @@
-"""A checker for the order in which threads take locks.
+"""A checker of the order in which threads acquire locks.
 
-Two threads that take two locks in opposite orders can wait for each other for ever, but seldom do in a test. The
-checker finds it without that luck: it remembers, by name, which lock was taken while which was held, and a pair of
-orders that form a cycle is a violation even if they never met.
+Two threads that acquire two locks in opposite orders can deadlock, but seldom do so in a test. The checker finds this
+without a deadlock: it records, by name, which lock was acquired while which was held, and orders that form a cycle are
+a violation even if the threads never met.
 
-Thread: any. Only locks made by `penstock.host.threads` while the checker is installed are watched. A violation is kept
-in `violations` and raised in the thread that made it, before it would wait.
+Thread: any. Only locks made by `penstock.host.threads` while the checker is installed are watched. A violation is added
+to `violations` and raised in the thread that caused it, before it would wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.host.threads import Mutex, install_lock_maker
 
 
 class LockOrderViolation(AssertionError):
-    """Locks were taken in an order that can deadlock, or held where none may be."""
+    """Locks were acquired in an order that can deadlock, or held where none may be."""
 
 
 class LockOrderChecker:
@@ -34,7 +34,7 @@ class LockOrderChecker:
 
     @contextmanager
     def installed(self) -> Iterator[LockOrderChecker]:
-        """Watch locks that are made inside; raises the first violation at the end, if a thread swallowed it."""
+        """Watch locks that are made in this context; at its end raise the first violation, even a swallowed one."""
         previous = install_lock_maker(self._make)
         try:
             yield self
@@ -44,17 +44,17 @@ class LockOrderChecker:
             raise self.violations[0]
 
     def held(self) -> list[str]:
-        """Names of the watched locks that this thread holds, in the order it took them."""
+        """Return the names of the watched locks that this thread holds, in the order it acquired them."""
         return [watched.name for watched in self._stack()]
 
     def check_io(self, operation: str, *, allowed: frozenset[str] = frozenset()) -> None:
-        """To be called where I/O happens: a violation if this thread holds a lock that is not `allowed`."""
+        """Report a violation if this thread holds a lock that is not `allowed`. Call it where I/O happens."""
         held = [name for name in self.held() if name not in allowed]
         if held:
             self._report(f"{operation} with {' and '.join(held)} held at {_where()}")
 
     def order(self) -> dict[str, set[str]]:
-        """Which names were taken while which was held."""
+        """Return, for each lock, the locks that were acquired while it was held."""
         with self._mutex:
             return {name: set(followers) for name, followers in self._followers.items()}
 
@@ -86,7 +86,7 @@ class LockOrderChecker:
         self._report(f"{taking} taken under {held} at {_where()}, against the order already seen: {known or 'itself'}")
 
     def _way(self, start: str, end: str) -> list[tuple[str, str, str]] | None:
-        """The orders seen that lead from `start` to `end`, or None."""
+        """Return the recorded acquisitions that lead from `start` to `end`, or None."""
         ways: dict[str, list[tuple[str, str, str]]] = {start: []}
         names = [start]
         for name in names:
@@ -105,7 +105,7 @@ class LockOrderChecker:
 
 
 class _WatchedLock:
-    """A lock that tells the checker."""
+    """A lock that reports to the checker."""
 
     def __init__(self, checker: LockOrderChecker, name: str, reentrant: bool) -> None:
         self.name = name
@@ -115,7 +115,7 @@ class _WatchedLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         stack = self._checker._stack()
-        # A try that does not wait cannot deadlock, and one that takes its own lock again waits for nobody.
+        # A non-blocking attempt cannot deadlock, nor can acquiring one's own reentrant lock again.
         if blocking and not (self._reentrant and self in stack):
             self._checker._before(self)
         taken = self._lock.acquire(blocking, timeout)
@@ -125,14 +125,14 @@ class _WatchedLock:
 
     def release(self) -> None:
         stack = self._checker._stack()
-        for place in range(len(stack) - 1, -1, -1):
-            if stack[place] is self:
-                del stack[place]
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index] is self:
+                del stack[index]
                 break
         self._lock.release()
 
     def _is_owned(self) -> bool:
-        """For `threading.Condition`, which would otherwise find out by trying to take the lock."""
+        """For `threading.Condition`, which would otherwise try to acquire the lock to find out."""
         return self in self._checker._stack()
 
     def __enter__(self) -> bool:
@@ -145,7 +145,7 @@ class _WatchedLock:
 
 
 def _where() -> str:
-    """The nearest line outside the machinery of locks."""
+    """Return the nearest caller outside this module and `threading`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, threading.__file__):
         frame = frame.f_back

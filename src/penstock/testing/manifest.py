@@ -1,10 +1,10 @@
 """A manifest engine in memory, whose commit is one atomic operation of the simulated disk.
 
-LMDB is C and outside the file seam, so crash images of what stands above the manifest are taken with this engine. It
+LMDB is C and outside the file seam, so crash images of the layers above the manifest are taken with this engine. It
 passes the same contract suite as the real one: `Manifest.open("manifest", fs=disk, engine=MemoryEngine)`.
 
 Thread: reads from any thread; one writer at a time.
-Invariants: a snapshot never changes: a transaction copies a table before it changes it.
+Invariant: a snapshot never changes, because a transaction copies a table before it changes it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_a_connected_store_answers_as_an_owned_one(tmp_path: Path, use: Callable
 
 def test_errors_are_of_the_same_classes(store: RemoteStore) -> None:
     users = store.kv("users")
-    with pytest.raises(NotFound, match="it has users"):
+    with pytest.raises(NotFound, match="the store has users"):
         store.kv("user", create=False)
     with pytest.raises(KindMismatch):
         store.queue("users")

@@ -261,7 +261,7 @@ def test_while_a_sending_is_at_work_its_repetition_is_not_refused(
     sending = threading.Thread(target=lambda: results.append(take(group, again=False)))
     sending.start()
     assert entered.wait(30.0)
-    with pytest.raises(OutcomeUnknown, match="still at work"):
+    with pytest.raises(OutcomeUnknown, match="still running"):
         take(group, again=True)
     go_on.set()
     sending.join(30.0)

@@ -547,7 +547,7 @@ def test_a_bad_queue_keeps_no_other_from_its_retention(store: Store, clock: Fake
     clock.advance(10)
     machine_of(store, "a").queue._failure = OSError("bad sector")
     store._port.maintain()
-    assert "table a could not be looked after" in caplog.text
+    assert "maintenance of table a failed" in caplog.text
     store.flush()
     assert contents(good) == [{}, {}]
 

@@ -40,7 +40,7 @@ def test_a_detached_owner_recovers(path: Path, tmp_path: Path) -> None:
             assert client.kv("counts", value="int64")[b"n"] == 2 * number + 2
             assert not fails.exists()
         assert owner.poll() is None
-        assert "it recovered" in (path / "run" / "owner.log").read_text()
+        assert "recovered, and accepts" in (path / "run" / "owner.log").read_text()
 
 
 def test_an_owner_that_cannot_recover_ends_and_the_next_one_does(path: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Contract suites: what an implementation of one of Penstock's protocols must pass.
+"""Contract suites: tests that an implementation of one of Penstock's protocols must pass.
 
 A suite is a class of pytest tests with an abstract fixture. To run it, subclass it in a test module under a name that
 begins with `Test`, and define the fixture:

@@ -1,6 +1,6 @@
 """The contract of `Consensus`: order, durability before an answer, poison after a failure, truncation, reopening.
 
-What a test needs beyond the protocol (a crash, a failing or a full disk) it asks of a `ConsensusBench`.
+A `ConsensusBench` provides what tests need beyond the protocol: a crash, a failing disk, a full disk.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ FAILURES = (PenstockError, OSError)
 
 
 class ConsensusBench(ABC):
-    """One sequence of records, the disk under it, and what can happen to both."""
+    """One sequence of records and its disk, with crashes and faults."""
 
     @abstractmethod
     def open(self) -> Consensus:
-        """Open the sequence, anew after `close` or `crash`. The same records, another incarnation."""
+        """Open the sequence, again after `close` or `crash`: the same records, another incarnation."""
 
     @abstractmethod
     def crash(self) -> None:
-        """End what is open without a `close`; what was not durable is gone if the implementation can lose it."""
+        """End without a `close`; records that are not durable are lost, if the implementation can lose them."""
 
     @abstractmethod
     def failing(self) -> AbstractContextManager[None]:
-        """A block in which no record becomes durable: writing it, or syncing it, fails."""
+        """Return a context in which no record becomes durable: writing or syncing it fails."""
 
     @abstractmethod
     def full(self) -> AbstractContextManager[None]:
-        """A block in which there is no room for another record."""
+        """Return a context in which there is no room for another record."""
 
 
 def _all(consensus: Consensus, start: int = 1) -> list[tuple[int, bytes]]:
@@ -116,7 +116,7 @@ class ConsensusContract(ABC):
 
     @pytest.mark.parametrize("end", ["close", "crash"])
     def test_an_incarnation_is_used_once(self, bench: ConsensusBench, end: str) -> None:
-        """Also if nothing was written in it."""
+        """Even if nothing was written in it."""
         seen: list[int] = []
         for _ in range(4):
             consensus = bench.open()
@@ -134,7 +134,7 @@ class ConsensusContract(ABC):
         assert (consensus.committed, consensus.barrier()) == (1, 1)
         for act in (lambda: consensus.propose([b"later"]), consensus.roll, lambda: consensus.truncate(1)):
             with pytest.raises(Poisoned):
-                act()  # the disk is well again, and nothing is tried twice
+                act()  # the disk works again, but nothing is retried
         assert _all(consensus) == [(1, b"told")]
         consensus.recover()
         assert consensus.incarnation > before
@@ -163,19 +163,19 @@ class ConsensusContract(ABC):
         consensus.close()
 
     def test_a_failed_record_does_not_come_back(self, bench: ConsensusBench) -> None:
-        """It may be there after a crash, as no one was told; but then it stays, and nothing else has its LSN."""
+        """It may exist after a crash, because there was no answer; but then it stays, and keeps its LSN."""
         consensus = bench.open()
         consensus.propose([b"told"])
         with bench.failing(), pytest.raises(FAILURES):
             consensus.propose([b"failed"])
         bench.crash()
         consensus = bench.open()
-        found = _all(consensus)
-        assert found in ([(1, b"told")], [(1, b"told"), (2, b"failed")])
-        assert consensus.propose([b"next"]) == len(found) + 1
+        records = _all(consensus)
+        assert records in ([(1, b"told")], [(1, b"told"), (2, b"failed")])
+        assert consensus.propose([b"next"]) == len(records) + 1
         bench.crash()
         consensus = bench.open()
-        assert _all(consensus) == [*found, (len(found) + 1, b"next")]
+        assert _all(consensus) == [*records, (len(records) + 1, b"next")]
         consensus.close()
 
     def test_recovery_of_what_is_well_changes_nothing(self, consensus: Consensus) -> None:
@@ -202,7 +202,7 @@ class ConsensusContract(ABC):
             consensus.propose([b"%d" % number])
             if number % 3 == 0:
                 consensus.roll()
-        consensus.roll()  # nothing came since the last one
+        consensus.roll()  # nothing was proposed since the last roll
         starts = consensus.segment_starts()
         assert starts == [1, 4, 7, 10]
         assert consensus.truncate(0) == consensus.truncate(1) == consensus.truncate(3) == 1
@@ -221,7 +221,7 @@ class ConsensusContract(ABC):
     @pytest.mark.parametrize("end", ["close", "crash"])
     @pytest.mark.parametrize("before", [4, 7])
     def test_a_truncation_is_for_good(self, bench: ConsensusBench, end: str, before: int) -> None:
-        """Also of everything: LSNs go on."""
+        """Even a truncation of everything: LSNs continue."""
         consensus = bench.open()
         for number in range(1, 7):
             consensus.propose([b"%d" % number])
@@ -260,7 +260,7 @@ class ConsensusContract(ABC):
         assert errors == []
         assert consensus.committed == 300
 
-    # -- the end
+    # -- closing
 
     def test_a_closed_one_says_so(self, bench: ConsensusBench) -> None:
         consensus = bench.open()

@@ -1,8 +1,8 @@
 """The contract of `FileSystem`, `File`, `Folder` and `Lock`: every operation, and how each of them fails.
 
-Renames stay within a folder, and a file that was unlinked or replaced while it was open may be gone for its reader
-(`FileNotFoundError`): Penstock needs no more than that, and gives no name of an open file to another that it creates.
-What survives a crash is no part of it: see `explore`.
+Renames stay within a folder, and a file that was unlinked or replaced while it was open may be unreadable
+(`FileNotFoundError`): Penstock needs no more, and never reuses the name of an open file for a new one. What survives a
+crash is not part of this contract: see `explore`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.host.file_operations import make_dirs, publish, remove_folder, zer
 from penstock.host.files import File, FileSystem, Folder, Lock
 
 NAME_BYTES_MAX = 255
-_FOLDER_FOR_FILE = (IsADirectoryError, PermissionError)  # the second is what macOS says when a folder is unlinked
+_FOLDER_FOR_FILE = (IsADirectoryError, PermissionError)  # the second is what macOS raises when a folder is unlinked
 
 
 class FileSystemContract(ABC):
@@ -122,7 +122,7 @@ class FileSystemContract(ABC):
         file.write_synced([], 3)
         file.fsync()
         assert file.pread(10, 0) == b"012345"
-        fs.open(f"{root}/f").fsync()  # one that is open for reading too: it was written by somebody
+        fs.open(f"{root}/f").fsync()  # also a file that is open for reading: another writer may have written it
 
     def test_a_map_has_the_size_that_was_asked_for(self, fs: FileSystem, root: str) -> None:
         file = fs.create(f"{root}/f")
@@ -337,10 +337,10 @@ class FileSystemContract(ABC):
         assert fs.listdir(root) == ["old"]
         assert fs.open(f"{root}/old").pread(10, 0) == b"new"
         try:
-            found = old.pread(10, 0)
+            content = old.pread(10, 0)
         except FileNotFoundError:
-            found = b"old"
-        assert found == b"old"  # never the bytes of the file that has its name by now
+            content = b"old"
+        assert content == b"old"  # never the bytes of the file that now has its name
         fs.rename(f"{root}/old", f"{root}/old")
         assert fs.open(f"{root}/old").pread(10, 0) == b"new"
 
@@ -362,16 +362,16 @@ class FileSystemContract(ABC):
         fs.unlink(f"{root}/f")
         assert fs.listdir(root) == []
         try:
-            found = file.pread(10, 0)
+            content = file.pread(10, 0)
         except FileNotFoundError:
-            found = b"old"
-        assert found == b"old"
+            content = b"old"
+        assert content == b"old"
         fs.create(f"{root}/f").pwrite(b"new", 0)
         assert fs.open(f"{root}/f").pread(10, 0) == b"new"
 
     def test_folders(self, fs: FileSystem, root: str) -> None:
         fs.mkdir(f"{root}/a")
-        fs.mkdir(f"{root}/a")  # one that is there is no error
+        fs.mkdir(f"{root}/a")  # an existing folder is not an error
         make_dirs(fs, f"{root}/a/b/c")
         make_dirs(fs, f"{root}/a/b/c")
         fs.create(f"{root}/a/f")
@@ -398,8 +398,8 @@ class FileSystemContract(ABC):
         assert caught.value.errno == errno.EBADF
 
     def test_free_bytes(self, fs: FileSystem, root: str) -> None:
-        found = fs.free_bytes(root)
-        assert found is None or found >= 0
+        free = fs.free_bytes(root)
+        assert free is None or free >= 0
 
     # -- locks
 
@@ -412,14 +412,14 @@ class FileSystemContract(ABC):
         lock.check()
         lock.release()
         lock.release()
-        lock.check()  # by one who closes: nothing of his is in danger
+        lock.check()  # a released lock: nothing is in danger
         again = fs.lock(f"{root}/lock")
-        lock.release()  # of one that was released: not the other's
+        lock.release()  # a lock that was released already: does not release the other
         with pytest.raises(StoreLocked):
             fs.lock(f"{root}/lock")
         again.release()
         other.release()
-        assert fs.exists(f"{root}/lock")  # unlinking it would give a second owner another file to lock
+        assert fs.exists(f"{root}/lock")  # if it were unlinked, a second owner would lock another file
 
     @pytest.mark.parametrize("replaced", [False, True])
     def test_a_lock_whose_file_is_gone_says_so(self, fs: FileSystem, root: str, replaced: bool) -> None:

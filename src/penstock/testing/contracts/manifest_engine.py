@@ -17,7 +17,7 @@ from penstock.manifest.settings import ManifestSettings
 
 
 class ManifestEngineBench:
-    """Opens engines of one kind, as often as a test likes."""
+    """Opens engines of one kind, as often as a test needs."""
 
     def __init__(self, opener: EngineOpener, fs: FileSystem, path: str) -> None:
         self.path = path
@@ -26,13 +26,13 @@ class ManifestEngineBench:
         self._opened: list[ManifestEngine] = []
 
     def open(self, path: str | None = None) -> ManifestEngine:
-        """The engine of a file; of always the same one if `path` is None."""
+        """Open the engine of a file; None: the default file."""
         engine = self._opener(path or self.path, ManifestSettings(), self._fs, SystemClock())
         self._opened.append(engine)
         return engine
 
     def close(self) -> None:
-        """Close all that were opened."""
+        """Close all engines that were opened."""
         for engine in self._opened:
             engine.close()
 
@@ -123,7 +123,7 @@ class ManifestEngineContract(ABC):
 
     def test_a_copy_opens_as_a_manifest(self, engines: ManifestEngineBench) -> None:
         engine = engines.open()
-        _fill(engine, b"a", table="meta")  # a copy is examined, and rows of other tables are records
+        _fill(engine, b"a", table="meta")  # not `db`: a copy is checked, and rows of other tables must be records
         engine.copy(engines.path + ".copy")
         _fill(engine, b"b", table="meta")
         with engines.open(engines.path + ".copy").read() as view:

@@ -1,7 +1,7 @@
 """The contracts of `Reading` and `Port`: the same store in the owner, through the gateway and in a snapshot.
 
-`ReadingContract` reads what `fill` wrote, and changes nothing: one store serves all its tests. `PortContract` writes;
-its tests share a store too, and each of them makes tables of its own.
+`ReadingContract` reads what `fill` wrote and changes nothing, so all its tests share one store. `PortContract` writes;
+its tests share a store too, and each creates its own tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.partition.reference import StagedFile, sealed
 from penstock.queue.options import encode_queue_options, queue_options
 from penstock.registry import QUEUE, kind_named
 
-ABSENT = partition_id(60_000, 0)  # of a table that nobody made
+ABSENT = partition_id(60_000, 0)  # of a table that does not exist
 ROWS: dict[bytes, bytes] = {
     b"": b"of the empty key",
     b"\x00": b"",
@@ -46,17 +46,17 @@ MESSAGES = [b"message %d" % number for number in range(300)]
 
 
 def make_kv(port: Port, name: str, shards: int = 1) -> TableInfo:
-    """A kv table of bytes."""
+    """Create a kv table of bytes."""
     return port.create(name, "kv", shards, encode_options(Options("bytes")))
 
 
 def make_queue(port: Port, name: str, shards: int = 1) -> TableInfo:
-    """A queue that keeps everything."""
+    """Create a queue that keeps everything."""
     return port.create(name, "queue", shards, encode_queue_options(queue_options(None)))
 
 
 def table_of(port: Port, info: TableInfo) -> Any:
-    """The API of a table."""
+    """Return the API of a table."""
     return kind_named(info.kind, info.name).table(port, info, durable=False)
 
 
@@ -74,7 +74,7 @@ def fill(port: Port) -> None:
 
 
 def rows_of(batches: Iterator[Any]) -> list[tuple[bytes, bytes]]:
-    """(key, value) of the record batches of a kv table."""
+    """Return the (key, value) pairs of the record batches of a kv table."""
     return [
         pair
         for batch in batches
@@ -111,7 +111,7 @@ class ReadingContract(ABC):
     @pytest.fixture(scope="class")
     @classmethod
     def reading(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
-        """What is read."""
+        """The reading under test."""
 
     @pytest.fixture
     def plain(self, reading: Reading) -> PartitionId:
@@ -255,7 +255,7 @@ class ReadingContract(ABC):
 
 @dataclass
 class OpenPort:
-    """A port, and where the files of its store are."""
+    """A port, and the folder of its store."""
 
     port: Port
     root: str
@@ -561,10 +561,10 @@ class PortContract(ABC):
         assert other.lookup(partition, b"a") == b"1"
         other.close()
 
-    # -- files that are built elsewhere
+    # -- files that another process built
 
     def _built(self, opened: OpenPort, place: StagedFile, rows: dict[bytes, bytes]) -> StagedFile:
-        """An sstable, as another process builds it."""
+        """Build an sstable, as another process does."""
         keys = sorted(rows)
         whole = Columns.of(
             keys,
@@ -629,7 +629,7 @@ class PortContract(ABC):
         commit_and_wait(partition, good)
         assert list(port.scan(partition, b"", None, False)) == [(b"a", b"1")]
         with pytest.raises(Invalid):
-            commit_and_wait(partition, good)  # it is the table's by now
+            commit_and_wait(partition, good)  # the table has adopted it already
 
     def test_staging_has_limits(self, port: Port) -> None:
         (partition,) = partitions_of(make_kv(port, _name()))
@@ -652,10 +652,10 @@ class PortContract(ABC):
         times = [port.time_us() for _ in range(5)]
         assert times == sorted(times)
 
-    # -- the end
+    # -- closing
 
     def test_a_closed_port_says_so(self, ending: OpenPort) -> None:
-        """But for `flush`, which may still say how far writes came."""
+        """Except `flush`, which may still report the progress of writes."""
         port = ending.port
         info = make_kv(port, "t")
         (partition,), table = partitions_of(info), table_of(port, info)

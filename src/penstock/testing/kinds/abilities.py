@@ -38,7 +38,7 @@ from penstock.testing.kinds.sample import NAME, KindSample, info_of, open_simula
 
 
 class HurriedClock(FakeClock):
-    """A clock on which an hour passes between two looks."""
+    """A clock on which an hour passes between two calls."""
 
     def monotonic_s(self) -> float:
         self.advance(3_600.0)
@@ -46,7 +46,7 @@ class HurriedClock(FakeClock):
 
 
 def _workplace(store: Store | RemoteStore) -> BuildContext:
-    """Where files for a store are built that is in this machine's view."""
+    """Return the context to build files for a store on this machine."""
     port = store.port
     return BuildContext(
         store.path,
@@ -74,7 +74,7 @@ class AbilityContract:
     def _prepare(self, store: Store | RemoteStore, numbers: Sequence[int]) -> list[PreparedRows]:
         kind, info = self.sample.kind, info_of(store.port)
         assert isinstance(kind, Loadable)
-        assert self.sample.arrow is not None, "say in the sample how rows are loaded: arrow="
+        assert self.sample.arrow is not None, "the sample must say how rows are loaded: arrow="
         rows = self.sample.arrow(numbers)
         rows = rows.cast(kind.load_schema(rows.schema, info.options))
         return kind.load(iter(rows.to_batches()), info, _workplace(store))
@@ -181,7 +181,7 @@ class AbilityContract:
                 found = 0
                 for piece in pieces:
                     batches = kind.read_piece(piece, store.path, store.identity)
-                    assert batches is not None, "the files are in view"
+                    assert batches is not None, "the files can be read from here"
                     here, there = pa.Table.from_batches(batches), pa.Table.from_batches(snapshot.read(piece))
                     assert here.equals(there)
                     assert kind.check_piece(piece, store.path, store.identity) == []
@@ -251,7 +251,7 @@ class AbilityContract:
         kind = self.sample.kind
         if not isinstance(kind, Queryable):
             pytest.skip("not Queryable")
-        assert self.sample.queries, "say in the sample what can be asked: queries="
+        assert self.sample.queries, "the sample must have queries: queries="
         with opened(tmp_path) as (store, client):
             self.sample.write_all(self.sample.make(store), range(30))
             store.flush()

@@ -1,7 +1,7 @@
 """What every kind of table must pass.
 
-Each test states one promise; the seeds of random choices are fixed. Local tests run on a simulated disk, so that a
-crash is part of them; what goes through the owner's socket runs in a folder.
+Each test states one promise; random seeds are fixed. Local tests run on a simulated disk, so that they can include
+crashes; tests through the owner's socket run in a real folder.
 
 Thread: a test's own.
 """
@@ -38,7 +38,7 @@ MUTATIONS = 60  # of each section
 
 
 class KindContract(AbilityContract):
-    """All of it. A subclass says which kind: `sample`."""
+    """The whole suite. A subclass sets the kind: `sample`."""
 
     sample: KindSample
 
@@ -71,7 +71,7 @@ class KindContract(AbilityContract):
     def test_options_are_checked(self, tmp_path: Path) -> None:
         self.kind.check_options(self.kind.options_default)
         with pytest.raises(Invalid):
-            self.kind.check_options(b"\xc1")  # what no encoder makes
+            self.kind.check_options(b"\xc1")  # no encoder writes this
         with opened(tmp_path) as stores:
             for store in stores:
                 with pytest.raises(Invalid):
@@ -95,7 +95,7 @@ class KindContract(AbilityContract):
                 self.kind.receive(payload, self.kind.options_default)
 
     def _mutants(self) -> Iterator[bytes]:
-        """Yield payloads with a few bytes changed, cut off or added."""
+        """Yield payloads with a few bytes changed, removed or added."""
         chance = random.Random(13)
         for section in self.sample.sections:
             payload = self.kind.encode(section)
@@ -122,7 +122,7 @@ class KindContract(AbilityContract):
         assert refused
 
     def test_apply_is_total(self) -> None:
-        """Whatever is received can be applied, now and at a replay; nothing is set aside."""
+        """Every section that `receive` passes can be applied, now and at a replay; nothing is set aside."""
         disk = SimulatedDisk()
         store = open_simulated(disk)
         self.sample.make(store)
@@ -146,8 +146,8 @@ class KindContract(AbilityContract):
             assert scanned(self.kind, again.port).equals(before)
 
     def test_sections_of_one_record_are_applied_in_order(self) -> None:
-        """One record with all sections of a shard leads to the same content as a record for each of them."""
-        found: list[Any] = []
+        """One record with all sections of a shard gives the same content as one record for each section."""
+        contents: list[Any] = []
         for together in (True, False):
             with open_simulated(SimulatedDisk()) as store:
                 table, partition = self.sample.make(store), partitions_of(info_of(store.port))[0]
@@ -157,8 +157,8 @@ class KindContract(AbilityContract):
                     group = PendingGroup()
                     group.sections[partition] = tuple(some)
                     store.flush(store.port.submit(group, sum(map(len, payloads))))
-                found.append(self.sample.rows(table))
-        assert found[0] == found[1]
+                contents.append(self.sample.rows(table))
+        assert contents[0] == contents[1]
 
     # -- state
 
@@ -199,7 +199,7 @@ class KindContract(AbilityContract):
             assert scanned(self.kind, store.port).equals(before)
 
     def test_two_stores_apply_the_same(self) -> None:
-        """What apply does depends on the records alone: not on when memtables were flushed or files written."""
+        """Apply depends on the records alone, not on when memtables were flushed or files written."""
         with self._filled(SimulatedDisk(), range(30)) as one, open_simulated(SimulatedDisk()) as other:
             table = self.sample.make(other)
             for number in range(30):
@@ -285,7 +285,7 @@ class KindContract(AbilityContract):
 
     def test_a_client_is_refused_what_breaks_a_rule(self, tmp_path: Path) -> None:
         class Damaged(type(self.kind)):  # type: ignore[misc]
-            """Sends a payload whatever it is given."""
+            """Sends `payload` instead of any section."""
 
             payload = b""
 

@@ -1,6 +1,6 @@
-"""What the author of a kind tells the contract suite, and the stores that the suite tries it in.
+"""What the author of a kind provides to the contract suite, and the stores that the suite runs in.
 
-Thread: values.
+Thread: immutable values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.testing.clock import FakeClock
 from penstock.testing.disk import SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 
-NAME = "tried"  # of the table in most tests
+NAME = "tried"  # the table's name in most tests
 SHARDS = 3
 SETTINGS = StoreSettings(
     background=False,
@@ -38,7 +38,7 @@ SETTINGS = StoreSettings(
 
 @dataclass(frozen=True, kw_only=True)
 class QuerySample:
-    """A query, and its answer as rows when the writes with these numbers were made."""
+    """A query, and a function that returns its answer as rows after the writes of these numbers."""
 
     name: str
     argument: bytes
@@ -47,24 +47,24 @@ class QuerySample:
 
 @dataclass(frozen=True, kw_only=True)
 class KindSample:
-    """A kind, and how to use it. Writes have numbers, and the content of a table follows from their numbers."""
+    """A kind, and how to use it. Writes have numbers, which determine the content of a table."""
 
     kind: Kind
-    write: Callable[[Any, int], object]  # makes the write of that number through the API of a table
-    rows: Callable[[Any], list[Any]]  # the content of a table or a reader, in an order that content alone decides
+    write: Callable[[Any, int], object]  # make the write of a number through the API of a table
+    rows: Callable[[Any], list[Any]]  # the content of a table or a reader, in an order that depends on content alone
     expected: Callable[[Sequence[int]], list[Any]]  # the same, after the writes of these numbers
-    sections: Sequence[Any]  # as the API makes them, of every form there is
+    sections: Sequence[Any]  # sections of every form, as the API makes them
     refused: Sequence[bytes]  # payloads that break rules of the API
-    arrow: Callable[[Sequence[int]], pa.Table] | None = None  # of a `Loadable`: rows that are worth these writes
-    many: int = 1_000  # of a `Loadable`: so many rows are loaded as files, if it loads files
+    arrow: Callable[[Sequence[int]], pa.Table] | None = None  # of a `Loadable`: rows equivalent to these writes
+    many: int = 1_000  # of a `Loadable`: a number of rows that is loaded as files, if it loads files
     queries: Sequence[QuerySample] = ()  # of a `Queryable`
 
     def make(self, store: Tables, name: str = NAME) -> Any:
-        """Return a table of the kind, made if it is absent."""
+        """Return a table of the kind; create it if it is absent."""
         return store.create(name, self.kind.name, shards=SHARDS)
 
     def write_all(self, table: Any, numbers: Sequence[int]) -> None:
-        """Make writes, not durable yet."""
+        """Make the writes of these numbers, without waiting until they are durable."""
         for number in numbers:
             self.write(table, number)
 
@@ -83,13 +83,13 @@ def open_simulated(disk: SimulatedDisk, clock: FakeClock | None = None) -> Store
 
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[Store, RemoteStore]]:
-    """A real store and a connection to it."""
+    """Open a store in a folder, and a connection to it."""
     with penstock.open(folder / "store") as store, connect(store.path) as client:
         yield store, client
 
 
 def info_of(reading: Reading, name: str = NAME) -> TableInfo:
-    """Return what is known of a table."""
+    """Return the description of a table."""
     info = reading.table(name)
     assert info is not None
     return info

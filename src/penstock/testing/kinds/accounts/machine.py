@@ -1,8 +1,8 @@
-"""A shard of accounts: a tree with a row for each booking.
+"""A shard of accounts: an LSM tree with a row for each booking.
 
-    account, 0, LSN (8 bytes), place in the record (4 bytes)   ->   amount i64
+    account, 0, LSN (8 bytes), index in the record (4 bytes)   ->   amount i64
 
-The key follows from the record alone, so a replay and a replica book the same, and a booking replaces nothing.
+The key depends on the record alone, so a replay and a replica write the same rows, and a booking replaces nothing.
 
 Thread: see `partition.machine`; reading from any.
 """
@@ -24,12 +24,12 @@ from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.testing.kinds.accounts import section
 
 AMOUNT = struct.Struct("<q")
-_BOOKED = struct.Struct(">BQI")  # what follows the account in a key: 0, LSN, place
-ALL_LATER = 1 << 62  # the LSN of bookings that have none yet
+_BOOKED = struct.Struct(">BQI")  # what follows the account in a key: 0, LSN, index
+ALL_LATER = 1 << 62  # stands for the LSN of bookings that are not applied yet
 
 
 def account_of(key: bytes) -> bytes:
-    """Return the account that a row is of."""
+    """Return the account of a row."""
     return key[: -_BOOKED.size]
 
 
@@ -41,7 +41,7 @@ def lsn_of(key: bytes) -> int:
 def _rows(sections: Sequence[section.Bookings], lsn: int) -> dict[bytes, bytes]:
     bookings = [booking for part in sections for booking in part]
     return {
-        account + _BOOKED.pack(0, lsn, place): AMOUNT.pack(amount) for place, (account, amount) in enumerate(bookings)
+        account + _BOOKED.pack(0, lsn, index): AMOUNT.pack(amount) for index, (account, amount) in enumerate(bookings)
     }
 
 
@@ -50,7 +50,7 @@ class AccountsSnapshot(ShardSnapshot):
 
     def __init__(self, snapshot: Snapshot, view: View | None = None) -> None:
         self.snapshot = snapshot
-        self._view = snapshot if view is None else view  # with bookings on top that are not applied yet
+        self._view = snapshot if view is None else view  # `view` includes bookings that are not applied yet
 
     def rows(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Return keys and amounts of the rows in a range."""

@@ -1,9 +1,9 @@
-"""Bookings on their way into one shard: (account, amount), in order.
+"""Pending bookings of one shard: (account, amount), in order.
 
     count u32 | for each booking: length u16, amount i64 | the accounts, one after the other
 
-Thread: changed under the coordinator's lock; read by anyone.
-Invariant: what `check` passes can be booked at any time: apply has no rule of its own.
+Thread: changed under the coordinator's lock; read by any thread.
+Invariant: a booking that passes `check` can be applied at any time: apply checks nothing itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.partition.pending import PendingDelta
 
 ACCOUNT_BYTES_MAX = 100
 AMOUNT_MAX = 1 << 31  # sums of 2**31 bookings fit an int64
-BOOKING_BYTES = 120  # what a booking takes in memory beside its account
+BOOKING_BYTES = 120  # memory of a booking besides its account
 _COUNT = struct.Struct("<I")
 _BOOKING = struct.Struct("<Hq")
 
@@ -52,17 +52,17 @@ def book(delta: PendingDelta, partition: PartitionId, account: bytes, amount: in
 
 
 def encode(bookings: Bookings) -> bytes:
-    """Return bookings as bytes."""
+    """Encode bookings."""
     head = [_BOOKING.pack(len(account), amount) for account, amount in bookings]
     return b"".join((_COUNT.pack(len(bookings)), *head, *(account for account, _ in bookings)))
 
 
 def decode(payload: bytes) -> Bookings:
-    """Return the bookings in a payload; `CorruptionError` for other bytes."""
+    """Decode bookings; `CorruptionError` if they are malformed."""
     bookings, count = Bookings(), booking_count(payload)
     at = _COUNT.size + count * _BOOKING.size
-    for place in range(count):
-        length, amount = _BOOKING.unpack_from(payload, _COUNT.size + place * _BOOKING.size)
+    for index in range(count):
+        length, amount = _BOOKING.unpack_from(payload, _COUNT.size + index * _BOOKING.size)
         bookings.append((payload[at : at + length], amount))
         at += length
     if at != len(payload) or len(payload) < _COUNT.size or count != _COUNT.unpack_from(payload)[0]:
@@ -71,13 +71,13 @@ def decode(payload: bytes) -> Bookings:
 
 
 def booking_count(payload: bytes) -> int:
-    """Return how many bookings a payload says it has, as far as it is long enough for them."""
+    """Return the count that a payload states, capped by what its length allows."""
     count: int = _COUNT.unpack_from(payload)[0] if len(payload) >= _COUNT.size else 0
     return min(count, max(0, len(payload) - _COUNT.size) // _BOOKING.size)
 
 
 def receive(payload: bytes) -> Bookings:
-    """Return the bookings that another process sent, each of them checked."""
+    """Decode and check the bookings that another process sent."""
     try:
         bookings = decode(payload)
         if not bookings:

@@ -36,13 +36,13 @@ BALANCES = pa.schema(
 
 
 class BalanceQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The argument of the query `balances`: of accounts that begin with a prefix."""
+    """The argument of the query `balances`: a prefix of account names."""
 
     prefix: str = ""
 
 
 def in_table_schema(batch: Any) -> Any:
-    """Return a record batch of a shard's tree as users see it."""
+    """Convert a record batch of a shard's tree to the table's schema."""
     keys: list[bytes] = batch.column("key").to_pylist()
     amounts = [AMOUNT.unpack(value)[0] for value in batch.column("value").to_pylist()]
     accounts = [account_of(key).decode() for key in keys]
@@ -50,7 +50,7 @@ def in_table_schema(batch: Any) -> Any:
 
 
 class AccountsReader:
-    """Reading accounts, live or in a snapshot."""
+    """Read-only accounts, live or in a snapshot."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -62,15 +62,15 @@ class AccountsReader:
         return self._info.name
 
     def balances(self, prefix: str = "", *, timeout_s: float = QUERY_S) -> Any:
-        """Return an Arrow table of the accounts that begin with a prefix, in order: bookings and balance of each."""
+        """Return the bookings and balance of the accounts that begin with a prefix, in order, as an Arrow table."""
         argument = msgspec.msgpack.encode(BalanceQuery(prefix))
         batches = self._reading.query(self._info, "balances", argument, timeout_s=timeout_s)
         return pa.Table.from_batches(list(batches), BALANCES)
 
     def balance(self, account: str) -> int:
         """Return the balance of one account."""
-        found = [row["balance"] for row in self.balances(account).to_pylist() if row["account"] == account]
-        return found[0] if found else 0
+        balances = [row["balance"] for row in self.balances(account).to_pylist() if row["account"] == account]
+        return balances[0] if balances else 0
 
     def scan_arrow(self) -> Iterator[Any]:
         """Return record batches of all bookings."""
@@ -101,7 +101,7 @@ class AccountsTable(AccountsReader):
         return self._end(self._port.write(self._partition(name), section.book, size, name, amount), durable)
 
     def transfer(self, source: str, target: str, amount: int, *, durable: bool | None = None) -> Epoch:
-        """Take an amount from one account and give it to another, both or neither."""
+        """Move an amount from one account to another, atomically."""
         delta = PendingDelta()
         for account, some in ((source, -amount), (target, amount)):
             name, some = section.check(account, some)
