@@ -429,7 +429,7 @@ def write_again_under_new_epochs(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_followers(patch: pytest.MonkeyPatch) -> None:
     """The turn ends and nobody gets it."""
-    patch.setattr(FlushExecutor, "_hand_on", lambda self: self._changed())
+    patch.setattr(FlushExecutor, "_pass_turns", lambda self: self._changed())
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ class Maintenance:
 
     def _not_adopted(self, tree: Tree, chunk_ids: Sequence[int]) -> list[int]:
         """Return the files not adopted by an earlier record: two batches may name one file, and the first counts."""
-        catalog, retired, new = self._catalog(tree), tree.use.ids(), list[int]()
+        catalog, retired, unadopted = self._catalog(tree), tree.use.ids(), list[int]()
         for chunk_id in dict.fromkeys(chunk_ids):
             row = self._manifest.get_chunk(ChunkKey(catalog.db_id, chunk_id))
             if row is not None:
@@ -324,8 +324,8 @@ class Maintenance:
             else:  # a compaction merged its rows, and the file is deleted or about to be
                 new = chunk_id not in retired and self._files.exists(catalog, chunk_id)
             if new:
-                new.append(chunk_id)
-        return new
+                unadopted.append(chunk_id)
+        return unadopted
 
     # -- measuring
 
