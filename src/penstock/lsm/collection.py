@@ -4,8 +4,8 @@ Thread: one at a time (`_lock`).
 Invariants: (1) a file is deleted only if it is not listed, not about to be listed, and not in a version in use. (2) a
 file older than this open of the store stays while a reader from before it may exist (`readers.py`); newer files can be
 read only through a version of this process. (3) a file of this process that is unlisted and known only by its name is
-deleted after a grace period, or when the store closes: it may be about to be listed. One of an earlier process is
-deleted at once: ids are never reused.
+deleted after a grace period, or when the store closes: it may be about to be listed. One of an earlier process
+needs no grace period, only (2): ids are never reused.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class TreeJobs:
         return True
 
     def _outputs_of(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
-        """Merge on a driver, or here. A driver that timed out has its own ids, so it may still write."""
+        """Merge on a driver, or here. An abandoned driver has its own ids, so it may keep writing."""
         if self._offers is not None:
             summaries = self._offers.merge(plan, compaction.inputs, reserve, stop)
             if summaries is not None:
