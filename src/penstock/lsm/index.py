@@ -284,10 +284,18 @@ class Index:
         while True:
             if not self._sound[at // PAGE_SLOTS]:
                 self.page(at // PAGE_SLOTS)
-                self.ready = 0 not in self._sound[: self._slot_pages]
+                self._check_rest()
             if not self.slot_view[at]:
                 return
             at += 1
+
+    def _check_rest(self) -> None:
+        """Be ready when all pages with homes are checked. Probes seldom reach the slots behind: check those now."""
+        homes = self.homes // PAGE_SLOTS
+        if 0 not in self._sound[:homes]:
+            for number in range(homes, self._slot_pages):
+                self.page(number)
+            self.ready = 0 not in self._sound[: self._slot_pages]
 
     def hashes(self, first: int, last: int) -> U32:
         """Return the hashes of the keys of rows [first, last)."""

@@ -354,7 +354,8 @@ class LocalPort:
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
-        sections = layers.pending.open
+        pending = layers.pending
+        sections = pending.open
         if sections is not None and (rows := sections.get(partition)) is not None:  # the hot path: just written
             value = rows.get(key)
             if type(value) is bytes:
@@ -364,8 +365,12 @@ class LocalPort:
                 with self._dispatcher.turn:
                     self._dispatcher.finish()
                     stored = self._lookup(partition, key)
-            else:
+            elif layers.deltas or pending.groups:
                 stored = self._lookup(partition, key)
+            else:  # nothing waits, so what is applied is all there is
+                known = self._known(partition)
+                machine: Any = self.machine(partition) if known is None or known.failures else known.machine
+                stored = machine.get(key)
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
