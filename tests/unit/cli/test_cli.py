@@ -50,7 +50,7 @@ def test_errors_are_one_line(store: Store, tmp_path: Path) -> None:
         (("get", store.path, "users", "nobody"), "there is no key nobody"),
         (("scan", store.path, "nothing"), "there is no table nothing"),
         (("tables", str(tmp_path / "elsewhere")), "no store"),
-        (("get", store.path, "users", "0xzz"), "no key"),
+        (("get", store.path, "users", "0xzz"), "is not a key"),
     ]:
         found = run(*arguments)
         assert found.returncode == 1
