@@ -5,3 +5,17 @@
 `flusher.py`, and so to the journal and the partitions. `governor.py` keeps memory within its limit, `space.py` and
 `reserve.py` handle a full disk, `dropped.py` removes the files of dropped tables, `identity.py` holds the store's UUID.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {"Store": "store", "open_store": "store", "StoreSettings": "settings"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the store when it is first used: clients need only a little of this package."""
+    if name in _HOMES:
+        return getattr(import_module(f"penstock.store.{_HOMES[name]}"), name)
+    raise AttributeError(f"penstock.store has no {name!r}")

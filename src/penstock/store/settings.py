@@ -5,7 +5,7 @@ Thread: immutable values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from penstock.arguments import in_short, seconds, whole
 from penstock.coordinator import CoordinatorSettings
@@ -40,8 +40,11 @@ class StoreSettings:
     reserve_bytes: int = RESERVE_BYTES
     trust_clock: bool = False  # accept the wall clock, however far it is from the newest record
     offer_bytes_min: int = 256 << 20  # compactions of at least this size are offered to Spark drivers
+    queue: InitVar[object] = None  # the earlier spelling of `kinds=(QueueSettings(...),)`
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, queue: object) -> None:
+        if queue is not None:
+            object.__setattr__(self, "kinds", (*self.kinds, queue))
         for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
             whole(getattr(self, name), name, least, SETTING_BYTES_MAX)
         seconds(self.flush_interval_s, "flush_interval_s", FLUSH_INTERVAL_S_MAX, above_zero=True)
