@@ -59,7 +59,7 @@ INTERNAL = {
         "collect",
         *ANY_KIND,
     },
-    "StoreSettings": {"coordinator", "tree", "of_kind"},
+    "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
