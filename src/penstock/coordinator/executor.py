@@ -109,6 +109,10 @@ class FlushExecutor(Generic[D, F, V]):
             return State.FLUSHING
         return State.ACCUMULATING if self._epochs.last > layers.taken else State.IDLE
 
+    @property
+    def _applying(self) -> Waiter | None:
+        return self.applying  # its earlier name, in scripts
+
     def has_writes(self) -> bool:
         """Whether some writes are not being flushed: in no batch, or in a batch that an interrupt left unfinished."""
         layers = self._buffer.layers

@@ -310,6 +310,8 @@ class LocalPort:
             except Exception as error:  # any: it must not delay the other tables
                 logger.warning("maintenance of table %s failed (%s): it is tried again", info.name, error)
 
+    tend = maintain  # its earlier name, in scripts
+
     def close(self) -> None:
         """Close the services; each answers its waiters."""
         with self._lock:
