@@ -272,8 +272,8 @@ class FlushExecutor(Generic[D, F, V]):
                 self.applying = waiter
             self.leading = None
             self._pass_turns()  # the next fsync can begin while the waiters wake up
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     def _unapplied(self) -> bool:
         """Whether other batches wait to be applied, or none can be."""
@@ -298,11 +298,11 @@ class FlushExecutor(Generic[D, F, V]):
             reached = self._take_reached(waiter, applied=True)
             self.leading = None
             self._pass_turns()
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Remove and return the waiters whose epoch is reached; the caller wakes them. Requires: _lock.
+        """Remove and return the waiters whose epoch is reached; the caller wakes the first. Requires: _lock.
 
         They, and `waiter` if its wait is over too, form a group. Whether the last group returned in full decides how
         many are expected next.
@@ -357,8 +357,8 @@ class FlushExecutor(Generic[D, F, V]):
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None
             self._pass_turns()  # also to a waiter that too many unapplied batches kept from flushing
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     # -- after a failure
 
