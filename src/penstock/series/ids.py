@@ -29,13 +29,14 @@ from penstock.lsm.view import View
 from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
-    bucket_range,
+    bucket_key,
     dictionary_keys,
     forward_key,
     forward_keys,
     inverted_key,
     metadata_key,
     number_of,
+    ranges_below,
 )
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
@@ -240,15 +241,15 @@ class Draft:
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for some in self.buckets.values():
+        for number, some in self.buckets.items():
+            if some.last and not some.base.last:
+                puts[bucket_key(number)] = b""
             puts.update(some.dictionary)
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
-        ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
-        return SeriesEdit(
-            lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts)
-        )
+        ranges = ranges_below(self.trimmed) if self.trimmed else []
+        return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
     # -- samples
 
@@ -319,7 +320,13 @@ class Draft:
         return 0
 
     def _create(
-        self, bucket: int, some: _BucketDraft, table: LabelTable, rows: Rows, ids: U32, new: list[tuple[bytes, bytes, bytes]]
+        self,
+        bucket: int,
+        some: _BucketDraft,
+        table: LabelTable,
+        rows: Rows,
+        ids: U32,
+        new: list[tuple[bytes, bytes, bytes]],
     ) -> None:
         some.last = int(ids[-1])
         stored = bucket >= self.trimmed and some.base.last > 0
