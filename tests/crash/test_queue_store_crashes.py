@@ -203,9 +203,11 @@ def staged_files_given_up_before_their_messages_are_stored(patch: Patch) -> None
     store_now = QueueMachine.store_now
 
     def hasty(self: QueueMachine) -> None:
-        site, taken = self._site, list(self._taken)
+        context, taken = self._context, list(self._taken)
         if taken:
-            Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock).discard(self._descriptor.table, taken)
+            Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock).discard(
+                self._descriptor.table, taken
+            )
         store_now(self)
 
     patch.setattr(QueueMachine, "store_now", hasty)

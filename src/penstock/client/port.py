@@ -363,7 +363,7 @@ class FlightPort(_FlightReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._flush_writes()
-        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
+        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable_calls
         request = wire.CallService(info.table, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 

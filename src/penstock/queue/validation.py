@@ -39,8 +39,8 @@ from penstock.queue.positions import (
     read_argument,
 )
 
-ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
-REPEATABLE = ASKING | {"get", "nack"}  # the lease of a message that was lost in transit expires
+READ_ONLY_CALLS = frozenset({"seek", "bounds", "statistics", "places", "advance"})
+REPEATABLE_CALLS = READ_ONLY_CALLS | {"get", "nack"}  # the lease of a message that was lost in transit expires
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # memory of the objects around a batch

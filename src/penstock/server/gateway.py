@@ -151,11 +151,13 @@ class Gateway:
             raise NotFound(f"table {request.table} was dropped")
         rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
         kind = as_serviced(kind_named(info.kind, info.name), info)
-        rights.check(READ if request.name in kind.asking else WRITE, info.name)
+        rights.check(READ if request.name in kind.read_only_calls else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
-        activity = READING if request.name in kind.asking else WRITING
-        return WAITING if kind.waits(request.name, request.argument) else activity, request.name not in kind.repeatable
+        activity = READING if request.name in kind.read_only_calls else WRITING
+        return WAITING if kind.waits(
+            request.name, request.argument
+        ) else activity, request.name not in kind.repeatable_calls
 
     @contextmanager
     def _at_work(self, rights: Rights, size: int) -> Iterator[Work]:

@@ -182,7 +182,7 @@ def _identity(folder: str) -> bytes | None:
     return read_identity(OsFileSystem(), folder)
 
 
-def workplace(table: PlannedTable) -> AbstractContextManager[BuildContext]:
+def build_context(table: PlannedTable) -> AbstractContextManager[BuildContext]:
     """Return the context in which a task builds files. It calls the owner only when a file is begun."""
     freeze_imports()
     return building(lambda: table.ref.store().port, table.store_path, table.identity, table.time_us, LEASE_S)

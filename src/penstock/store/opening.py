@@ -158,7 +158,7 @@ class OpenedParts(Tables):
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
-        self._site = MachineContext(
+        self._machine_context = MachineContext(
             fs=self._fs,
             root=self.path,
             identity=self.identity,
@@ -267,7 +267,9 @@ class OpenedParts(Tables):
         """For the dispatcher: return the state machine of a shard."""
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
-            return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
+            return kind.open_machine(
+                descriptor, options, replace(self._machine_context, settings=self.settings.of_kind(kind))
+            )
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error

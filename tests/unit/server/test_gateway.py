@@ -645,4 +645,4 @@ def test_every_kind_says_which_calls_are_safe() -> None:
     serviced = [kind for kind in KINDS.values() if isinstance(kind, Serviced)]
     assert serviced
     for kind in serviced:
-        assert kind.asking <= kind.repeatable
+        assert kind.read_only_calls <= kind.repeatable_calls

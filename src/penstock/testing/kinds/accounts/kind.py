@@ -71,9 +71,9 @@ class AccountsKind(Kind, Loadable, Queryable):
         if options:
             raise Invalid("accounts have no options")
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> AccountsMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return AccountsMachine(tree, site.maintenance, descriptor)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> AccountsMachine:
+        tree = context.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        return AccountsMachine(tree, context.maintenance, descriptor)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> AccountsTable:
         return AccountsTable(port, info, durable=durable)
@@ -100,7 +100,7 @@ class AccountsKind(Kind, Loadable, Queryable):
             raise Invalid("an account is a string and an amount an integer: cast the columns first")
         return LOAD_SCHEMA
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         shards = [section.Bookings() for _ in range(info.shards)]
         for batch in batches:
             columns = batch.column("account").to_pylist(), batch.column("amount").to_pylist()
