@@ -19,7 +19,7 @@ from store_model import START_US
 
 from penstock.errors import LeaseLost, PenstockError
 from penstock.journal.partitions import shard_of
-from penstock.queue.positions import decode_position, parse_row_key, rows_of
+from penstock.queue.positions import decode_row, parse_row_key, rows_of
 from penstock.queue.qmft import data_files
 from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
@@ -111,7 +111,7 @@ def observe(store: Store) -> dict[str, Any]:
         assert info is not None
         for key, row in store._port.ledger_rows(rows_of(info.table)):
             shard, consumer = parse_row_key(info.table, key)
-            place = decode_position(row)
+            place = decode_row(row)
             flags = place.flags()
             done.setdefault(consumer, []).extend(
                 (shard, n) for n in live[shard] if n < place.floor or flags[n - place.floor]

@@ -134,7 +134,7 @@ def test_a_roll_just_before_a_crash_replays_to_the_same_sequences() -> None:
 def stored_before_the_files_are_synced(patch: Patch) -> None:
     def unsynced(self: FileChain) -> None:
         if self.active is not None:
-            self.synced = self.active.place
+            self.synced = self.active.position
 
     store_now = QueueMachine.store_now
 

@@ -404,7 +404,7 @@ def _qmft(data: bytes) -> bool:
             _same(QmftManifest.decode(manifest.encode(), "manifest.1"), manifest)
             entries = list(manifest.files)
             assert [entry.start_sequence for entry in entries] == manifest.files.starts.tolist()
-            manifest.files.place_of(5)
+            manifest.files.index_of(5)
             accepted = True
     return accepted
 

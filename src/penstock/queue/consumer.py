@@ -121,7 +121,7 @@ class Consumer(InThisProcess):
 
     def positions(self) -> list[ConsumerPosition]:
         """Return the consumer's position in each shard."""
-        positions = self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
+        positions = self._ask("positions", QueueCall(consumer=self.name), list[ConsumerPosition])
         known = {position.shard: position for position in positions}
         return [
             known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))

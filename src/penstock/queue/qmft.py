@@ -124,13 +124,13 @@ class FileTable(Sequence[FileEntry]):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, place: int) -> FileEntry:  # type: ignore[override]
-        at = int(self._offsets[place])
+    def __getitem__(self, index: int) -> FileEntry:  # type: ignore[override]
+        at = int(self._offsets[index])
         start, end, size, length = _ENTRY.unpack_from(self._raw, at)
         try:  # checked only here: opening costs the same for any number of files
             return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
         except (Invalid, UnicodeDecodeError) as error:
-            raise ManifestCorrupted("the manifest of a queue", at, f"entry {place} is malformed ({error})") from None
+            raise ManifestCorrupted("the manifest of a queue", at, f"entry {index} is malformed ({error})") from None
 
     def __iter__(self) -> Iterator[FileEntry]:
         return map(self.__getitem__, range(len(self)))
@@ -148,7 +148,7 @@ class FileTable(Sequence[FileEntry]):
         start = int(self._offsets[count]) if count < len(self) else len(self._raw)
         return FileTable(self._raw[start:], self._offsets[count:] - start)
 
-    def place_of(self, sequence: int) -> int:
+    def index_of(self, sequence: int) -> int:
         """Return the index of the file that holds `sequence`, or of the next one; the length if there is none."""
         return int(np.searchsorted(self.ends, np.uint64(sequence)))
 

@@ -154,7 +154,7 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.CallService(3, "get", encode_call(QueueCall(consumer="c" * 300))),
         wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=float("nan")))),
         wire.CallService(3, "nack", encode_call(QueueCall(consumer="c", leases=[(9, 1, 1)]))),
-        wire.CallService(3, "advance", encode_call(QueueCall(places=[(2, 1)]))),
+        wire.CallService(3, "advance", encode_call(QueueCall(positions=[(2, 1)]))),
         wire.CallService(3, "fly", b""),
     ],
     ids=lambda request: type(request).__name__,

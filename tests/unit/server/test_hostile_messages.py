@@ -176,7 +176,7 @@ def test_what_the_parts_of_a_message_say_is_looked_at_too(
     ack = events.table.to_bytes(8, "big") + b"\x92\xa1c\x91\x92\x00" + array(SIZE // 3, b"\x92\x01\x02")
     acks = msgspec.msgpack.encode(Condition(None, ((ACK, ack),)))
     leases = b"\x81\xa6leases" + array(SIZE // 4, b"\x93\x00\x01\x02")
-    places = b"\x81\xa6places" + array(SIZE // 3, b"\x92\x00\x01")
+    positions = b"\x81\xa9positions" + array(SIZE // 3, b"\x92\x00\x01")
     long_condition = encoded_write(b"\xc4" * (wire.CONDITION_BYTES_MAX + 1))
     hostile_parts = {
         "rows": encoded_write(b"", wire.SentSection(users.table << 16, rows)),
@@ -185,7 +185,7 @@ def test_what_the_parts_of_a_message_say_is_looked_at_too(
         "conditions": encoded_write(others),
         "ranges of an acknowledgement": encoded_write(acks),
         "leases": wire.pack(wire.CallService(events.table, "nack", leases)),
-        "places": wire.pack(wire.CallService(events.table, "advance", places)),
+        "positions": wire.pack(wire.CallService(events.table, "advance", positions)),
         "a long condition": long_condition,
     }
     for name, data in hostile_parts.items():

@@ -91,7 +91,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
         ("read", wire.CallService(events, "statistics", b"")),
-        ("read", wire.CallService(events, "places", b"")),
+        ("read", wire.CallService(events, "positions", b"")),
         ("read", wire.CallService(events, "seek", b"")),
         ("read", wire.CallService(events, "advance", b"")),
         ("write", wire.CallService(events, "append", encode_call(QueueCall(payload=b"x")))),
