@@ -129,8 +129,8 @@ def test_without_strays_a_dropped_table_leaves_nothing(tmp_path: Path) -> None:
 
 
 TAKEN = [
-    "LOCK", "OPENING", "STORE.tmp", "RESERVE", "RESERVE.tmp", "manifest.new", "manifest.owner", "run/bell",
-    "run/elsewhere", "run/queries", "run/f-0123456789abcdef",
+    "LOCK", "OPENING", "STORE.tmp", "RESERVE", "RESERVE.tmp", "manifest.new", "manifest.owner", "run/control",
+    "run/bell", "run/elsewhere", "run/queries", "run/f-0123456789abcdef",
 ]  # fmt: skip
 
 

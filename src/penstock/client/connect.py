@@ -57,7 +57,7 @@ class LocalOwnerLocator:
             return self._open(deadline_s)
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
-        answer = self._knock(deadline_s)
+        answer = self._ask_owner(deadline_s)
         # Starting an owner only to find the store locked is expensive, so pauses grow.
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
@@ -74,8 +74,8 @@ class LocalOwnerLocator:
     def _is_late(self, deadline_s: float) -> bool:
         return self._clock.monotonic_s() >= deadline_s
 
-    def _knock(self, deadline_s: float) -> locator.Answer | None:
-        return locator.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
+    def _ask_owner(self, deadline_s: float) -> locator.Answer | None:
+        return locator.ask_owner(self.folder, "serve", deadline_s - self._clock.monotonic_s())
 
     def _start(self, deadline_s: float) -> locator.Answer | None:
         """Start an owner if there is still none. The OPENING lock keeps others from starting or opening."""
@@ -84,10 +84,10 @@ class LocalOwnerLocator:
             make_dirs(self._fs, self.folder)
         opening = locator.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
-            answer = self._knock(deadline_s)
+            answer = self._ask_owner(deadline_s)
             if answer is None:
                 self._bring_up(deadline_s)
-                answer = self._knock(deadline_s)
+                answer = self._ask_owner(deadline_s)
             return answer
         except (ProcessLimit, StoreLocked, WaitExpired):  # its owner does not answer yet, or never will
             if self._is_late(deadline_s):

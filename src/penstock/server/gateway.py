@@ -28,7 +28,7 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
-from penstock.server.offer_desk import OfferDesk
+from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
@@ -111,7 +111,7 @@ class Gateway:
             wire.CloseSnapshot: lambda request, work: self._snapshots.close(request.snapshot, work.rights.client),
             wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
             wire.ReceivedWrite: self._taker.take,
-            **OfferDesk(store.offers, store.files, store.path).answers,
+            **OfferRequests(store.offers, store.files, store.path).answers,
         }
         requests = store.metrics.counter("requests_total", "Requests of other processes, by name", ["request"])
         self._counters = {

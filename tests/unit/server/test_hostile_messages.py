@@ -255,7 +255,7 @@ def test_whatever_is_said_is_answered_or_refused(gateway: Gateway, name: str, fi
             gateway.answer(sealed(body[: len(body) - cut]), rights)
         except PenstockError as error:
             assert "\n" not in str(error)
-    for budget in (*gateway._work.places.values(), gateway._work.memory):
+    for budget in (*gateway._work.slots.values(), gateway._work.memory):
         assert not budget.taken
 
 

@@ -300,7 +300,7 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
     ]
     began = gateway.page(wire.pack(wire.Scan("t", "", shard, b"", None, True)), READER)[1]
     next(began)
-    reading, memory = gateway._work.places["reading"].taken, gateway._work.memory.taken
+    reading, memory = gateway._work.slots["reading"].taken, gateway._work.memory.taken
     assert reading["reader"] == 3
     assert memory["reader"] > 0
     del kept, began
