@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import penstock
-from penstock.client.connection import PATIENCE_S
+from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
@@ -484,7 +484,7 @@ def connect(
     *,
     create: bool = False,
     durable: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> _Opening[Store | RemoteStore, AsyncStore]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.arguments import flag
-from penstock.client.connection import PATIENCE_S, OwnerLocator
+from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
@@ -136,7 +136,7 @@ def connect(
     *,
     create: bool = False,
     durable: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> RemoteStore:
@@ -151,7 +151,7 @@ def connect(
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
     create, durable = flag(create, "create"), flag(durable, "durable")
     clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, token, authority)
-    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
+    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), owner_timeout_s=timeout_s)
 
 
 def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:

@@ -82,7 +82,7 @@ class Background(Generic[D, F, V]):
         self._ending = True
         self._wakeup.notify()
 
-    def look(self, *, room_wanted: bool) -> None:
+    def wake_if_due(self, *, room_wanted: bool) -> None:
         """Wake the thread if it has work."""
         self._room_wanted = room_wanted
         asleep = not self.awake and self._executor.has_writes()
@@ -108,11 +108,11 @@ class Background(Generic[D, F, V]):
     def _await_work(self, worker: Waiter) -> Trigger | None:
         with self._lock:
             while (trigger := self.claim(worker)) is None and not self._ending:
-                patience_s = self._patience_s()
-                self.awake = patience_s is not None
+                sleep_s = self._sleep_s()
+                self.awake = sleep_s is not None
                 if not self.awake:
                     self._buffer.shut_room()  # the next write wakes the thread
-                self._wakeup.wait(patience_s)
+                self._wakeup.wait(sleep_s)
             self.awake = True
             return trigger
 
@@ -127,8 +127,8 @@ class Background(Generic[D, F, V]):
             size_due=self._buffer.flush_due or self._room_wanted,
         )
 
-    def _patience_s(self) -> float | None:
-        """Return how long nothing can become due without a call of `look`; None: until the next write.
+    def _sleep_s(self) -> float | None:
+        """Return how long nothing can become due without a call of `wake_if_due`; None: until the next write.
 
         After activity the thread wakes within an interval, before newer writes are due. So a write pays for waking it
         only when the store has been idle.

@@ -282,11 +282,11 @@ class Maintenance:
         tree: Tree,
         chunk_ids: Sequence[int],
         lsn: int | None = None,
-        look: Callable[[Sstable], object] = lambda table: None,
+        check: Callable[[Sstable], object] = lambda table: None,
     ) -> list[FileMeta]:
-        """Return the summaries of files built outside; `Invalid` if they cannot be adopted, or if `look` raises it."""
+        """Return the summaries of files built outside; `Invalid` if they cannot be adopted, or if `check` raises it."""
         catalog = self._catalog(tree)
-        summaries = [self._files.inspect(catalog, chunk_id, look) for chunk_id in chunk_ids]
+        summaries = [self._files.inspect(catalog, chunk_id, check) for chunk_id in chunk_ids]
         if any(summary.merges for summary in summaries):
             raise Invalid("files to adopt hold puts and deletes only: resolve the merges first")
         runs = part_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])

@@ -181,7 +181,7 @@ class Memtable:
             self._marks = []  # after the rows: readers read marks first, then rows
             self.bytes += FULL_ROW_BYTES * len(self.rows)
 
-    def take_in(self, newer: Memtable, now_us: int) -> None:
+    def merge_newer(self, newer: Memtable, now_us: int) -> None:
         """Add all rows of `newer`, which are later than all rows of this memtable."""
         self.bytes += newer.bytes
         self.expires = self.expires or newer.expires
@@ -360,7 +360,7 @@ def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
         return memtables[0]
     result = Memtable()
     for newer in memtables:
-        result.take_in(newer, now_us)
+        result.merge_newer(newer, now_us)
     return result
 
 

@@ -186,9 +186,9 @@ class Sending(Generic[T]):
     Not a generator: one that was never started does not run its `finally`.
     """
 
-    def __init__(self, pieces: Iterator[T], held: ExitStack) -> None:
+    def __init__(self, pieces: Iterator[T], resources: ExitStack) -> None:
         self._pieces = pieces
-        self._held = held
+        self._resources = resources
 
     def __iter__(self) -> Sending[T]:
         return self
@@ -202,6 +202,6 @@ class Sending(Generic[T]):
 
     def close(self, *_: Any) -> None:
         """Release the resources. A second call does nothing."""
-        self._held.close()
+        self._resources.close()
 
     __del__ = close

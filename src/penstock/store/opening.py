@@ -249,7 +249,7 @@ class OpenedParts(Tables):
         )
 
     def _make_room(self) -> bool:
-        return self._space.give_up_reserve()
+        return self._space.release_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -379,8 +379,8 @@ class OpenedParts(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._save_time()
-        self._governor.look()
-        self._space.mend()
+        self._governor.rebalance()
+        self._space.reclaim()
         self._dropped.remove()
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
 
@@ -405,10 +405,10 @@ class OpenedParts(Tables):
         """Wake waiters for records; every few megabytes, check memory and disk space."""
         self._port.applied()
         if self._governor.applied(size):
-            self._space.look()
+            self._space.check()
 
     def _relieved(self) -> None:
-        self._governor.look()
+        self._governor.rebalance()
         self._wake("checkpoint")  # a flush may let it drop some of the journal
 
     def _flush_soon(self, tree: Tree) -> None:

@@ -852,7 +852,7 @@ def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
     queue = store.queue("events")
     for number in range(20):
         queue.put(b"%d" % number * 50, durable=True)
-    store._space.give_up_reserve()
+    store._space.release_reserve()
     with pytest.raises(Exception, match="full"):
         queue.put(b"x")
     queue.trim(11, durable=True)
