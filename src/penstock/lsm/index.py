@@ -37,7 +37,7 @@ ROWS_MAX = 4_000_000
 MAGIC = b"PENSIDX1"
 VERSION = 1
 # magic, version, location bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and
-# highest LSN, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then a checksum of this and the body.
+# highest LSN, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then a checksum of it all.
 _HEADER = struct.Struct("<8sHBBI16sQQQIIQQQQQIII")
 _SUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _SUM.size
@@ -172,8 +172,8 @@ def encode_index(
     body += bytes(-(HEADER_BYTES + len(body)) % 8)
     header = _HEADER.pack(
         MAGIC, VERSION, location_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes,
-        summary.rows, homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges, summary.expiring,
-        len(range_rows), len(page_sums), len(body),
+        summary.rows, homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges,
+        summary.expiring, len(range_rows), len(page_sums), len(body),
     )  # fmt: skip
     return header + _SUM.pack(crc32c(header + body)) + body, tail
 
