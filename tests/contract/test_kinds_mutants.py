@@ -58,7 +58,7 @@ class _Machines(AccountsKind):
     machine: type[AccountsMachine]
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> AccountsMachine:
-        tree = context.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         return self.machine(tree, context.maintenance, descriptor)
 
 

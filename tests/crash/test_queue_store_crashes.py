@@ -206,7 +206,7 @@ def staged_files_given_up_before_their_messages_are_stored(patch: Patch) -> None
         context, taken = self._context, list(self._taken)
         if taken:
             Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock).discard(
-                self._descriptor.table, taken
+                self._descriptor.table_id, taken
             )
         store_now(self)
 

@@ -704,7 +704,7 @@ def test_a_snapshot_outlives_a_drop() -> None:
         store.compact("t")
     store = open_simulated(disk)
     snapshot = store.snapshot()
-    tables = [store._info(name).table for name in ("t", "q")]
+    tables = [store._info(name).table_id for name in ("t", "q")]
     store.drop("t")
     store.drop("q")
     store._dropped.remove()

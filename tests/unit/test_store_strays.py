@@ -118,7 +118,7 @@ def test_of_a_dropped_table_nothing_of_ours_is_left(tmp_path: Path) -> None:
 
 def tables(path: str) -> set[str]:
     with open_store(path, settings=SETTINGS) as store:
-        return {str(LEDGER_TABLE), *(str(info.table) for info in store._port.tables())}
+        return {str(LEDGER_TABLE), *(str(info.table_id) for info in store._port.tables())}
 
 
 def test_without_strays_a_dropped_table_leaves_nothing(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class _FlightReading:
         check_query(info, name, argument, timeout_s)
         self._flush_writes()
         scan = self._random.randbytes(16).hex()
-        request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
+        request = wire.RunQuery(scan, self.snapshot_id, info.table_id, name, argument, timeout_s)
         # The first page waits for two batches: the one it sends, and the next, to know whether there is one.
         return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)
 
@@ -183,7 +183,7 @@ class FlightPort(_FlightReading):
 
     def learn(self, tables: Sequence[TableInfo]) -> None:
         """Remember the kinds of tables: they encode the writes to them."""
-        kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
+        kinds = {info.table_id: kind_named(info.kind, info.name) for info in tables}
         with self._lock:
             self._kinds.update(kinds)
 
@@ -364,7 +364,7 @@ class FlightPort(_FlightReading):
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._flush_writes()
         repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable_calls
-        request = wire.CallService(info.table, name, argument)
+        request = wire.CallService(info.table_id, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:

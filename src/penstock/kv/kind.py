@@ -69,7 +69,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         )
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> KvMachine:
-        tree = context.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         return KvMachine(tree, context.maintenance, descriptor, options)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:

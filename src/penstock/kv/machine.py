@@ -104,4 +104,4 @@ class KvMachine:
 
     def close(self) -> None:
         self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

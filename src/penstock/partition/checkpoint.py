@@ -193,7 +193,7 @@ class Checkpoint:
 
     def _commit(self, partition: Partition) -> None:
         """Commit the spilled watermark of a partition to the manifest."""
-        key = WalStateKey(partition.descriptor.table, partition.descriptor.shard)
+        key = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard)
         txn = self._manifest.begin_write()
         txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))
         txn.commit()

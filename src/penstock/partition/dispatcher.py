@@ -451,7 +451,7 @@ class Dispatcher:
             for number in [number for number in self._unopened if table_of(number) == table]:
                 self.partition(number)  # raises the reason if it still cannot be opened
             for partition in self._partitions.values():
-                if partition.descriptor.table == table:
+                if partition.descriptor.table_id == table:
                     partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
                     self._drain(partition)
 
@@ -483,7 +483,7 @@ class Dispatcher:
             tables, states = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
-                    number = partition_id(info.table, shard)
+                    number = partition_id(info.table_id, shard)
                     states[number] = self._state_of(number)
             return self.ledger.tree.lsn, tables, states
 
@@ -508,7 +508,7 @@ class Dispatcher:
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):
-            number = partition_id(info.table, shard)
+            number = partition_id(info.table_id, shard)
             partition = self._partitions.get(number)
             self._factory.collect(describe(info, shard), None if partition is None else partition.machine)
             self._forget(number)
@@ -540,4 +540,4 @@ class Dispatcher:
 
 def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
     """Return the descriptor of a shard."""
-    return PartitionDescriptor(partition_id(info.table, shard), info.table, shard, info.name, info.kind)
+    return PartitionDescriptor(partition_id(info.table_id, shard), info.table_id, shard, info.name, info.kind)

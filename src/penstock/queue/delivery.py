@@ -178,7 +178,7 @@ class Deliveries:
 
     def _row(self, consumer: str, shard: int) -> ConsumerRow:
         """Return a consumer's row, with its floor raised above trimmed messages."""
-        row = read_row(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
+        row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer) or ConsumerRow("leased")
         return row.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -224,7 +224,7 @@ class Deliveries:
         info = self._host.port.table(call.dead_letter)
         if info is None or info.kind != "queue":
             raise NotFound(f"there is no queue {call.dead_letter} for dead letters: create it first")
-        if info.table == self._info.table:
+        if info.table_id == self._info.table_id:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
         return info
 
@@ -245,7 +245,7 @@ class Deliveries:
         ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
         leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
         ack = Ack(call.consumer, ranges, leases)
-        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, ack)),))))
+        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table_id, ack)),))))
         if letters_to is not None:
             for delivery in spent:
                 letters = Messages.of(delivery.payloads, delivery.keys, delivery.times)
@@ -263,7 +263,7 @@ class Deliveries:
         """Record deliveries, without waiting: a crash may lose the newest counts, with all later writes."""
         first = {claim.shard: claim.first for claim in claims}
         request = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in deliveries])
-        data = argument(self._info.table, request)
+        data = argument(self._info.table_id, request)
         self._host.port.submit(PendingGroup(encode_condition(Condition(None, ((DELIVER, data),)))), len(data))
 
     # -- returning messages
@@ -311,7 +311,7 @@ class Deliveries:
     def _check_use(self, consumer: str, mode: Mode) -> None:
         """Raise `KindMismatch` if a consumer is used in the other mode in some shard."""
         for shard in range(len(self._machines)):
-            row = read_row(self._host.ledger_row, self._info.table, shard, consumer)
+            row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer)
             if row is not None and row.mode != mode:
                 raise self._other_use(consumer, mode)
 
@@ -333,7 +333,7 @@ class Deliveries:
 
     def _gone(self) -> PenstockError:
         info = self._host.port.table(self._info.name)
-        if info is None or info.table != self._info.table:
+        if info is None or info.table_id != self._info.table_id:
             return NotFound(f"queue {self._info.name} was dropped")
         return Closed("the store was closed: open it again")
 

@@ -132,7 +132,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return KEY.pack(sequence)
 
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        return MOVE, argument(info.table, Move(consumer, list(ranges)))
+        return MOVE, argument(info.table_id, Move(consumer, list(ranges)))
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
         return QueueTable(port, info, durable=durable)

@@ -54,7 +54,7 @@ class QueueMachine(Machine):
     def __init__(self, descriptor: PartitionDescriptor, context: MachineContext) -> None:
         self._descriptor = descriptor
         self._context = context
-        self._key = WalStateKey(descriptor.table, descriptor.shard)
+        self._key = WalStateKey(descriptor.table_id, descriptor.shard)
         self._folder = f"{context.root}/{descriptor.folder}"
         self._lock = threads.lock("queue.machine")
         self._open()
@@ -222,7 +222,7 @@ class QueueMachine(Machine):
         if taken:
             context = self._context
             staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
-            staging.discard(self._descriptor.table, taken)
+            staging.discard(self._descriptor.table_id, taken)
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""

@@ -139,8 +139,8 @@ class QueueService:
     def _positions(self, call: QueueCall) -> list[ConsumerPosition]:
         """Return the positions of one consumer, or of all."""
         positions = []
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            shard, consumer = parse_row_key(self._info.table_id, key)
             if call.consumer in ("", consumer):
                 position, machine = decode_row(row), self._machine(self._partitions[shard])
                 position = position if position.mode == "streamed" else position.raised(machine.first)
@@ -178,8 +178,8 @@ class QueueService:
     def _floors(self, shard: int) -> list[int]:
         """Return the floors of all consumers in a shard; 1 for a consumer that has no row for it yet."""
         floors: dict[str, int] = {}
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            row_shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            row_shard, consumer = parse_row_key(self._info.table_id, key)
             floors.setdefault(consumer, 1)
             if row_shard == shard:
                 floors[consumer] = decode_row(row).floor

@@ -255,7 +255,7 @@ class Gateway:
         return PartitionId(partition)
 
     def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
-        info = next((info for info in reading.tables() if info.table == table), None)
+        info = next((info for info in reading.tables() if info.table_id == table), None)
         if info is None or shard >= info.shards:
             raise NotFound(f"there is no shard {shard} of table {table}")
         rights.check(right, info.name)

@@ -46,7 +46,7 @@ def add_loads(
     kind, info = table.kind, table.info
     loads = [_decoder.decode(load) for load in encoded]
     parts = [part for load in loads for part in load.parts]
-    if any(table_of(part.partition) != info.table for part in parts):
+    if any(table_of(part.partition) != info.table_id for part in parts):
         raise NotFound(f"table {info.name} was dropped while rows for it were prepared: nothing was written")
     with build_context(table) as context:
         parts = bundle(context, info, parts, replace)

@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self.reportLatestOffset()
 
     def _offset(self, offsets: dict[int, int]) -> Offset:
-        return {**_by_text(offsets), TABLE: self._state.table.table}
+        return {**_by_text(offsets), TABLE: self._state.table.table_id}
 
     def _checked(self, offset: Offset) -> dict[int, int]:
         """Return where reading can begin; `NotFound` if messages were trimmed, unless they are to be skipped.
@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Also `NotFound` if the offset is of a queue that was dropped since: it means nothing in the new one.
         """
         start, first, latest = _by_shard(offset), self._state.earliest, self._state.latest
-        table = self._state.table.table
+        table = self._state.table.table_id
         if (
             offset.get(TABLE, table) != table
             or start.keys() != latest.keys()

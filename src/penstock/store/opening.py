@@ -286,7 +286,7 @@ class OpenedParts(Tables):
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        state = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
         return SpillLog(
             self._fs,
             folder,
@@ -392,7 +392,7 @@ class OpenedParts(Tables):
         """Back up the manifest, and delete old finished jobs and stale staged files."""
         self._manifest.backup()
         self._jobs.prune(FINISHED_JOBS_KEPT)
-        self._staging.purge(info.table for info in self._ledger.tables())
+        self._staging.purge(info.table_id for info in self._ledger.tables())
         return None
 
     def _forget_verdicts(self, before: int) -> None:

@@ -207,7 +207,7 @@ class LocalPort:
             raise NotFound(f"there is no table {name}")
         self._command(encode_ops(Drop(name)))
         with self._lock:
-            service = self._services.pop(info.table, None)
+            service = self._services.pop(info.table_id, None)
         if service is not None:
             service.close()
 
@@ -222,7 +222,7 @@ class LocalPort:
         self._check_usable()
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
-        return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
+        return self._staging.reserve(descriptor.table_id, descriptor.folder, suffix, count, lease_s)
 
     @contextmanager
     def building(self, lease_s: float) -> Iterator[BuildContext]:
@@ -243,7 +243,7 @@ class LocalPort:
         return reference
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
-        info = self._dispatcher.ledger.table_by_id(descriptor.table)
+        info = self._dispatcher.ledger.table_by_id(descriptor.table_id)
         if info is None:
             raise NotFound("the table was dropped")
         return as_loadable(kind_named(info.kind, info.name), info)
@@ -263,7 +263,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             return service.call(name, argument)
         except Exception:
@@ -274,7 +274,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:
@@ -287,11 +287,11 @@ class LocalPort:
         if info is None:
             raise NotFound("the table was dropped")
         with self._lock:
-            service = self._services.get(info.table)
+            service = self._services.get(info.table_id)
             if service is None:
                 kind = kind_named(info.kind, info.name)
                 if isinstance(kind, Serviced):
-                    service = self._services[info.table] = kind.service(info, self)
+                    service = self._services[info.table_id] = kind.service(info, self)
             return service
 
     def has_leases(self) -> bool:

@@ -245,7 +245,9 @@ def test_while_a_sending_is_at_work_its_repetition_is_not_refused(
         return wire.unpack(gateway.answer(wire.pack(wire.Write([group, *more], again)), LOCAL), wire.Outcomes).outcomes
 
     payload = KvKind().encode(Rows.of({b"a": b"1"}))
-    group = wire.SentGroup(encode_condition(Condition(("p", 1))), True, [wire.SentSection(table.table << 16, payload)])
+    group = wire.SentGroup(
+        encode_condition(Condition(("p", 1))), True, [wire.SentSection(table.table_id << 16, payload)]
+    )
     entered, go_on, submit = threading.Event(), threading.Event(), LocalPort.submit
     first = threading.current_thread()
 

@@ -733,7 +733,7 @@ def move(store: Store, consumer: str, ranges: list[tuple[int, int, int]], mark: 
     assert info is not None
     with store.batch() as batch:
         batch.kv("results").merge(b"log", mark, operator="append")
-        batch.require(MOVE, argument(info.table, Move(consumer, ranges)))
+        batch.require(MOVE, argument(info.table_id, Move(consumer, ranges)))
     return batch.duplicate
 
 

@@ -73,7 +73,7 @@ def ask(gateway: Gateway, request: Any, rights: Rights = LOCAL) -> bytes:
 def partition(store: Store, name: str, shard: int = 0) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table << 16 | shard
+    return info.table_id << 16 | shard
 
 
 def write(gateway: Gateway, *sections: wire.SentSection, condition: bytes = b"", rights: Rights = LOCAL) -> None:

@@ -48,7 +48,7 @@ def gateway(store: Store) -> Gateway:
 def number(store: Store, name: str) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table
+    return info.table_id
 
 
 def rows(**given: bytes) -> bytes:

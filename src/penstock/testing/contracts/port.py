@@ -344,7 +344,7 @@ class PortContract(ABC):
             lambda: list(port.scan_arrow(partition, b"", None)),
             lambda: port.stage(partition, 1, 60.0),
             lambda: port.call(events, "bounds", b""),
-            lambda: port.flush(table.put(b"b", b"2"), table=info.table),
+            lambda: port.flush(table.put(b"b", b"2"), table=info.table_id),
             lambda: port.commit_and_wait(_group({partition: {b"b": b"2"}}), 100),
             lambda: port.drop(name),
         ]
@@ -352,7 +352,7 @@ class PortContract(ABC):
             with pytest.raises(NotFound):
                 act()
         again = make_kv(port, name)
-        assert again.table > info.table
+        assert again.table_id > info.table_id
         assert port.lookup(partitions_of(again)[0], b"a") is None
 
     # -- writing
@@ -444,9 +444,9 @@ class PortContract(ABC):
         info = make_kv(port, _name())
         (partition,) = partitions_of(info)
         for name, argument in (
-            ("nothing", info.table.to_bytes(8, "big")),
-            ("queue.move", info.table.to_bytes(8, "big") + b"\xc1"),
-            ("queue.move", make_queue(port, _name()).table.to_bytes(8, "big") + b"\xc1"),
+            ("nothing", info.table_id.to_bytes(8, "big")),
+            ("queue.move", info.table_id.to_bytes(8, "big") + b"\xc1"),
+            ("queue.move", make_queue(port, _name()).table_id.to_bytes(8, "big") + b"\xc1"),
         ):
             with pytest.raises(Invalid):
                 port.commit_and_wait(_group({partition: {b"a": b"1"}}, Condition(None, ((name, argument),))), 100)

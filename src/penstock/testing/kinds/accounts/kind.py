@@ -72,7 +72,7 @@ class AccountsKind(Kind, Loadable, Queryable):
             raise Invalid("accounts have no options")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> AccountsMachine:
-        tree = context.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         return AccountsMachine(tree, context.maintenance, descriptor)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> AccountsTable:
