@@ -35,8 +35,9 @@ from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.applied import AppliedReading
 from penstock.store.querying import check_query
+from penstock.store.snapshot_port import SnapshotPort
 from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4

@@ -709,7 +709,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     fresh = store.queue("events")
     assert fresh.append(b"first").sequence == 1
     assert [message.payload for message in fresh.consumer("c").get()] == [b"first"]
-    assert list(store._port._services) == [store._ledger.table("events").table]  # type: ignore[union-attr]
+    assert list(store._port._services.running()) == [store._ledger.table("events").table_id]  # type: ignore[union-attr]
 
 
 def test_a_write_that_a_drop_overtakes_leaves_nothing(store: Store) -> None:
