@@ -84,6 +84,7 @@ class LocalPort:
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._services = TableServices(self)
+        self._service = self._services.of
         self._lock = threads.lock("local.listeners")
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
@@ -93,8 +94,10 @@ class LocalPort:
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
-        self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
-        self._lock = self._services = self._coordinator  # type: ignore[assignment]
+        refusal = _Refusal("this store was opened before a fork: open or connect to it in this process")
+        self._refuse(refusal)
+        self._lock = self._services = refusal  # type: ignore[assignment]
+        self._service = refusal.refuse
 
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
@@ -145,7 +148,7 @@ class LocalPort:
             self._check_condition(name, argument)
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in condition.others:
-                service = self._services.of(self._dispatcher.ledger.table_by_id(condition_table(argument)))
+                service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
@@ -255,7 +258,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
         try:
-            service = self._services.of(self._dispatcher.ledger.table_by_id(info.table_id))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             return service.call(name, argument)
         except Exception:
@@ -266,7 +269,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info)
         try:
-            service = self._services.of(self._dispatcher.ledger.table_by_id(info.table_id))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:

@@ -579,7 +579,7 @@ def wait_for_waiters(store: Store, name: str, count: int) -> None:
     """Until so many consumers sleep. There is no event for that: their number under the lock says it."""
     info = store._ledger.table(name)
     assert info is not None
-    deliveries = store._port._services.of(info)._deliveries  # type: ignore[union-attr]
+    deliveries = store._port._service(info)._deliveries  # type: ignore[union-attr]
     for _ in range(10_000):
         with deliveries._changed:
             if len(deliveries._changed._sleepers) >= count:
@@ -624,7 +624,7 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     held = long.get()
     waiter = Waiter(lambda: queue.consumer("c").get(1, timeout_s=19))
     wait_for_waiters(real, "events", 1)
-    deliveries = real._port._services.of(real._ledger.table("events"))._deliveries  # type: ignore[union-attr]
+    deliveries = real._port._service(real._ledger.table("events"))._deliveries  # type: ignore[union-attr]
     with deliveries._changed:  # it must not be the waiter who takes it
         deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())
