@@ -243,7 +243,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=20,
 )
-names = st.sampled_from([kind.__name__ for kind in (*wire._Other.__args__, wire.Write)])
+names = st.sampled_from([kind.__name__ for kind in (*wire.OtherRequest.__args__, wire.Write)])
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
