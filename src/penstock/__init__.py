@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
     from penstock.partition.aside import Trouble
+    from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
-    from penstock.partition.dispatcher import DispatcherSettings
     from penstock.partition.reference import StagedFile
     from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
@@ -78,7 +78,7 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
-    "DispatcherSettings": "partition.dispatcher",
+    "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.epochs",
     "Json": "kv.values",

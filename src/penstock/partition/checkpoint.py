@@ -26,7 +26,8 @@ from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.aside import is_our_mistake
-from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.backlog import Partition
+from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry

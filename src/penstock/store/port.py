@@ -32,7 +32,8 @@ from penstock.kinds import (
     as_serviced,
     partitions_of,
 )
-from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.backlog import Partition
+from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
     Create,
