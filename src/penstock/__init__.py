@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.coordinator.protocols import Acknowledgement, Durability
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
-    from penstock.log.log import LogSettings
+    from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
@@ -86,7 +86,7 @@ _HOMES = {
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
-    "LogSettings": "log.log",
+    "LogSettings": "log.settings",
     "Message": "queue.table",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
