@@ -19,7 +19,7 @@ from penstock.store.settings import StoreSettings
 from penstock.store.space import DiskSpace
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, Fault, SimulatedDisk
-from penstock.testing.disk import Image
+from penstock.testing.disk_image import Image
 
 # -- a real file system
 
