@@ -303,7 +303,7 @@ def pointer_not_settled(patch: Patch) -> None:
     """Builds on a pointer that may be in the page cache only."""
 
     def nothing(self: QmftWriter) -> None:
-        self._pointer_sound = True
+        self._pointer_valid = True
 
     patch.setattr(QmftWriter, "secure_pointer", nothing)
 

@@ -86,7 +86,7 @@ class LocalOwnerLocator:
         try:
             answer = self._ask_owner(deadline_s)
             if answer is None:
-                self._bring_up(deadline_s)
+                self._start_owner(deadline_s)
                 answer = self._ask_owner(deadline_s)
             return answer
         except (ProcessLimit, StoreLocked, WaitExpired):  # its owner does not answer yet, or never will
@@ -96,7 +96,7 @@ class LocalOwnerLocator:
         finally:
             opening.release()
 
-    def _bring_up(self, deadline_s: float) -> None:
+    def _start_owner(self, deadline_s: float) -> None:
         """Start an owner, unless one started here is still coming up, and wait until it serves. Requires: OPENING."""
         if self._starting is None:
             self._starting = StartingOwner(self.folder, self._clock)

@@ -46,7 +46,7 @@ class Background(Generic[D, F, V]):
         self._wakeup = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
         self._due_s = 0.0  # when to flush the writes made by then
-        self._asked = False  # a caller requested a flush without waiting for it
+        self._requested = False  # a caller requested a flush without waiting for it
         self._room_wanted = False  # writes wait for room
         self.awake = False  # the thread checks by itself within an interval
         self._noticed = epochs.none  # the last epoch seen
@@ -71,11 +71,11 @@ class Background(Generic[D, F, V]):
     def start_timer(self) -> None:
         """Start the flush interval: the first write entered an empty delta while the thread sleeps."""
         self._due_s = self._clock.monotonic_s() + self._interval_s
-        self._asked = False  # another thread has done the requested flush
+        self._requested = False  # another thread has done the requested flush
 
     def ask(self) -> None:
         """Request a flush soon."""
-        self._asked = True
+        self._requested = True
 
     def end(self) -> None:
         """Let the thread end when no work is left."""
@@ -99,7 +99,7 @@ class Background(Generic[D, F, V]):
                 return Trigger.EXPLICIT
         trigger = self._trigger()
         if trigger is not None:
-            self._asked = False
+            self._requested = False
             self._due_s = self._clock.monotonic_s() + self._interval_s
             worker.epoch = self._epochs.none
             executor.leading = worker
@@ -122,7 +122,7 @@ class Background(Generic[D, F, V]):
         if not executor.can_lead() or not executor.has_writes():
             return None
         return choose_trigger(
-            asked=self._asked,
+            requested=self._requested,
             timer_due=self._clock.monotonic_s() >= self._due_s,
             size_due=self._buffer.flush_due or self._room_wanted,
         )

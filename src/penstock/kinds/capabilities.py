@@ -75,8 +75,8 @@ class Loadable(Protocol):
 
     staged_suffix: str  # of files that are built outside the owner
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        """Return the Arrow schema to cast rows of schema `given` to; `Invalid` if they do not fit."""
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        """Return the Arrow schema to cast rows of schema `input_schema` to; `Invalid` if they do not fit."""
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         """Prepare rows outside the owner: few rows as sections, many as files."""

@@ -92,8 +92,8 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_key_range([(operation, value) for column, operation, value in filters if column == "key"])
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given, decode_options(options))
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema, decode_options(options))
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         return Loader(info, decode_options(info.options), context).run(batches)

@@ -59,7 +59,7 @@ def check_disjoint(files: Iterable[FileMeta]) -> None:
             raise Invalid(f"the files of a run must be disjoint by key: {one.file_name} reaches into {other.file_name}")
 
 
-def part_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
+def split_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
     """Assign files (start, end, id) to as few runs as their keys allow; return the run of each id."""
     ends: list[tuple[bytes, int]] = []  # where each run ends, and its number
     runs: dict[int, int] = {}

@@ -211,7 +211,7 @@ class Backlogs:
             try:
                 partition.machine.apply(Entry(entry.lsn, entry.time_us, ()))
             except BaseException:
-                self._aside.take_back()  # even an empty entry fails, so this entry is not the cause
+                self._aside.undo_add()  # even an empty entry fails, so this entry is not the cause
                 raise
         except Exception as failure:
             logger.error("record %d for %s cannot be set aside (%s)", entry.lsn, descriptor.name, failure)

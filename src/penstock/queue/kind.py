@@ -154,8 +154,8 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_sequence_range(filters, QueueTable(port, info), shard)
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given)
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema)
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         return MessageLoader(info, context).run(batches)

@@ -50,14 +50,14 @@ FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
 _NOT_ROWS = ("shard", "sequence")  # columns of a queue that are ignored in a load
 
 
-def load_schema(given: Any) -> Any:
+def load_schema(input_schema: Any) -> Any:
     """Return the schema that messages are cast to; `Invalid` if their columns do not fit."""
-    names = [name for name in given.names if name not in _NOT_ROWS]
+    names = [name for name in input_schema.names if name not in _NOT_ROWS]
     if "payload" not in names or set(names) - {"payload", "key", "timestamp"} or len(set(names)) != len(names):
         raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
     fields = []
     for name in names:
-        actual = given.field(name).type
+        actual = input_schema.field(name).type
         text = pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual)
         if name == "timestamp" and not pa.types.is_timestamp(actual):
             raise Invalid(f"column timestamp is {actual}, and must be a timestamp")

@@ -92,11 +92,13 @@ class AccountsKind(Kind, Loadable, Queryable):
 
     # -- loads: always as sections
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        names = [name for name in given.names if name != "lsn"]
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        names = [name for name in input_schema.names if name != "lsn"]
         if sorted(names) != LOAD_SCHEMA.names:
             raise Invalid(f"bookings have the columns account and amount, not {', '.join(names)}")
-        if not pa.types.is_string(given.field("account").type) or not pa.types.is_integer(given.field("amount").type):
+        if not pa.types.is_string(input_schema.field("account").type) or not pa.types.is_integer(
+            input_schema.field("amount").type
+        ):
             raise Invalid("an account is a string and an amount an integer: cast the columns first")
         return LOAD_SCHEMA
 
