@@ -338,7 +338,7 @@ class PersistentQueue:
                 files.roll(position.last_time_us)
                 self._show()
             if before_sequence is not None:
-                count = files.sealed.place_of(sequence)
+                count = files.sealed.index_of(sequence)
             else:
                 count = self._read_view(lambda view: self._reader.files_before(view, time))
             if count:

@@ -98,7 +98,7 @@ class LocalPort:
         refusal = _Refusal("this store was opened before a fork: open or connect to it in this process")
         self._refuse(refusal)
         self._lock = self._services = refusal  # type: ignore[assignment]
-        self._service = refusal.refuse
+        self._service = refusal.refuse  # type: ignore[assignment]
 
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""

@@ -333,11 +333,11 @@ def test_no_refusal_is_forgotten() -> None:
             refusals.raise_for(2 * epoch, epoch % 7)
     refusals.raise_for(2 * epoch + 1, epoch % 7)  # of another batch
     refusals.raise_for(2 * epoch, (epoch + 1) % 7)  # of another table
-    assert refusals.news  # of the oldest, which are one: whoever asked was told of one table
+    assert refusals.unraised  # of the oldest, which are one: whoever asked was told of one table
     with pytest.raises(OutcomeUnknown):
-        refusals.raise_news()
-    refusals.raise_news()
-    assert not refusals.news
+        refusals.raise_unraised()
+    refusals.raise_unraised()
+    assert not refusals.unraised
 
 
 def test_a_flush_tells_of_all_before_it() -> None:
