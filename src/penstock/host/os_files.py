@@ -57,8 +57,6 @@ class OsFile:
     def pin(self) -> Iterator[None]:
         yield  # it has a descriptor until it is closed
 
-    def hold(self) -> None: ...
-
     def pread(self, size: int, offset: int) -> bytes:
         fd = self._fd
         return read_fully(lambda n, at: os.pread(fd, n, at), size, offset)
@@ -91,11 +89,10 @@ class OsFile:
             os.fsync(fd)
 
     def fdatasync(self) -> None:
-        fd = self._fd
-        if sys.platform == "darwin" or fd < 0:
+        if sys.platform == "darwin":
             self.fsync()
         else:
-            os.fdatasync(fd)
+            os.fdatasync(_open_fd(self._fd, self._path))
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
         for piece in pieces:
@@ -118,8 +115,7 @@ class OsFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        if os is not None:  # else the interpreter is ending, and the system closes the file
-            self.close()
+        self.close()
 
 
 class OsFolder:
