@@ -82,13 +82,6 @@ class Layers(NamedTuple, Generic[D, V]):
         last = batches[len(results)].last
         return _new(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
 
-    def complete(self, view: V) -> Layers[D, V]:
-        """Return layers with the only batch in the view: `harden` and `retire` in one step."""
-        pending, deltas, _, _, _, taken, sealed, batches, results = self
-        (batch,) = batches
-        deltas = deltas[: len(deltas) - len(batch.deltas)]
-        return _new(Layers, (pending, deltas, view, batch.last, batch.last, taken, sealed, (), results))
-
     def retire(self, view: V) -> Layers[D, V]:
         """Return layers with the oldest batch in the view, and without its deltas."""
         pending, deltas, _, _, durable, taken, sealed, batches, results = self
@@ -129,7 +122,7 @@ class DeltaBuffer(Generic[D, V]):
         "_make",
         "_pending_bytes",
         "bytes_max",
-        "held",
+        "hold_reason",
         "layers",
         "room",
         "taken_bytes",
@@ -144,7 +137,7 @@ class DeltaBuffer(Generic[D, V]):
         self._allowed = SHUT  # `room` when it was opened: the difference has been written since
         self._pending_bytes = 0
         self.taken_bytes = 0  # total put into batches
-        self.held: str | None = None  # why writes are blocked for now
+        self.hold_reason: str | None = None  # why writes are blocked for now
 
     @property
     def pending_bytes(self) -> int:
@@ -161,7 +154,7 @@ class DeltaBuffer(Generic[D, V]):
         return self.pending_bytes >= self._flush_bytes
 
     def fits(self, size: int) -> bool:
-        return self.held is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
+        return self.hold_reason is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -171,7 +164,7 @@ class DeltaBuffer(Generic[D, V]):
         """Let writes skip the full check, up to the next limit."""
         self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
-        if self.held is not None:
+        if self.hold_reason is not None:
             return
         room = self.bytes_max - self._pending_bytes
         for batch in self.layers.batches:  # few, if any
