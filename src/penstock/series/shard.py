@@ -46,9 +46,6 @@ class SeriesShard(ShardSnapshot, Protocol):
     def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
         """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
 
-    def label_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
-        """Return (bucket, label, number of distinct values), for each bucket that overlaps the range."""
-
 
 class SeriesLimits(Protocol):
     """What admission asks of a shard's state machine. Approximate: writes that are not applied yet are not counted."""
@@ -58,3 +55,6 @@ class SeriesLimits(Protocol):
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""
+
+    def oldest_bucket(self) -> int | None:
+        """Return the number of the oldest bucket; None if there is none."""

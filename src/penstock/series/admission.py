@@ -1,0 +1,80 @@
+"""Admission of samples: the times and the number of series that a table accepts, judged by the owner before a write.
+
+Apply accepts everything. So a limit counts what is applied: writes that wait for their record may pass it by as many
+series as one record holds.
+
+Thread: the writer's.
+Invariant: what is refused changes nothing, and the refusal names the table's option, and the metric.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.errors import Invalid
+from penstock.series.labels import METRIC, LabelTable
+from penstock.series.options import SECOND_US, SeriesOptions
+from penstock.series.section import I64, SampleBlock, SeriesSection
+from penstock.series.shard import SeriesLimits
+
+
+def check_window(name: str, times: I64, options: SeriesOptions, time_us: int) -> None:
+    """Raise `Invalid` if a time is older or later than a table accepts; `time_us` is the store's time."""
+    if options.future_s is not None and int(times.max()) > time_us + options.future_s * SECOND_US:
+        late_s = (int(times.max()) - time_us) / SECOND_US
+        raise Invalid(
+            f"a sample is {late_s:,.0f} s in the future, and table {name} accepts {options.future_s:,.0f} s (future_s): "
+            "give times in microseconds since 1970"
+        )
+    if options.window_s is not None and int(times.min()) < time_us - options.window_s * SECOND_US:
+        old_s = (time_us - int(times.min())) / SECOND_US
+        raise Invalid(
+            f"a sample is {old_s:,.0f} s old, and table {name} accepts {options.window_s:,.0f} s (window_s): drop it"
+        )
+
+
+def admit_section(
+    name: str, section: SeriesSection, options: SeriesOptions, limits: SeriesLimits, time_us: int
+) -> None:
+    """Raise `Invalid` if a section has times or new series that a table does not accept."""
+    for part in section.parts:
+        if isinstance(part, SampleBlock):
+            check_window(name, part.times, options, time_us)
+            _check_series(name, part, options, limits)
+
+
+def _check_series(name: str, block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> None:
+    buckets = options.buckets(block.times)
+    numbers = np.unique(buckets).tolist()
+    for bucket in numbers:
+        series = block.series
+        if len(numbers) > 1:
+            series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
+        new = np.flatnonzero(~limits.known(bucket, series))
+        if len(new):
+            _check_new(name, bucket, series, new, options, limits)
+
+
+def _check_new(
+    name: str,
+    bucket: int,
+    series: LabelTable,
+    new: np.ndarray[tuple[int], np.dtype[np.intp]],
+    options: SeriesOptions,
+    limits: SeriesLimits,
+) -> None:
+    place = series.names.index(METRIC)
+    codes, counts = np.unique(series.codes[new, place], return_counts=True)
+    most = series.values[place][int(codes[counts.argmax()]) - 1]
+    if limits.series_count(bucket) + len(new) > options.series_max:
+        raise Invalid(
+            f"table {name} holds {limits.series_count(bucket):,} series and this write adds {len(new):,}, most of metric "
+            f"{most}: the limit is {options.series_max:,} (series_max); give fewer label values, or make a table with more"
+        )
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        metric = series.values[place][code - 1]
+        if limits.series_count(bucket, metric) + count > options.metric_series_max:
+            raise Invalid(
+                f"metric {metric} of table {name} has {limits.series_count(bucket, metric):,} series and this write adds "
+                f"{count:,}: the limit is {options.metric_series_max:,} (metric_series_max); give its labels fewer values"
+            )
