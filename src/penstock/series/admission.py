@@ -14,20 +14,20 @@ import numpy as np
 from penstock.errors import Invalid
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.options import SECOND_US, SeriesOptions
-from penstock.series.section import I64, SampleBlock, SeriesSection
+from penstock.series.section import SampleBlock, SeriesSection
 from penstock.series.shard import SeriesLimits
 
 
-def check_window(name: str, times: I64, options: SeriesOptions, time_us: int) -> None:
-    """Raise `Invalid` if a time is older or later than a table accepts; `time_us` is the store's time."""
-    if options.future_s is not None and int(times.max()) > time_us + options.future_s * SECOND_US:
-        late_s = (int(times.max()) - time_us) / SECOND_US
+def check_window(name: str, first: int, last: int, options: SeriesOptions, time_us: int) -> None:
+    """Raise `Invalid` if times are older or later than a table accepts; `time_us` is the store's time."""
+    if options.future_s is not None and last > time_us + options.future_s * SECOND_US:
+        late_s = (last - time_us) / SECOND_US
         raise Invalid(
             f"a sample is {late_s:,.0f} s in the future, and table {name} accepts {options.future_s:,.0f} s (future_s): "
             "give times in microseconds since 1970"
         )
-    if options.window_s is not None and int(times.min()) < time_us - options.window_s * SECOND_US:
-        old_s = (time_us - int(times.min())) / SECOND_US
+    if options.window_s is not None and first < time_us - options.window_s * SECOND_US:
+        old_s = (time_us - first) / SECOND_US
         raise Invalid(
             f"a sample is {old_s:,.0f} s old, and table {name} accepts {options.window_s:,.0f} s (window_s): drop it"
         )
@@ -39,7 +39,7 @@ def admit_section(
     """Raise `Invalid` if a section has times or new series that a table does not accept."""
     for part in section.parts:
         if isinstance(part, SampleBlock):
-            check_window(name, part.times, options, time_us)
+            check_window(name, int(part.times.min()), int(part.times.max()), options, time_us)
             _check_series(name, part, options, limits)
 
 

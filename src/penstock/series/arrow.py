@@ -119,7 +119,8 @@ class BlockMaker:
         for name in ("time", "value"):
             if name not in columns:
                 raise Invalid(f"rows of a series table have the columns time and value: {name} is missing")
-        times, bits = time_column(columns.pop("time")), value_column(columns.pop("value"))
+        # Copies: Arrow arrays may share the memory of numpy arrays, which the caller may change.
+        times, bits = time_column(columns.pop("time")).copy(), value_column(columns.pop("value")).copy()
         if not table.num_rows:
             return None
         check_times(times)
@@ -137,7 +138,9 @@ class BlockMaker:
                 return series, index
         series, index = _series(columns, metric, count)
         if count <= KEPT_ROWS_MAX:
-            self._kept = ((key, series, index), *self._kept[: KEPT_CALLS - 1])
+            places = pa.array(np.arange(count))
+            kept = (("", metric), *((name, column.take(places)) for name, column in columns.items()))  # copies, as above
+            self._kept = ((kept, series, index), *self._kept[: KEPT_CALLS - 1])
         return series, index
 
 
