@@ -38,6 +38,8 @@ from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
+from penstock.series.options import SeriesOptions
+from penstock.series.table import SeriesReader, SeriesTable
 from penstock.server.opening import YIELD_S
 from penstock.store.batch import StoreBatch
 from penstock.store.settings import StoreSettings
@@ -51,6 +53,8 @@ __all__ = [
     "AsyncKvTable",
     "AsyncQueueTable",
     "AsyncQueueView",
+    "AsyncSeriesReader",
+    "AsyncSeriesTable",
     "AsyncSnapshot",
     "AsyncStore",
     "connect",
@@ -151,6 +155,7 @@ def _iterated(
 
 K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
+R = TypeVar("R", bound=SeriesReader)
 
 
 class AsyncKvReader(_Async[K]):
@@ -220,6 +225,30 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
         return AsyncConsumer(sync, self._threads)
 
 
+class AsyncSeriesReader(_Async[R]):
+    """A series table of a snapshot. Methods are those of `SeriesReader`."""
+
+    select = _awaited(SeriesReader.select)
+    to_arrow = _awaited(SeriesReader.to_arrow)
+    aggregate = _awaited(SeriesReader.aggregate)
+    series = _awaited(SeriesReader.series)
+    labels = _awaited(SeriesReader.labels)
+    label_values = _awaited(SeriesReader.label_values)
+    metadata = _awaited(SeriesReader.metadata)
+    cardinality = _awaited(SeriesReader.cardinality)
+    scan_arrow = _iterated(SeriesReader.scan_arrow)
+
+
+class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
+    """A series table. Methods are those of `SeriesTable`."""
+
+    write = _awaited(SeriesTable.write)
+    write_columns = _awaited(SeriesTable.write_columns)
+    write_arrow = _awaited(SeriesTable.write_arrow)
+    delete = _awaited(SeriesTable.delete)
+    set_metadata = _awaited(SeriesTable.set_metadata)
+
+
 class AsyncConsumer(_Async[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`."""
 
@@ -270,6 +299,7 @@ class AsyncBatch(_Async[StoreBatch]):
     """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
 
     queue = _awaited(StoreBatch.queue)
+    series = _awaited(StoreBatch.series)
     commit = _awaited(StoreBatch.commit)
 
     @overload
@@ -344,6 +374,10 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
         """Return a queue at that LSN."""
         return AsyncQueueView(await self._threads.run(partial(self._sync.queue, name)), self._threads)
 
+    async def series(self, name: str) -> AsyncSeriesReader[SeriesReader]:
+        """Return a series table at that LSN."""
+        return AsyncSeriesReader(await self._threads.run(partial(self._sync.series, name)), self._threads)
+
     async def __aenter__(self) -> AsyncSnapshot:
         return self
 
@@ -403,6 +437,15 @@ class AsyncStore(_Async[Store | RemoteStore]):
             lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
         )
         return AsyncQueueTable(table, self._threads)
+
+    async def series(
+        self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
+    ) -> AsyncSeriesTable:
+        """Return a series table; create it if it does not exist, unless `create=False`."""
+        sync = await self._threads.run(
+            lambda: self._sync.series(name, shards=shards, options=options, create=create)
+        )
+        return AsyncSeriesTable(sync, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
