@@ -1,0 +1,117 @@
+"""The memtable of a series shard: rows of the index as in any tree, samples as columns.
+
+An applied record adds its samples as arrays; nothing is done for each series or sample. When the memtable is frozen and
+first read, or flushed, the samples of a bucket are sorted once; a flush then makes one block for each group of series.
+
+Thread: one writer; columns are read only when the memtable is frozen.
+Invariants: (1) the index rows and the samples of a record are in one memtable, so they reach files together: no sample
+without its series. (2) within a memtable the last write of a series and time wins, and a delete removes what was written
+before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.lsm.memtable import Edit, Memtable
+from penstock.lsm.operators import SERIES_SAMPLES
+from penstock.lsm.rows import NEVER, Row
+from penstock.series.blocks import NO_SAMPLES, NO_TOMBSTONES, Samples, Tombstones, encode
+from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
+from penstock.series.operators import fold_columns
+
+PART_OVERHEAD_BYTES = 500
+Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """Samples of one bucket, or deletes of samples that were written before, from one record."""
+
+    lsn: int
+    bucket: int
+    samples: Samples = NO_SAMPLES
+    deleted: Tombstones = NO_TOMBSTONES
+
+    @property
+    def nbytes(self) -> int:
+        return self.samples.nbytes + 20 * len(self.deleted) + PART_OVERHEAD_BYTES
+
+
+class SeriesEdit(Edit, frozen=True, kw_only=True):
+    """An edit with samples."""
+
+    parts: tuple[SamplePart, ...] = ()  # in write order; each deletes first
+
+
+class SeriesMemtable(Memtable):
+    """Rows by key, and samples by bucket."""
+
+    def __init__(self, lsn: int = 0) -> None:
+        super().__init__(lsn)
+        self._parts: list[SamplePart] = []  # in write order
+        self._sorted: dict[int, Contents] = {}  # by bucket; filled when the memtable is frozen
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._parts)
+
+    def apply(self, edit: Edit) -> None:
+        self._begin(edit.lsn)
+        if isinstance(edit, SeriesEdit) and edit.parts:
+            self._parts.extend(edit.parts)  # one step: see `remainder`
+            self.bytes += sum(part.nbytes for part in edit.parts)
+        super().apply(edit)
+
+    def remainder(self, edit: Edit) -> Edit:
+        rest = super().remainder(edit)
+        parts = edit.parts if isinstance(edit, SeriesEdit) else ()
+        if parts and self._parts and self._parts[-1].lsn == edit.lsn:
+            parts = ()
+        return SeriesEdit(lsn=rest.lsn, time_us=rest.time_us, rows=rest.rows, ranges=rest.ranges, parts=parts)
+
+    def take_in(self, newer: Memtable, now_us: int) -> None:
+        if isinstance(newer, SeriesMemtable):
+            self._parts += newer._parts
+        super().take_in(newer, now_us)
+
+    def buckets(self) -> list[int]:
+        """Return the buckets that have samples or deletes here."""
+        return sorted({part.bucket for part in self._parts})
+
+    def contents(self, bucket: int) -> Contents:
+        """Return the samples of a bucket, sorted and distinct, and the deletes of older ones. Requires: frozen."""
+        known = self._sorted.get(bucket)
+        if known is None:
+            floor = self.deleted_below(prefix(bucket, SAMPLES))
+            parts = [part for part in self._parts if part.bucket == bucket and part.lsn >= floor]
+            known = fold_columns((part.samples, part.deleted) for part in parts)
+            self._sorted[bucket] = known
+            # The sorted columns replace what they were made from. Another reader may do the same for another bucket at
+            # this moment: either list is complete.
+            others = [part for part in self._parts if part.bucket != bucket]
+            self._parts = [*others, SamplePart(self.lsn_last, bucket, *known)]
+        return known
+
+    def to_flush(self) -> Memtable:
+        rows: dict[bytes, Row] = {}
+        for bucket in self.buckets():
+            samples, deleted = self.contents(bucket)
+            for group, block in _blocks(samples, deleted):
+                rows[samples_key(bucket, group)] = (SERIES_SAMPLES, block, self.lsn_last, NEVER)
+        return self.with_rows(rows)
+
+
+def _blocks(samples: Samples, deleted: Tombstones) -> list[tuple[int, bytes]]:
+    """Return a block for each group of series."""
+    groups, delete_groups = samples.ids >> GROUP_SHIFT, deleted.ids >> GROUP_SHIFT
+    blocks: list[tuple[int, bytes]] = []
+    for group in np.union1d(groups, delete_groups).tolist():
+        low, high = np.searchsorted(groups, (group, group + 1))
+        first, last = np.searchsorted(delete_groups, (group, group + 1))
+        some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
+        gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
+        blocks.append((group, encode(some, gone)))
+    return blocks

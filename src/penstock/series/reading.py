@@ -1,0 +1,169 @@
+"""A snapshot of a series shard: index and samples at one LSN.
+
+Samples of a group of series come from its blocks in files, newest first, and from the memtables of the snapshot, which
+are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last write
+of a series and time wins, and a tombstone deletes what is older.
+
+Thread: any; a snapshot does not change.
+Invariants: (1) all reads see one LSN, in all buckets. (2) memory is bounded by about READ_SAMPLES samples, or by one
+series of one bucket if that has more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.kinds import ShardSnapshot
+from penstock.lsm.snapshot import Snapshot
+from penstock.lsm.view import View
+from penstock.series import index
+from penstock.series.blocks import Block, Samples, Tombstones, concat
+from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
+from penstock.series.labels import U32
+from penstock.series.memtable import Contents, SeriesMemtable
+from penstock.series.operators import fold_columns
+from penstock.series.options import SeriesOptions
+from penstock.series.section import MetricMetadata
+from penstock.series.selectors import Matcher
+from penstock.series.shard import SampleColumns
+
+COLUMN_SAMPLES = 65_536  # of a column that `read` yields
+READ_SAMPLES = 1 << 20  # decoded at once
+
+
+class SeriesState(ShardSnapshot):
+    """A shard at one LSN; `view` includes writes that are not applied yet, if it is given."""
+
+    def __init__(self, snapshot: Snapshot, options: SeriesOptions, view: View | None = None) -> None:
+        self.snapshot = snapshot
+        self.options = options
+        self._view: View = snapshot if view is None else view
+        for memtable in self._view.memtables():
+            memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
+
+    @property
+    def lsn(self) -> int:
+        return self.snapshot.lsn
+
+    def under(self, rows: SeriesMemtable) -> SeriesState:
+        """Return this state with newer writes on top."""
+        return SeriesState(self.snapshot, self.options, self.snapshot.under(rows))
+
+    def close(self) -> None:
+        self.snapshot.close()
+
+    # -- the index
+
+    def _buckets(self, start: int, end: int) -> Iterator[int]:
+        self.snapshot.check_open()
+        if end <= start:
+            return iter(())
+        return index.buckets(self._view, self.options.bucket(start), self.options.bucket(end - 1) + 1)
+
+    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:
+        matches = ((bucket, index.match(self._view, bucket, matchers)) for bucket in self._buckets(start, end))
+        return [(bucket, np.array(ids, np.uint32)) for bucket, ids in matches if ids]
+
+    def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
+        self.snapshot.check_open()
+        return index.labels_of(self._view, bucket, ids)
+
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        names: set[str] = set()
+        for bucket in self._buckets(start, end):
+            ids = index.match(self._view, bucket, matchers) if matchers else None
+            names |= index.label_names(self._view, bucket, ids)
+        return names
+
+    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        found: set[str] = set()
+        for bucket in self._buckets(start, end):
+            ids = index.match(self._view, bucket, matchers) if matchers else None
+            found.update(index.label_values(self._view, bucket, name, ids))
+        return found
+
+    def metadata(self) -> Iterable[MetricMetadata]:
+        self.snapshot.check_open()
+        return index.metadata(self._view)
+
+    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+        for bucket in self._buckets(start, end):
+            yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket))
+
+    def label_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+        for bucket in self._buckets(start, end):
+            yield from ((bucket, name, count) for name, count in index.label_counts(self._view, bucket).items())
+
+    # -- samples
+
+    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
+        waiting: list[Samples] = []
+        count = 0
+        for samples in self._by_group(bucket, ids, start, end):
+            waiting.append(samples)
+            count += len(samples)
+            if count >= COLUMN_SAMPLES:
+                yield from _columns(concat(waiting))
+                waiting, count = [], 0
+        yield from _columns(concat(waiting))
+
+    def _by_group(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
+        memory = self._memory(bucket)
+        groups = ids >> GROUP_SHIFT
+        borders = np.append(np.flatnonzero(np.append(True, groups[1:] != groups[:-1])), len(ids)) if len(ids) else []
+        for first, last in zip(borders[:-1], borders[1:], strict=True):
+            self.snapshot.check_open()
+            some = ids[first:last]
+            stored = self._view.live_values(samples_key(bucket, int(groups[first])))
+            blocks = [Block(value) for value in reversed(stored)]
+            for part in _bounded(blocks, some, start, end):
+                columns = [_from_block(block, part, start, end) for block in blocks]
+                columns += [_from_memory(contents, part, start, end) for contents in memory]
+                samples, _ = fold_columns(columns)
+                if len(samples):
+                    yield samples
+
+    def _memory(self, bucket: int) -> list[Contents]:
+        """Return what memtables hold of a bucket, oldest first."""
+        floor = self._view.deleted_below(prefix(bucket, SAMPLES))
+        memtables = [table for table in self._view.memtables() if isinstance(table, SeriesMemtable)]
+        return [table.contents(bucket) for table in reversed(memtables) if table.lsn_last >= floor]
+
+    def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return self._view.scan_arrow(start, end)
+
+
+def _bounded(blocks: list[Block], ids: U32, start: int, end: int) -> Iterator[U32]:
+    """Divide the ids of a group so that no part has more than about READ_SAMPLES samples in files."""
+    total = sum(int(block.runs["count"][block.select(ids, start, end)].sum(dtype=np.int64)) for block in blocks)
+    if total <= READ_SAMPLES or len(ids) == 1:
+        yield ids
+        return
+    half = len(ids) // 2
+    yield from _bounded(blocks, ids[:half], start, end)
+    yield from _bounded(blocks, ids[half:], start, end)
+
+
+def _from_block(block: Block, ids: U32, start: int, end: int) -> Contents:
+    return block.between(ids, start, end), block.deleted
+
+
+def _from_memory(contents: Contents, ids: U32, start: int, end: int) -> Contents:
+    samples, deleted = contents
+    low, high = np.searchsorted(samples.ids, (ids[0], ids[-1] + np.uint32(1)))
+    some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
+    wanted = (some.times >= start) & (some.times < end)
+    if len(ids) != int(ids[-1]) - int(ids[0]) + 1:
+        wanted &= ids[np.minimum(np.searchsorted(ids, some.ids), len(ids) - 1)] == some.ids
+    first, last = np.searchsorted(deleted.ids, (ids[0], ids[-1] + np.uint32(1)))
+    gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
+    return (some if wanted.all() else some.take(wanted)), gone
+
+
+def _columns(samples: Samples) -> Iterator[SampleColumns]:
+    for at in range(0, len(samples), COLUMN_SAMPLES):
+        some = slice(at, at + COLUMN_SAMPLES)
+        yield samples.ids[some], samples.times[some], samples.bits[some]

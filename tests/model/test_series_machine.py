@@ -1,0 +1,253 @@
+"""A series shard against a dict: writes, deletes, retention, with flush, compaction, snapshots and reopening between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from series_place import Contents, SeriesModel, SeriesPlace, block, labels, select
+
+import penstock.series.blocks as blocks_module
+import penstock.series.ids as ids_module
+import penstock.series.labels as labels_module
+import penstock.series.memtable as memtable_module
+import penstock.series.operators as operators_module
+import penstock.series.reading as reading_module
+from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones
+from penstock.series.memtable import SeriesMemtable
+from penstock.series.reading import SeriesState
+from penstock.series.section import BucketTrim, MetricMetadata, Part, SeriesDelete, SeriesSection
+
+MINUTE = 60_000_000
+SPECIAL = [0x7FF0000000000002, 0x7FF8000000000001, 0xFFF0000000000000, 0x8000000000000000, 0]
+series = st.one_of(
+    st.builds(labels, st.sampled_from(["cpu", "mem"]), host=st.sampled_from("abcd")),
+    st.builds(labels, st.sampled_from(["cpu", "é"]), dc=st.sampled_from(["x", "y\0z"]), host=st.sampled_from("ab")),
+    st.builds(labels, st.sampled_from(["cpu", "up"])),
+)
+times = st.one_of(st.integers(-8, 24), st.integers(-8, 24).map(lambda n: n * MINUTE))  # four to five buckets
+values = st.one_of(st.sampled_from(SPECIAL), st.floats(allow_nan=False).map(lambda v: int(np.float64(v).view("u8"))))
+samples = st.lists(st.tuples(series, times, values), min_size=1, max_size=12)
+selectors = st.sampled_from(
+    ["{}", "cpu", '{host="a"}', '{host=~"a|b"}', '{host!="a"}', '{host!~"[ab]"}', '{dc=""}', '{dc!=""}', '{dc=~"y.*"}',
+     '{__name__=~"c.+",host="b"}', '{host=~".*"}', '{nothing="x"}', 'cpu{dc!~"x"}']
+)  # fmt: skip
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[Part]:
+    found: list[Part] = []
+    for kind in draw(st.lists(st.sampled_from("ssssssddtm"), min_size=1, max_size=3)):
+        if kind == "s":
+            found.append(block(draw(samples)))
+        elif kind == "d":
+            start = draw(times)
+            found.append(SeriesDelete(draw(selectors), start, start + draw(st.sampled_from([1, MINUTE, 9 * MINUTE]))))
+        elif kind == "t":
+            found.append(BucketTrim(draw(st.sampled_from([-5, 0, 5])) * MINUTE))
+        else:
+            found.append(MetricMetadata(draw(st.sampled_from(["cpu", "mem"])), "gauge", "s", draw(st.text("ab"))))
+    return found
+
+
+class SeriesMachineRules(RuleBasedStateMachine):
+    @initialize(collide=st.booleans(), forget=st.booleans())
+    def start(self, collide: bool, forget: bool) -> None:
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MIN", 3)
+        self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MAX", 7)
+        self.patches.setattr(reading_module, "READ_SAMPLES", 5)
+        self.patches.setattr(reading_module, "COLUMN_SAMPLES", 4)
+        for module in (memtable_module, reading_module):
+            self.patches.setattr(module, "GROUP_SHIFT", 1)
+        if collide:
+            self.patches.setattr(labels_module, "digest", lambda data: bytes(16))
+        if forget:
+            self.patches.setattr(ids_module, "SERIES_REMEMBERED_MAX", 2)
+            self.patches.setattr(ids_module, "TABLES_REMEMBERED_MAX", 1)
+        self.place, self.model = SeriesPlace(), SeriesModel()
+        self.snapshots: list[tuple[SeriesState, Contents]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "place"):
+            self.patches.undo()
+            self.place.close()
+
+    @rule(some=parts())
+    def write(self, some: list[Part]) -> None:
+        self.place.write(*some)
+        for part in some:
+            self.model.add(part)
+
+    @rule()
+    def flush(self) -> None:
+        self.place.flush()
+
+    @rule(everything=st.booleans())
+    def compact(self, everything: bool) -> None:
+        self.place.compact(everything=everything)
+
+    @rule()
+    def freeze(self) -> None:
+        self.place.tree.freeze()
+
+    @rule()
+    def collect(self) -> None:
+        self.place.collector.collect()
+
+    @precondition(lambda self: len(self.snapshots) < 3)
+    @rule()
+    def snapshot(self) -> None:
+        self.snapshots.append((self.place.machine.snapshot(), dict(self.model.samples)))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data(), close=st.booleans())
+    def read_snapshot(self, data: st.DataObject, close: bool) -> None:
+        at = data.draw(st.integers(0, len(self.snapshots) - 1))
+        state, expected = self.snapshots[at]
+        assert select(state) == expected
+        if close:
+            state.close()
+            del self.snapshots[at]
+
+    @precondition(lambda self: not self.snapshots)
+    @rule()
+    def reopen(self) -> None:
+        before = self.place.index_rows()
+        self.place.reopen()
+        assert self.place.index_rows() == before, "a replay gave other ids"
+
+    @rule(some=parts())
+    def overlay(self, some: list[Part]) -> None:
+        state, model = self.place.machine.snapshot(), self.model.copy()
+        for part in some:
+            model.add(part)
+        assert select(self.place.machine.overlay(state, [SeriesSection(*some)], 0)) == model.samples
+        state.close()
+
+    @rule(selector=selectors, start=times, length=st.sampled_from([0, 1, MINUTE, 10 * MINUTE]))
+    def select(self, selector: str, start: int, length: int) -> None:
+        assert self.place.select(selector, start, start + length) == self.model.select(selector, start, start + length)
+
+    @invariant()
+    def all_is_there(self) -> None:
+        if hasattr(self, "place"):
+            state = self.place.machine.snapshot()
+            assert select(state) == self.model.samples
+            assert {some.metric: some for some in state.metadata()} == self.model.metadata
+            state.close()
+
+
+TestSeries = SeriesMachineRules.TestCase
+TestSeries.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_series_for_long() -> None:
+    long = settings(max_examples=2_000, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(SeriesMachineRules, settings=long)
+
+
+# -- seeded bugs
+
+
+def first_write_wins(patch: pytest.MonkeyPatch) -> None:
+    """Of two samples with one time the older is kept."""
+    right = operators_module.fold_columns
+
+    def reversed_order(found: object) -> tuple[Samples, Tombstones]:
+        return right(reversed(list(found)))  # type: ignore[call-overload]
+
+    for module in (operators_module, memtable_module, reading_module):
+        patch.setattr(module, "fold_columns", reversed_order)
+
+
+def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A compaction above the bottom drops deletes of older samples."""
+    right = operators_module.encode
+    patch.setattr(operators_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
+    patch.setattr(memtable_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
+
+
+def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
+    """Two series of one fingerprint are taken for one."""
+    patch.setattr(
+        ids_module.Draft,
+        "_find",
+        lambda self, bucket, key, some: next(iter(ids_module.index.dictionary_ids(self._view.get(key))), 0),
+    )
+
+
+def memory_not_read(patch: pytest.MonkeyPatch) -> None:
+    """A reader sees files only."""
+    patch.setattr(SeriesState, "_memory", lambda self, bucket: [])
+
+
+def remembered_after_trim(patch: pytest.MonkeyPatch) -> None:
+    """Ids of a dropped bucket are used again without their labels."""
+    right = ids_module.SeriesIds.remember
+
+    def remember(self: ids_module.SeriesIds, draft: ids_module.Draft) -> None:
+        draft.trimmed = 0
+        right(self, draft)
+
+    patch.setattr(ids_module.SeriesIds, "remember", remember)
+
+
+def chunk_by_chunk_times(patch: pytest.MonkeyPatch) -> None:
+    """A run at the end of the range is read whole."""
+    patch.setattr(Block, "between", lambda self, ids, start, end: self.read(self.select(ids, start, end)))
+
+
+def samples_of_dropped_buckets(patch: pytest.MonkeyPatch) -> None:
+    """A range delete of a bucket does not reach the columns of a memtable."""
+    patch.setattr(SeriesMemtable, "deleted_below", lambda self, key: 0)
+
+
+def samples_doubled_by_a_merge(patch: pytest.MonkeyPatch) -> None:
+    """The parts of the older memtable are lost when two small ones are merged."""
+    right = SeriesMemtable.take_in
+
+    def take_in(self: SeriesMemtable, newer: SeriesMemtable, now_us: int) -> None:
+        self._parts = []
+        right(self, newer, now_us)
+
+    patch.setattr(SeriesMemtable, "take_in", take_in)
+
+
+@pytest.mark.parametrize(
+    "seed_bug",
+    [
+        first_write_wins,
+        tombstones_forgotten,
+        fingerprint_is_identity,
+        memory_not_read,
+        remembered_after_trim,
+        chunk_by_chunk_times,
+        samples_of_dropped_buckets,
+        samples_doubled_by_a_merge,
+    ],
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
+    quick = settings(
+        max_examples=400, stateful_step_count=20, deadline=None, database=None, derandomize=True,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises(Exception):  # noqa: B017, PT011  a wrong answer, or an error it leads to
+            run_state_machine_as_test(SeriesMachineRules, settings=quick)
+
+
