@@ -38,7 +38,7 @@ from penstock.series.admission import admit_section
 from penstock.series.aggregate import aggregate, decode_aggregate
 from penstock.series.arrow import LABELS, SAMPLES, TIME, BlockMaker
 from penstock.series.labels import check_name
-from penstock.series.machine import SeriesMachine
+from penstock.series.machine import SeriesMachine, open_series_machine
 from penstock.series.options import (
     TIME_MAX,
     TIME_MIN,
@@ -112,8 +112,7 @@ class SeriesKind(Kind, Loadable, Queryable, Serviced):
             raise Invalid(f"options of a series table are malformed: {error.reason}") from None
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> SeriesMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return SeriesMachine(tree, site.maintenance, descriptor, decode_series_options(options))
+        return open_series_machine(site.maintenance, descriptor, options)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> SeriesTable:
         return SeriesTable(port, info, durable=durable)

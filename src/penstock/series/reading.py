@@ -12,11 +12,13 @@ series of one bucket if that has more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from penstock.kinds import ShardSnapshot
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import Piece, ShardSnapshot
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
@@ -26,9 +28,11 @@ from penstock.series.labels import U32
 from penstock.series.memtable import Contents, SeriesMemtable
 from penstock.series.operators import fold_columns
 from penstock.series.options import SeriesOptions
+from penstock.series.queries import scan_samples
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
+from penstock.series.times import key_times, time_key
 
 COLUMN_SAMPLES = 65_536  # of a column that `read` yields
 READ_SAMPLES = 1 << 20  # decoded at once
@@ -37,7 +41,10 @@ READ_SAMPLES = 1 << 20  # decoded at once
 class SeriesState(ShardSnapshot):
     """A shard at one LSN; `view` includes writes that are not applied yet, if it is given."""
 
-    def __init__(self, snapshot: Snapshot, options: SeriesOptions, view: View | None = None) -> None:
+    def __init__(
+        self, partition: PartitionId, snapshot: Snapshot, options: SeriesOptions, view: View | None = None
+    ) -> None:
+        self._partition = partition
         self.snapshot = snapshot
         self.options = options
         self._view: View = snapshot if view is None else view
@@ -50,7 +57,7 @@ class SeriesState(ShardSnapshot):
 
     def under(self, rows: SeriesMemtable) -> SeriesState:
         """Return this state with newer writes on top."""
-        return SeriesState(self.snapshot, self.options, self.snapshot.under(rows))
+        return SeriesState(self._partition, self.snapshot, self.options, self.snapshot.under(rows))
 
     def close(self) -> None:
         self.snapshot.close()
@@ -132,8 +139,20 @@ class SeriesState(ShardSnapshot):
         memtables = [table for table in self._view.memtables() if isinstance(table, SeriesMemtable)]
         return [table.contents(bucket) for table in reversed(memtables) if table.lsn_last >= floor]
 
+    # -- ranges of time, as keys: see `times`
+
     def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._view.scan_arrow(start, end)
+        return scan_samples(self, *key_times(start, end))
+
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        """Divide a range of time into pieces of whole buckets, but for its ends."""
+        buckets = list(self._buckets(*key_times(start, end)))
+        each = max(1, -(-len(buckets) // count))
+        borders = [start, *(time_key(self.options.bucket_start(bucket)) for bucket in buckets[each::each]), end]
+        version = self.snapshot.version
+        size = sum(file.meta.size_bytes for file in version.files()) + sum(table.bytes for table in version.frozen)
+        share = size // (len(borders) - 1)
+        return [Piece(self._partition, low, high, size_bytes=share) for low, high in pairwise(borders) if low is not None]
 
 
 def _bounded(blocks: list[Block], ids: U32, start: int, end: int) -> Iterator[U32]:
