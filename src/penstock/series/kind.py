@@ -28,6 +28,7 @@ from penstock.kinds import (
     Queryable,
     QueryContext,
     Reading,
+    Selectable,
     Serviced,
     partitions_of,
 )
@@ -47,7 +48,7 @@ from penstock.series.options import (
     decode_series_options,
     encode_series_options,
 )
-from penstock.series.queries import check_series_query, run_series_query
+from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query
 from penstock.series.section import (
     BucketTrim,
     SeriesDelete,
@@ -60,12 +61,13 @@ from penstock.series.section import (
 from penstock.series.service import SeriesService
 from penstock.series.shard import SeriesShard
 from penstock.series.table import SeriesReader, SeriesTable, split_block
-from penstock.series.times import time_key
+from penstock.series.selectors import parse_selector
+from penstock.series.times import key_times, time_key
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
-class SeriesKind(Kind, Loadable, Queryable, Serviced):
+class SeriesKind(Kind, Loadable, Queryable, Selectable, Serviced):
     """The kind `series`."""
 
     name = "series"
@@ -190,6 +192,11 @@ class SeriesKind(Kind, Loadable, Queryable, Serviced):
         if name == "aggregate":
             return aggregate(decode_aggregate(argument), shards, context)
         return run_series_query(name, argument, shards, context)
+
+    def select_range(self, selector: str, shard: int, start: bytes, end: bytes | None) -> tuple[str, bytes]:
+        parse_selector(selector)
+        low, high = key_times(start, end)
+        return "select", encode_query(SeriesQuery(selector, low, max(low, high), shard=shard))
 
     # -- retention
 
