@@ -18,11 +18,13 @@ from penstock.arguments import in_short, microseconds
 from penstock.errors import CorruptionError, Invalid, KindMismatch
 from penstock.kinds import (
     BuildContext,
+    FileReadable,
     Filters,
     Host,
     Kind,
     Loadable,
     MachineContext,
+    Piece,
     Port,
     PreparedRows,
     Queryable,
@@ -49,6 +51,7 @@ from penstock.series.options import (
     encode_series_options,
 )
 from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query
+from penstock.series.reading import check_piece, read_piece
 from penstock.series.section import (
     BucketTrim,
     SeriesDelete,
@@ -67,7 +70,7 @@ from penstock.series.times import key_times, time_key
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
-class SeriesKind(Kind, Loadable, Queryable, Selectable, Serviced):
+class SeriesKind(Kind, FileReadable, Loadable, Queryable, Selectable, Serviced):
     """The kind `series`."""
 
     name = "series"
@@ -177,6 +180,14 @@ class SeriesKind(Kind, Loadable, Queryable, Selectable, Serviced):
 
     def check_staged(self, machine: SeriesMachine, files: Sequence[StagedFile]) -> None:
         raise Invalid("a series table takes no files: load its rows")
+
+    # -- files
+
+    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+        return read_piece(piece, root, identity)
+
+    def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
+        return check_piece(piece, root, identity)
 
     # -- queries
 

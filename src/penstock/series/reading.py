@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
+from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
@@ -28,6 +29,7 @@ from penstock.series.labels import U32
 from penstock.series.memtable import Contents, SeriesMemtable
 from penstock.series.operators import fold_columns
 from penstock.series.options import SeriesOptions
+from penstock.series.pieces import SeriesPiece, encode_piece, decode_piece, stored_range
 from penstock.series.queries import scan_samples
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
@@ -149,10 +151,30 @@ class SeriesState(ShardSnapshot):
         buckets = list(self._buckets(*key_times(start, end)))
         each = max(1, -(-len(buckets) // count))
         borders = [start, *(time_key(self.options.bucket_start(bucket)) for bucket in buckets[each::each]), end]
-        version = self.snapshot.version
-        size = sum(file.meta.size_bytes for file in version.files()) + sum(table.bytes for table in version.frozen)
-        share = size // (len(borders) - 1)
-        return [Piece(self._partition, low, high, size_bytes=share) for low, high in pairwise(borders) if low is not None]
+        version, now_us = self.snapshot.version, self.snapshot.now_us
+        share = size_of(version, *stored_range(self.options, start, end)) // (len(borders) - 1)
+        pieces: list[Piece] = []
+        for low, high in pairwise(borders):
+            assert low is not None
+            stored = FilePiece.of(version, now_us, *stored_range(self.options, low, high))
+            pieces.append(Piece(self._partition, low, high, encode_piece(SeriesPiece(self.options, stored)), share))
+        return pieces
+
+
+def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    """Return record batches of a piece from its files; None if they cannot be read from here."""
+    detail = decode_piece(piece.detail)
+    version = detail.stored.open(root, identity)
+    if version is None:
+        return None
+    snapshot = Snapshot(version, detail.stored.now_us, lambda _: None)
+    return SeriesState(piece.partition, snapshot, detail.options).scan_arrow(piece.start, piece.end)
+
+
+def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
+    """Check every page of the files that begin in a piece; return (path, reason) for each damage."""
+    detail = decode_piece(piece.detail)
+    return list(detail.stored.damage(*stored_range(detail.options, piece.start, piece.end), root, identity))
 
 
 def _bounded(blocks: list[Block], ids: U32, start: int, end: int) -> Iterator[U32]:
