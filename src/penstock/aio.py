@@ -442,9 +442,7 @@ class AsyncStore(_Async[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
     ) -> AsyncSeriesTable:
         """Return a series table; create it if it does not exist, unless `create=False`."""
-        sync = await self._threads.run(
-            lambda: self._sync.series(name, shards=shards, options=options, create=create)
-        )
+        sync = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
         return AsyncSeriesTable(sync, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:

@@ -13,7 +13,7 @@ from series_place import SeriesModel, SeriesPlace, block, labels, select
 from penstock.errors import CorruptionError, OutcomeUnknown, PenstockError
 from penstock.manifest.records import JobKind
 from penstock.series.blocks import Block
-from penstock.series.keys import FORWARD, GROUP_SHIFT, SAMPLES, bucket_of, number_of
+from penstock.series.keys import FORWARD, GROUP_SHIFT, SAMPLES, bucket_of, group_of, number_of
 from penstock.series.section import BucketTrim, Part, SeriesDelete, SeriesSection
 from penstock.testing import History, SimulatedDisk, Violation
 
@@ -113,5 +113,5 @@ def whole(place: SeriesPlace) -> None:
         if key[4] == SAMPLES:
             ids = np.unique(Block(value).read().ids).tolist()
             orphans = [number for number in ids if (bucket_of(key), number) not in labelled]
-            if orphans or any(number >> GROUP_SHIFT != number_of(key) for number in ids):
+            if orphans or any(number >> GROUP_SHIFT != group_of(key) for number in ids):
                 raise Violation(f"samples of series {orphans} are stored without their labels")

@@ -9,7 +9,7 @@ from series_place import SeriesPlace
 from series_scenario import SeriesScenario
 
 import penstock.testing.disk as disk_module
-from penstock.lsm.memtable import Memtable
+from penstock.lsm.memtable import Memtable, Readable
 from penstock.lsm.tree import Tree
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.memtable import SeriesMemtable
@@ -67,8 +67,8 @@ def dictionary_in_the_next_file(patch: pytest.MonkeyPatch) -> None:
     """The RFC's issue 95: samples reach a file before the series they belong to."""
     right = SeriesMemtable.to_flush
 
-    def to_flush(self: SeriesMemtable) -> Memtable:
-        rows = right(self)
+    def to_flush(self: SeriesMemtable, files: Readable) -> Memtable:
+        rows = right(self, files)
         for key in [key for key in rows.rows if key[4] in (DICTIONARY, FORWARD)]:
             del rows.rows[key]
         return rows
@@ -78,7 +78,7 @@ def dictionary_in_the_next_file(patch: pytest.MonkeyPatch) -> None:
 
 def samples_left_in_memory(patch: pytest.MonkeyPatch) -> None:
     """The RFC's issue 82: a memtable is dropped with samples that no file has."""
-    patch.setattr(SeriesMemtable, "to_flush", lambda self: self)
+    patch.setattr(SeriesMemtable, "to_flush", lambda self, files: self)
 
 
 def table_not_synced(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,10 @@ import penstock.series.labels as labels_module
 import penstock.series.memtable as memtable_module
 import penstock.series.operators as operators_module
 import penstock.series.reading as reading_module
+import penstock.series.slices as slices_module
+from penstock.lsm.operators import SERIES_SAMPLES
 from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones
+from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.reading import SeriesState
 from penstock.series.section import BucketTrim, MetricMetadata, Part, SeriesDelete, SeriesSection
@@ -62,15 +65,17 @@ def parts(draw: st.DrawFn) -> list[Part]:
 
 
 class SeriesMachineRules(RuleBasedStateMachine):
-    @initialize(collide=st.booleans(), forget=st.booleans())
-    def start(self, collide: bool, forget: bool) -> None:
+    @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
+    def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
         self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MIN", 3)
         self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MAX", 7)
         self.patches.setattr(reading_module, "READ_SAMPLES", 5)
         self.patches.setattr(reading_module, "COLUMN_SAMPLES", 4)
-        for module in (memtable_module, reading_module):
+        for module in (slices_module, reading_module):
             self.patches.setattr(module, "GROUP_SHIFT", 1)
+        if divide:
+            self.patches.setattr(slices_module, "SLICE_BYTES", 400)
         if collide:
             self.patches.setattr(labels_module, "digest", lambda data: bytes(16))
         if forget:
@@ -170,7 +175,7 @@ def first_write_wins(patch: pytest.MonkeyPatch) -> None:
     def reversed_order(found: object) -> tuple[Samples, Tombstones]:
         return right(reversed(list(found)))  # type: ignore[call-overload]
 
-    for module in (operators_module, memtable_module, reading_module):
+    for module in (operators_module, memtable_module, reading_module, slices_module):
         patch.setattr(module, "fold_columns", reversed_order)
 
 
@@ -178,7 +183,7 @@ def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A compaction above the bottom drops deletes of older samples."""
     right = operators_module.encode
     patch.setattr(operators_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
-    patch.setattr(memtable_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
+    patch.setattr(slices_module, "encode", lambda some, gone=None: right(some, NO_TOMBSTONES))
 
 
 def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
@@ -227,6 +232,27 @@ def samples_doubled_by_a_merge(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SeriesMemtable, "take_in", take_in)
 
 
+def division_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A divided slice is an operand, so that its older rows are read too."""
+    right = slices_module.group_rows
+
+    def group_rows(*args: object) -> object:
+        return [(key, SERIES_SAMPLES if key[4] == SAMPLES else kind, value) for key, kind, value in right(*args)]  # type: ignore[arg-type]
+
+    patch.setattr(memtable_module, "group_rows", group_rows)
+
+
+def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A tombstone reaches only the first of the slices it covers."""
+    right = slices_module._clipped
+
+    def clipped(contents: tuple[Samples, Tombstones], start: int, end: int) -> tuple[Samples, Tombstones]:
+        samples, deleted = right(contents, start, end)
+        return samples, deleted if start < -(1 << 62) else NO_TOMBSTONES
+
+    patch.setattr(slices_module, "_clipped", clipped)
+
+
 @pytest.mark.parametrize(
     "seed_bug",
     [
@@ -238,6 +264,8 @@ def samples_doubled_by_a_merge(patch: pytest.MonkeyPatch) -> None:
         chunk_by_chunk_times,
         samples_of_dropped_buckets,
         samples_doubled_by_a_merge,
+        division_forgotten,
+        borders_forgotten,
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:

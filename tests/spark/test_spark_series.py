@@ -54,7 +54,9 @@ def test_selector_and_times_are_pushed_down(spark: Any, store: Store, folder: st
     for host in "abc":
         metrics.write_columns("cpu", np.arange(100.0), {"host": host}, times=np.arange(100) * (HOUR_US // 10))
     store.flush()
-    some = load(spark, folder, selector='cpu{host=~"a|b"}', start=str(2 * HOUR_US), end="1970-01-01T04:00:00", splits="8")
+    some = load(
+        spark, folder, selector='cpu{host=~"a|b"}', start=str(2 * HOUR_US), end="1970-01-01T04:00:00", splits="8"
+    )
     assert some.rdd.getNumPartitions() == 2  # one for each bucket
     rows = some.collect()
     assert len(rows) == 40
@@ -65,7 +67,10 @@ def test_selector_and_times_are_pushed_down(spark: Any, store: Store, folder: st
     info = store.port.table("metrics")
     assert info is not None
     reader = TableReader({"path": folder, "table": "metrics"}, whole.schema, info)
-    reader._wanted += [("time", ">=", datetime(1970, 1, 1, 5, tzinfo=UTC)), ("time", "<", datetime(1970, 1, 1, 6, tzinfo=UTC))]
+    reader._wanted += [
+        ("time", ">=", datetime(1970, 1, 1, 5, tzinfo=UTC)),
+        ("time", "<", datetime(1970, 1, 1, 6, tzinfo=UTC)),
+    ]
     (task,) = reader.partitions()
     assert [row for batch in reader.read(task) for row in batch.column("value").to_pylist()] == [*range(50, 60)] * 3
     for wrong, message in (({"selector": "cpu{"}, "expected a label"), ({"start": "soon"}, "is not a time")):
@@ -86,7 +91,10 @@ def test_a_stream_and_a_commit_write_series_once(spark: Any, store: Store, folde
         return {
             "totals": numbers.selectExpr("binary('all') key", "1L value", "'add_i64' op"),
             "metrics": numbers.selectExpr(
-                "'seen' metric", "map('last', cast(n % 10 as string)) labels", "timestamp_micros(n) time", "double(n) value"
+                "'seen' metric",
+                "map('last', cast(n % 10 as string)) labels",
+                "timestamp_micros(n) time",
+                "double(n) value",
             ),
         }
 

@@ -166,7 +166,8 @@ CALLS = [
           "quantile": "quantile"}),
     Call("label_values", lambda s, **a: s.series("metrics").label_values(**a), {"name": "host"},
          {"name": "label", "selector": "selector", "start": "time"}),
-    Call("cardinality", lambda s, **a: s.series("metrics").cardinality(**a), {}, {"start": "time", "top": "optional count"}),
+    Call("cardinality", lambda s, **a: s.series("metrics").cardinality(**a), {},
+         {"start": "time", "top": "optional count"}),
     Call("delete samples", lambda s, **a: s.series("metrics").delete(**a), {"selector": "gone"},
          {"selector": "selector", "start": "time", "end": "time", "durable": "flag"}),
     Call("set_metadata", lambda s, **a: s.series("metrics").set_metadata(**a), {"metric": "cpu"},
@@ -235,11 +236,10 @@ def store(request: pytest.FixtureRequest, owner: penstock.Store) -> Iterator[Any
 def content(store: Any) -> Any:
     store.flush()
     with store.snapshot() as snapshot:
+        tables = {name: snapshot.table(name).to_arrow() for name in snapshot.tables()}
         return {
-            name: sorted(
-                map(repr, snapshot.table(name).to_arrow().drop_columns([] if name in ("events", "metrics") else ["lsn"]).to_pylist())
-            )
-            for name in snapshot.tables()
+            name: sorted(map(repr, table.select([column for column in table.column_names if column != "lsn"]).to_pylist()))
+            for name, table in tables.items()
         }
 
 

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -45,6 +45,13 @@ TAIL_KEYS_MAX = 16_384
 _SORT_BY_NUMPY = 65_536  # for more keys one sort call would block the interpreter too long
 
 _value_of = itemgetter(1)
+
+
+class Readable(Protocol):
+    """What a memtable may ask of the files below it."""
+
+    def live_values(self, key: bytes) -> list[bytes]:
+        """Return the values of a key's live rows, newest first: its operands, then the put below them, if any."""
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,8 +216,8 @@ class Memtable:
         self.lsn_last = newer.lsn_last
         self.time_us = max(self.time_us, newer.time_us)
 
-    def to_flush(self) -> Memtable:
-        """Return the rows that a flush writes. A kind's own memtable makes rows of its columns here."""
+    def to_flush(self, files: Readable) -> Memtable:
+        """Return the rows that a flush writes on top of `files`. A kind's own memtable makes rows of its columns."""
         return self
 
     def with_rows(self, rows: Mapping[bytes, Row]) -> Memtable:

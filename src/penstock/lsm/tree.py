@@ -308,6 +308,10 @@ class Tree:
             self.abandon_flush()
             raise
 
+    def files(self) -> View:
+        """Return what is stored in files."""
+        return View(replace(self._version, active=None, frozen=()), self._now_us)
+
     def has_unflushed(self) -> bool:
         """Whether any row is in memory only."""
         version = self._version

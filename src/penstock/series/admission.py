@@ -23,8 +23,8 @@ def check_window(name: str, first: int, last: int, options: SeriesOptions, time_
     if options.future_s is not None and last > time_us + options.future_s * SECOND_US:
         late_s = (last - time_us) / SECOND_US
         raise Invalid(
-            f"a sample is {late_s:,.0f} s in the future, and table {name} accepts {options.future_s:,.0f} s (future_s): "
-            "give times in microseconds since 1970"
+            f"a sample is {late_s:,.0f} s in the future, and table {name} accepts {options.future_s:,.0f} s "
+            "(future_s): give times in microseconds since 1970"
         )
     if options.window_s is not None and first < time_us - options.window_s * SECOND_US:
         old_s = (time_us - first) / SECOND_US
@@ -52,29 +52,24 @@ def _check_series(name: str, block: SampleBlock, options: SeriesOptions, limits:
             series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
         new = np.flatnonzero(~limits.known(bucket, series))
         if len(new):
-            _check_new(name, bucket, series, new, options, limits)
+            _check_new(name, bucket, series.take(new), options, limits)
 
 
-def _check_new(
-    name: str,
-    bucket: int,
-    series: LabelTable,
-    new: np.ndarray[tuple[int], np.dtype[np.intp]],
-    options: SeriesOptions,
-    limits: SeriesLimits,
-) -> None:
-    place = series.names.index(METRIC)
-    codes, counts = np.unique(series.codes[new, place], return_counts=True)
-    most = series.values[place][int(codes[counts.argmax()]) - 1]
-    if limits.series_count(bucket) + len(new) > options.series_max:
+def _check_new(name: str, bucket: int, new: LabelTable, options: SeriesOptions, limits: SeriesLimits) -> None:
+    place = new.names.index(METRIC)
+    codes, counts = np.unique(new.codes[:, place], return_counts=True)
+    metrics = [new.values[place][code - 1] for code in codes.tolist()]
+    known = limits.series_count(bucket)
+    if known + len(new) > options.series_max:
         raise Invalid(
-            f"table {name} holds {limits.series_count(bucket):,} series and this write adds {len(new):,}, most of metric "
-            f"{most}: the limit is {options.series_max:,} (series_max); give fewer label values, or make a table with more"
+            f"table {name} holds {known:,} series and this write adds {len(new):,}, most of metric "
+            f"{metrics[int(counts.argmax())]}: the limit is {options.series_max:,} (series_max); give fewer label "
+            "values, or make a table that takes more"
         )
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        metric = series.values[place][code - 1]
-        if limits.series_count(bucket, metric) + count > options.metric_series_max:
+    for metric, count in zip(metrics, counts.tolist(), strict=True):
+        known = limits.series_count(bucket, metric)
+        if known + count > options.metric_series_max:
             raise Invalid(
-                f"metric {metric} of table {name} has {limits.series_count(bucket, metric):,} series and this write adds "
-                f"{count:,}: the limit is {options.metric_series_max:,} (metric_series_max); give its labels fewer values"
+                f"metric {metric} of table {name} has {known:,} series and this write adds {count:,}: the limit is "
+                f"{options.metric_series_max:,} (metric_series_max); give its labels fewer values"
             )

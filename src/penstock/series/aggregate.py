@@ -116,7 +116,7 @@ def aggregate(query: AggregateQuery, shards: Sequence[SeriesShard], context: Que
                     continue
             steps = kept.times // query.step_us if query.step_us else np.zeros(len(kept.times), np.int64)
             totals.add(of_row, kept, steps, values)
-    yield from _result(query, groups, *totals.result(query), context)
+    yield from _result(query, groups, totals.result(query), context)
 
 
 def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int]) -> int:
@@ -254,14 +254,10 @@ class _Values:
 
 
 def _result(
-    query: AggregateQuery,
-    groups: dict[tuple[str, ...], int],
-    numbers: I64,
-    steps: I64,
-    values: F64,
-    context: QueryContext,
+    query: AggregateQuery, groups: dict[tuple[str, ...], int], results: tuple[I64, I64, F64], context: QueryContext
 ) -> Iterator[Any]:
     """Yield the results ordered by the labels of the groups, then by time."""
+    numbers, steps, values = results
     ordered = sorted(groups)
     rank = np.empty(len(ordered) + 1, np.int64)
     for place, group in enumerate(ordered):

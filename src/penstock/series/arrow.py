@@ -139,7 +139,10 @@ class BlockMaker:
         series, index = _series(columns, metric, count)
         if count <= KEPT_ROWS_MAX:
             places = pa.array(np.arange(count))
-            kept = (("", metric), *((name, column.take(places)) for name, column in columns.items()))  # copies, as above
+            kept = (
+                ("", metric),
+                *((name, column.take(places)) for name, column in columns.items()),
+            )  # copies, as above
             self._kept = ((kept, series, index), *self._kept[: KEPT_CALLS - 1])
         return series, index
 
@@ -257,7 +260,9 @@ def _compact(name: str, dictionary: Any, codes: npt.NDArray[np.int64]) -> tuple[
     """Return the values that are used, distinct and not empty, and the codes of rows; -1 means absent."""
     longest = pc.max(pc.binary_length(dictionary)).as_py() or 0
     if longest > VALUE_BYTES_MAX:
-        raise Invalid(f"the label {in_short(name)} has a value of {longest} bytes: at most {VALUE_BYTES_MAX} are allowed")
+        raise Invalid(
+            f"the label {in_short(name)} has a value of {longest} bytes: at most {VALUE_BYTES_MAX} are allowed"
+        )
     try:
         texts: list[str] = dictionary.to_pylist()
     except UnicodeDecodeError:

@@ -94,6 +94,7 @@ class Tombstones:
         return len(self.ids)
 
 
+Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
 NO_SAMPLES = Samples(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 NO_TOMBSTONES = Tombstones(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
 

@@ -3,11 +3,13 @@
     bucket | 1 | fingerprint 16 bytes    ids of the series with this fingerprint, u32 each (mostly one)
     bucket | 2 | id u32                  canonical labels
     bucket | 3 | name, 0, value          set of the ids that have this label (operator `SERIES_IDS`)
-    bucket | 4 | group u32               block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
+    bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
+    bucket | 6 | group u32               where the slices of a group begin, if it has more than one
     2**32-1 | 5 | metric                 its metadata
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
-each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`.
+each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time into
+slices, each named by its first time plus 2**63; the first is 0.
 
 Thread: pure functions.
 """
@@ -21,11 +23,14 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA = 1, 2, 3, 4, 5
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES = 1, 2, 3, 4, 5, 6
 GROUP_SHIFT = 6
 ALL_METRICS = (1 << 32) - 1  # stands for the bucket in the key of metadata
 _PREFIX = struct.Struct(">IB")
 _NUMBERED = struct.Struct(">IBI")
+_SLICED = struct.Struct(">IBIQ")
+_TIME_ZERO = 1 << 63
+FIRST_SLICE = -_TIME_ZERO  # where the first slice of every group begins
 
 
 def prefix(bucket: int, row_type: int) -> bytes:
@@ -42,8 +47,18 @@ def forward_key(bucket: int, number: int) -> bytes:
     return _NUMBERED.pack(bucket, FORWARD, number)
 
 
-def samples_key(bucket: int, group: int) -> bytes:
-    return _NUMBERED.pack(bucket, SAMPLES, group)
+def samples_key(bucket: int, group: int, start: int = FIRST_SLICE) -> bytes:
+    """Return the key of the slice of a group that begins at a time."""
+    return _SLICED.pack(bucket, SAMPLES, group, start + _TIME_ZERO)
+
+
+def group_of(key: bytes) -> int:
+    """Return the group of a key of samples."""
+    return int(_SLICED.unpack(key)[2])
+
+
+def slices_key(bucket: int, group: int) -> bytes:
+    return _NUMBERED.pack(bucket, SLICES, group)
 
 
 def metadata_key(metric: str) -> bytes:
@@ -59,7 +74,7 @@ def bucket_of(key: bytes) -> int:
 
 
 def number_of(key: bytes) -> int:
-    """Return the id or the group of a key."""
+    """Return the id of a forward key."""
     return int.from_bytes(key[-4:], "big")
 
 

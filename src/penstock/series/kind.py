@@ -61,10 +61,10 @@ from penstock.series.section import (
     receive_section,
     section_weight,
 )
+from penstock.series.selectors import parse_selector
 from penstock.series.service import SeriesService
 from penstock.series.shard import SeriesShard
 from penstock.series.table import SeriesReader, SeriesTable, split_block
-from penstock.series.selectors import parse_selector
 from penstock.series.times import key_times, time_key
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
@@ -86,7 +86,9 @@ class SeriesKind(Kind, FileReadable, Loadable, Queryable, Selectable, Serviced):
     def check_made(self, info: TableInfo, options: SeriesOptions | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
         if options is not None and decode_series_options(info.options) != check_series_options(options):
-            raise KindMismatch(f"series table {info.name} was made with other options: {decode_series_options(info.options)}")
+            raise KindMismatch(
+                f"series table {info.name} was made with other options: {decode_series_options(info.options)}"
+            )
 
     # -- sections
 
@@ -162,7 +164,9 @@ class SeriesKind(Kind, FileReadable, Loadable, Queryable, Selectable, Serviced):
     def load_schema(self, given: Any, options: bytes) -> Any:
         missing = [name for name in ("metric", "time", "value") if name not in given.names]
         if missing or len(set(given.names)) != len(given.names):
-            raise Invalid(f"rows of a series table have the columns metric, time and value, not {', '.join(given.names)}")
+            raise Invalid(
+                f"rows of a series table have the columns metric, time and value, not {', '.join(given.names)}"
+            )
         return pa.schema([_load_field(field) for field in given])
 
     def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:

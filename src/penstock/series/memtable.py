@@ -12,19 +12,15 @@ before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import numpy as np
-
-from penstock.lsm.memtable import Edit, Memtable
-from penstock.lsm.operators import SERIES_SAMPLES
+from penstock.lsm.memtable import Edit, Memtable, Readable
 from penstock.lsm.rows import NEVER, Row
-from penstock.series.blocks import NO_SAMPLES, NO_TOMBSTONES, Samples, Tombstones, encode
-from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
+from penstock.series.blocks import NO_SAMPLES, NO_TOMBSTONES, Contents, Samples, Tombstones
+from penstock.series.keys import SAMPLES, prefix
 from penstock.series.operators import fold_columns
+from penstock.series.slices import by_group, group_rows
 
 PART_OVERHEAD_BYTES = 500
-Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +91,11 @@ class SeriesMemtable(Memtable):
             self._parts = [*others, SamplePart(self.lsn_last, bucket, *known)]
         return known
 
-    def to_flush(self) -> Memtable:
+    def to_flush(self, files: Readable) -> Memtable:
         rows: dict[bytes, Row] = {}
         for bucket in self.buckets():
-            samples, deleted = self.contents(bucket)
-            for group, block in _blocks(samples, deleted):
-                rows[samples_key(bucket, group)] = (SERIES_SAMPLES, block, self.lsn_last, NEVER)
+            trimmed = self.deleted_below(prefix(bucket, SAMPLES)) > 0  # what files have of it is deleted
+            for group, contents in by_group(*self.contents(bucket)):
+                found = group_rows(None if trimmed else files, bucket, group, contents)
+                rows.update({key: (kind, value, self.lsn_last, NEVER) for key, kind, value in found})
         return self.with_rows(rows)
-
-
-def _blocks(samples: Samples, deleted: Tombstones) -> list[tuple[int, bytes]]:
-    """Return a block for each group of series."""
-    groups, delete_groups = samples.ids >> GROUP_SHIFT, deleted.ids >> GROUP_SHIFT
-    blocks: list[tuple[int, bytes]] = []
-    for group in np.union1d(groups, delete_groups).tolist():
-        low, high = np.searchsorted(groups, (group, group + 1))
-        first, last = np.searchsorted(delete_groups, (group, group + 1))
-        some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
-        gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
-        blocks.append((group, encode(some, gone)))
-    return blocks

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from pyroaring import BitMap
 
-from penstock.series.blocks import Block, Samples, Tombstones, concat, encode, sorted_distinct, union, without
+from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat, encode, sorted_distinct, union, without
 
 
 def fold_samples(values: Sequence[bytes], final: bool) -> bytes:
@@ -25,7 +25,7 @@ def fold_samples(values: Sequence[bytes], final: bool) -> bytes:
     return encode(samples, union([]) if final else deleted)
 
 
-def fold_columns(parts: Iterable[tuple[Samples, Tombstones]]) -> tuple[Samples, Tombstones]:
+def fold_columns(parts: Iterable[Contents]) -> Contents:
     """Fold samples and the tombstones below each, oldest first, into sorted, distinct samples and their tombstones."""
     samples: list[Samples] = []
     deletes: list[Tombstones] = []

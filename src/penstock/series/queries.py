@@ -165,12 +165,12 @@ class SelectedSeries:
         if parts:
             rows = np.concatenate([part.rows for part in parts])
             order = np.argsort(rows, kind="stable")
-            times, bits = (np.concatenate(column)[order] for column in ([p.times for p in parts], [p.bits for p in parts]))
+            times, bits = (
+                np.concatenate(column)[order] for column in ([p.times for p in parts], [p.bits for p in parts])
+            )
             yield Slice(rows[order], times, bits)
 
-    def _read(
-        self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext
-    ) -> Iterator[Slice]:
+    def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()
         for found, times, bits in self._shard.read(bucket, ids, self._start, self._end):
             context.check()

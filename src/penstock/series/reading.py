@@ -6,12 +6,13 @@ of a series and time wins, and a tombstone deletes what is older.
 
 Thread: any; a snapshot does not change.
 Invariants: (1) all reads see one LSN, in all buckets. (2) memory is bounded by about READ_SAMPLES samples, or by one
-series of one bucket if that has more.
+slice of one series if that has more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,17 +24,18 @@ from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
-from penstock.series.blocks import Block, Samples, Tombstones, concat
+from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat
 from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
 from penstock.series.labels import U32
-from penstock.series.memtable import Contents, SeriesMemtable
+from penstock.series.memtable import SeriesMemtable
 from penstock.series.operators import fold_columns
 from penstock.series.options import SeriesOptions
-from penstock.series.pieces import SeriesPiece, encode_piece, decode_piece, stored_range
+from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
 from penstock.series.queries import scan_samples
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
+from penstock.series.slices import slice_starts, slices_between
 from penstock.series.times import key_times, time_key
 
 COLUMN_SAMPLES = 65_536  # of a column that `read` yields
@@ -125,15 +127,22 @@ class SeriesState(ShardSnapshot):
         borders = np.append(np.flatnonzero(np.append(True, groups[1:] != groups[:-1])), len(ids)) if len(ids) else []
         for first, last in zip(borders[:-1], borders[1:], strict=True):
             self.snapshot.check_open()
-            some = ids[first:last]
-            stored = self._view.live_values(samples_key(bucket, int(groups[first])))
-            blocks = [Block(value) for value in reversed(stored)]
-            for part in _bounded(blocks, some, start, end):
-                columns = [_from_block(block, part, start, end) for block in blocks]
-                columns += [_from_memory(contents, part, start, end) for contents in memory]
+            slices = self._slices(bucket, int(groups[first]), start, end)
+            for some, part in _bounded(slices, ids[first:last]):
+                low, high = part[0].start, part[-1].end
+                columns = [_from_block(block, some, low, high) for each in part for block in each.blocks]
+                columns += [_from_memory(contents, some, low, high) for contents in memory]
                 samples, _ = fold_columns(columns)
                 if len(samples):
                     yield samples
+
+    def _slices(self, bucket: int, group: int, start: int, end: int) -> list[_Slice]:
+        """Return the slices of a group that overlap a range of time."""
+        found: list[_Slice] = []
+        for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
+            stored = self._view.live_values(samples_key(bucket, group, first))
+            found.append(_Slice(low, high, [Block(value) for value in reversed(stored)]))
+        return found
 
     def _memory(self, bucket: int) -> list[Contents]:
         """Return what memtables hold of a bucket, oldest first."""
@@ -177,15 +186,31 @@ def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str
     return list(detail.stored.damage(*stored_range(detail.options, piece.start, piece.end), root, identity))
 
 
-def _bounded(blocks: list[Block], ids: U32, start: int, end: int) -> Iterator[U32]:
-    """Divide the ids of a group so that no part has more than about READ_SAMPLES samples in files."""
-    total = sum(int(block.runs["count"][block.select(ids, start, end)].sum(dtype=np.int64)) for block in blocks)
-    if total <= READ_SAMPLES or len(ids) == 1:
-        yield ids
-        return
-    half = len(ids) // 2
-    yield from _bounded(blocks, ids[:half], start, end)
-    yield from _bounded(blocks, ids[half:], start, end)
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A part of a range of time, and the blocks that hold it, oldest first."""
+
+    start: int
+    end: int
+    blocks: list[Block]
+
+    def count(self, ids: U32) -> int:
+        """Return how many samples of some series have to be decoded, at least."""
+        chosen = (block.runs["count"][block.select(ids, self.start, self.end)] for block in self.blocks)
+        return sum(int(counts.sum(dtype=np.int64)) for counts in chosen)
+
+
+def _bounded(slices: list[_Slice], ids: U32) -> Iterator[tuple[U32, list[_Slice]]]:
+    """Divide the ids of a group, then the time of a single one, so that no part has more than READ_SAMPLES samples."""
+    if len(ids) * len(slices) <= 1 or sum(each.count(ids) for each in slices) <= READ_SAMPLES:
+        yield ids, slices
+    elif len(ids) > 1:
+        half = len(ids) // 2
+        yield from _bounded(slices, ids[:half])
+        yield from _bounded(slices, ids[half:])
+    else:
+        for each in slices:
+            yield ids, [each]
 
 
 def _from_block(block: Block, ids: U32, start: int, end: int) -> Contents:

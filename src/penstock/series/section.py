@@ -359,7 +359,7 @@ def check_block(block: SampleBlock) -> None:
 
 def check_times(times: I64) -> None:
     """Raise `Invalid` if a time is not one that a table can hold."""
-    if len(times) and not (TIME_MIN <= int(times.min()) and int(times.max()) < TIME_MAX):
+    if len(times) and not (int(times.min()) >= TIME_MIN and int(times.max()) < TIME_MAX):
         wrong = int(times.min()) if int(times.min()) < TIME_MIN else int(times.max())
         raise Invalid(f"the time {wrong} is outside the years 1 to 9999: times are microseconds since 1970")
 

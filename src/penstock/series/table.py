@@ -29,8 +29,8 @@ from penstock.series.labels import LabelTable, check_labels, check_name, fingerp
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions, decode_series_options
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import (
-    SAMPLE_BYTES,
     I64,
+    SAMPLE_BYTES,
     MetricMetadata,
     Part,
     SampleBlock,
@@ -93,7 +93,12 @@ class SeriesReader:
     # -- samples
 
     def select(
-        self, selector: str, start: int | datetime | None = None, end: int | datetime | None = None, *, timeout_s: float = QUERY_S
+        self,
+        selector: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Return the samples of a selector as an Arrow table.
 
@@ -103,7 +108,12 @@ class SeriesReader:
         return pa.Table.from_batches(list(batches), SAMPLES)
 
     def scan_arrow(
-        self, selector: str = "{}", start: int | datetime | None = None, end: int | datetime | None = None, *, timeout_s: float = QUERY_S
+        self,
+        selector: str = "{}",
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout_s: float = QUERY_S,
     ) -> Iterator[pa.RecordBatch]:
         """Return the samples of a selector as record batches, in bounded memory."""
         return self._query("select", _query(selector, start, end), timeout_s)
@@ -148,7 +158,12 @@ class SeriesReader:
     # -- labels
 
     def series(
-        self, selector: str = "{}", start: int | datetime | None = None, end: int | datetime | None = None, *, timeout_s: float = QUERY_S
+        self,
+        selector: str = "{}",
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Return the label sets of a selector as an Arrow table (metric, labels).
 
@@ -158,7 +173,12 @@ class SeriesReader:
         return pa.Table.from_batches(list(batches), SCHEMAS["series"])
 
     def labels(
-        self, selector: str = "{}", start: int | datetime | None = None, end: int | datetime | None = None, *, timeout_s: float = QUERY_S
+        self,
+        selector: str = "{}",
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout_s: float = QUERY_S,
     ) -> list[str]:
         """Return the names of all labels of the series of a selector, sorted; `__name__` is the metric."""
         return self._texts("label_names", _query(selector, start, end), timeout_s)
@@ -336,7 +356,12 @@ class SeriesTable(SeriesReader):
         return self._submit({self._partitions[shard]: SeriesSection(part) for shard, part in parts}, size)
 
     def delete(
-        self, selector: str, start: int | datetime | None = None, end: int | datetime | None = None, *, durable: bool | None = None
+        self,
+        selector: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        durable: bool | None = None,
     ) -> Epoch:
         """Delete the samples of a selector in [start, end), in every shard at once."""
         if durable is not None:
@@ -346,7 +371,13 @@ class SeriesTable(SeriesReader):
         return self._end(self._submit(sections, SECTION_BYTES * len(sections) + len(part.selector)), durable)
 
     def set_metadata(
-        self, metric: str, *, type: str = "", unit: str = "", help: str = "", durable: bool | None = None  # noqa: A002
+        self,
+        metric: str,
+        *,
+        type: str = "",
+        unit: str = "",
+        help: str = "",
+        durable: bool | None = None,
     ) -> Epoch:
         """Set type (counter, gauge, histogram, summary, info, stateset, unknown), unit and help of a metric."""
         if durable is not None:

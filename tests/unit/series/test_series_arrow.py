@@ -85,7 +85,11 @@ def as_struct() -> pa.Table:
         as_map(),
         as_map(pa.map_(pa.string(), pa.large_string())),
         as_struct(),
-        as_columns().cast(pa.schema([pa.field(f.name, pa.large_string() if f.name == "host" else f.type) for f in as_columns().schema])),
+        as_columns().cast(
+            pa.schema(
+                [pa.field(f.name, pa.large_string() if f.name == "host" else f.type) for f in as_columns().schema]
+            )
+        ),
         pa.concat_tables([as_dictionaries().slice(0, 2), as_dictionaries().slice(2)]),
         pa.concat_tables([as_map().slice(0, 2), as_map().slice(2)]),
         as_dictionaries().to_batches()[0],

@@ -110,9 +110,7 @@ SERIES = [
     check_labels("mem", {"host": "a", "dc": "y"}),
 ]
 VALUES = st.sampled_from([0.0, -1.5, 1.0, 2.0, 3.25, math.inf, math.nan, STALE])
-LISTS = st.lists(
-    st.tuples(st.sampled_from(SERIES), st.integers(-2 * BUCKET_US, 2 * BUCKET_US), VALUES), max_size=40
-)
+LISTS = st.lists(st.tuples(st.sampled_from(SERIES), st.integers(-2 * BUCKET_US, 2 * BUCKET_US), VALUES), max_size=40)
 RANGES = st.tuples(st.integers(-2 * BUCKET_US, 2 * BUCKET_US), st.integers(0, 4 * BUCKET_US)).map(
     lambda pair: (pair[0], pair[0] + pair[1])
 )

@@ -64,7 +64,9 @@ def described(parts: list[Part]) -> list[object]:
 SAMPLES = st.tuples(st.sampled_from("abc"), st.integers(TIME_MIN, TIME_MAX - 1), st.sampled_from(BITS))
 PARTS = st.one_of(
     st.lists(SAMPLES, min_size=1, max_size=6).map(block),
-    st.builds(MetricMetadata, st.sampled_from(["cpu", "é"]), st.sampled_from(["", "gauge"]), st.just("s"), st.just("é")),
+    st.builds(
+        MetricMetadata, st.sampled_from(["cpu", "é"]), st.sampled_from(["", "gauge"]), st.just("s"), st.just("é")
+    ),
     st.builds(SeriesDelete, st.just('cpu{host="a"}'), st.integers(-5, 5), st.integers(6, 9)),
 )
 
@@ -155,7 +157,13 @@ def test_what_another_process_sends_is_checked(part: Part, message: str) -> None
 def test_an_empty_section_and_foreign_bytes_are_refused() -> None:
     with pytest.raises(Invalid, match="holds nothing"):
         receive_section(encode_section(SeriesSection()))
-    for payload in (b"", b"\1", b"\2\0\0\0\0\0\0\0", b"\1\0\0\0\xff\xff\xff\xff", b"\1\0\0\0\1\0\0\0\x09\0\0\0\0\0\0\0"):
+    for payload in (
+        b"",
+        b"\1",
+        b"\2\0\0\0\0\0\0\0",
+        b"\1\0\0\0\xff\xff\xff\xff",
+        b"\1\0\0\0\1\0\0\0\x09\0\0\0\0\0\0\0",
+    ):
         with pytest.raises(Invalid, match="malformed"):
             receive_section(payload)
 

@@ -73,7 +73,9 @@ def test_wrong_selectors_are_refused_in_one_line(text: object, message: str) -> 
 VALUES = ["", "a", "b", "ab", "a\nb", "A", "ac", "é", "abb"]
 
 
-@pytest.mark.parametrize("pattern", ["a", "a|b", "", "a.*", "ab?", "ab*", "ab{0,2}", "|a", "(?i)a", "a.b", "[ab]+", "é?"])
+@pytest.mark.parametrize(
+    "pattern", ["a", "a|b", "", "a.*", "ab?", "ab*", "ab{0,2}", "|a", "(?i)a", "a.b", "[ab]+", "é?"]
+)
 def test_matchers_agree_with_full_matches(pattern: str) -> None:
     expected = [re.fullmatch(pattern, value, re.DOTALL) is not None for value in VALUES]
     matcher = Matcher("x", "=~", pattern)
