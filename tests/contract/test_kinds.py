@@ -1,4 +1,4 @@
-"""Every kind of table passes the contract of kinds: kv, queue, series, and a toy kind that nothing in Penstock knows."""
+"""Every kind of table passes the contract of kinds: kv, queue, series, and a toy kind that Penstock does not know."""
 
 from __future__ import annotations
 

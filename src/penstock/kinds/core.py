@@ -135,6 +135,7 @@ class Kind(Protocol):
 
         The owner asks this before a group enters the pending delta. Apply accepts every section.
         """
+        return
 
     def frees_space(self, section: Any) -> bool:
         """Whether a section may be written when the disk is full, because it deletes."""

@@ -9,17 +9,19 @@ Invariant: read elsewhere, it gives the rows that the snapshot gives, with the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
 import msgspec
 
 from penstock.errors import CorruptionError
-from penstock.lsm.memtable import Edit, Memtable
+from penstock.lsm.memtable import Edit, Memtable, merged
 from penstock.lsm.ranges import RangeDelete
 from penstock.lsm.rows import Row, bytes_list
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.version import FileMeta, TableFile, Version, arrange
+from penstock.lsm.view import View
 
 CARRIED_BYTES_MAX = 2 << 20  # of rows in memory
 
@@ -52,7 +54,7 @@ class FilePiece(msgspec.Struct, frozen=True, array_like=True):
     lsn: int
     now_us: int
     files: list[FileMeta]
-    memory: list[CarriedRows] | None  # newest first; None: too many rows to carry
+    memory: list[CarriedRows] | None  # none or one; None: too many rows to carry
 
     @classmethod
     def of(cls, version: Version, now_us: int, start: bytes, end: bytes | None) -> FilePiece:
@@ -60,8 +62,9 @@ class FilePiece(msgspec.Struct, frozen=True, array_like=True):
         files = [file.meta for run in version.runs for file in run.overlapping(start, end)]
         memory = None
         if sum(memtable.bytes for memtable in version.frozen) <= CARRIED_BYTES_MAX:
-            flushed = [memtable.to_flush() for memtable in version.frozen if len(memtable)]
-            memory = [CarriedRows.of(memtable, start, end) for memtable in flushed]
+            stored = View(replace(version, active=None, frozen=()), lambda: now_us)
+            rows = merged(version.frozen[::-1], version.time_us).to_flush(stored) if version.frozen else Memtable()
+            memory = [CarriedRows.of(rows, start, end)] if len(rows) else []
         return cls(version.lsn, now_us, files, memory)
 
     def open(self, root: str, identity: bytes) -> Version | None:

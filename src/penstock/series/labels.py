@@ -239,7 +239,7 @@ def shard_number_of(fingerprint: tuple[int, int], shards: int) -> int:
 #                   name | length of each value u16 | values | code of each series
 _TABLE = struct.Struct("<II")
 _COLUMN = struct.Struct("<HHII")
-_CODES = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_CODES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def _encode_table(table: LabelTable) -> bytes:

@@ -30,9 +30,9 @@ from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
 from penstock.series.arrow import SAMPLES, SERIES, LabelColumns, sample_batch, series_batches
-from penstock.series.labels import check_name
+from penstock.series.labels import U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import I64, U64, MetricMetadata
+from penstock.series.section import I64, MetricMetadata
 from penstock.series.selectors import Matcher, parse_selector
 from penstock.series.shard import SeriesShard
 
@@ -165,10 +165,8 @@ class SelectedSeries:
         if parts:
             rows = np.concatenate([part.rows for part in parts])
             order = np.argsort(rows, kind="stable")
-            times, bits = (
-                np.concatenate(column)[order] for column in ([p.times for p in parts], [p.bits for p in parts])
-            )
-            yield Slice(rows[order], times, bits)
+            times = np.concatenate([part.times for part in parts])[order]
+            yield Slice(rows[order], times, np.concatenate([part.bits for part in parts])[order])
 
     def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()

@@ -62,6 +62,7 @@ _HEADER = struct.Struct("<BxxxI")
 _PART = struct.Struct("<BxxxI")
 _BLOCK = struct.Struct("<IIBBBx")
 _INDEX, _TIMES, _BITS = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<u8")
+_COLUMNS: tuple[np.dtype[Any], ...] = (_INDEX, _TIMES, _BITS)
 
 
 class SeriesKey:
@@ -238,9 +239,9 @@ def _encode_column(column: npt.NDArray[Any], kind: np.dtype[Any]) -> tuple[int, 
     """Return the form and the bytes of a column."""
     if len(column) > 1 and column[0] == column[-1] and bool((column == column[0]).all()):
         return SAME, column[:1].astype(kind).tobytes()
-    if kind is _INDEX and len(column) and not column[0] and column[-1] == len(column) - 1:
-        if bool((column == np.arange(len(column), dtype=np.uint32)).all()):
-            return COUNTING, b""
+    counting = kind is _INDEX and len(column) and not column[0] and column[-1] == len(column) - 1
+    if counting and bool((column == np.arange(len(column), dtype=np.uint32)).all()):
+        return COUNTING, b""
     return EVERY, column.astype(kind, copy=False).tobytes()
 
 
@@ -282,7 +283,7 @@ def _decode_block(body: bytes) -> SampleBlock:
         raise ValueError("a block is cut short")
     table = decode_table(body[_BLOCK.size : at])
     columns: list[npt.NDArray[Any]] = []
-    for form, kind in zip(forms, (_INDEX, _TIMES, _BITS), strict=True):
+    for form, kind in zip(forms, _COLUMNS, strict=True):
         stored = {EVERY: samples, SAME: 1, COUNTING: 0}[form]
         if at + stored * kind.itemsize > len(body) or (form == COUNTING and kind is not _INDEX):
             raise ValueError("a block is cut short")

@@ -374,9 +374,9 @@ class SeriesTable(SeriesReader):
         self,
         metric: str,
         *,
-        type: str = "",
+        type: str = "",  # noqa: A002 - they read well
         unit: str = "",
-        help: str = "",
+        help: str = "",  # noqa: A002
         durable: bool | None = None,
     ) -> Epoch:
         """Set type (counter, gauge, histogram, summary, info, stateset, unknown), unit and help of a metric."""

@@ -1,8 +1,8 @@
 """Batch reads: the planner splits a table into ranges; the tasks of a query read them in one shared snapshot.
 
-Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue, times of a series table),
-`selector` (of a series table), `splits` (approximate number of tasks), `snapshot` (the id of an open snapshot, for
-several reads at one LSN), `pushdown`.
+Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue, times of samples),
+`selector` (of samples), `splits` (approximate number of tasks), `snapshot` (the id of an open snapshot, for several
+reads at one LSN), `pushdown`.
 
 Spark plans a DataFrame once and reuses the plan for all queries on it, with the filters that one of them pushed down.
 So the ranges of a plan are valid at any time, the first task of each query takes the snapshot, and filters narrow the

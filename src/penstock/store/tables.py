@@ -90,7 +90,7 @@ class Tables(NamedTables):
     def series(
         self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
     ) -> SeriesTable:
-        """Return a series table; create it, with `options`, if it does not exist, unless `create=False` (`NotFound`)."""
+        """Return a series table; create it, with `options`, if it does not exist, unless `create=False`."""
         info = self._table(name, SERIES, shards, SERIES.options(options), create=create)
         SERIES.check_made(info, options)
         return SERIES.table(self._port, info, durable=self._durable)

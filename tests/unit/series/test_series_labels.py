@@ -22,8 +22,8 @@ from penstock.series.labels import (
     shard_number_of,
 )
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
-NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=4)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=4)
 SETS = st.builds(
     check_labels, TEXTS.filter(bool), st.dictionaries(NAMES.filter(lambda name: name != "__name__"), TEXTS, max_size=4)
 )
