@@ -153,7 +153,7 @@ class TestSeries(KindContract):
             (metric, value, list(labels.items()), time) for metric, value, labels, time in map(_sample, numbers)
         ),
         sections=[
-            SeriesSection(_samples(("a", 1, 1.5), ("b", -1, float("nan")), ("a", HOUR_US * 50, 2.5))),
+            SeriesSection(_samples(("a", 1, 1.5), ("b", -1, float("inf")), ("a", HOUR_US * 50, 2.5))),
             SeriesSection(MetricMetadata("cpu", "gauge", "s", "of the host"), _samples(("a", 1, 2.0), ("c", 1, 3.0))),
             SeriesSection(SeriesDelete('cpu{host=~"a|c"}', 0, 2), _samples(("c", 1, 4.0))),
         ],

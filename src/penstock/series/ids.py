@@ -138,7 +138,7 @@ class SeriesIds:
         known = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
         return known.ids.get(bucket) if known is not None and known.encoded == encoded else None
 
-    def remember(self, draft: Draft) -> None:
+    def remember(self, draft: RecordDraft) -> None:
         """Remember what an applied draft found and assigned. Can be repeated."""
         if draft.trimmed:
             for bucket in [bucket for bucket in self._buckets if bucket < draft.trimmed]:
@@ -212,7 +212,7 @@ class _BucketDraft:
         self.inverted: dict[bytes, BitMap] = {}
 
 
-class Draft:
+class RecordDraft:
     """The edit of one record, in the making. `view` is the state before it."""
 
     def __init__(self, ids: SeriesIds, options: SeriesOptions, view: View, lsn: int) -> None:

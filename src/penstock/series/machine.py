@@ -19,7 +19,7 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.series import index
-from penstock.series.ids import Draft, SeriesIds
+from penstock.series.ids import RecordDraft, SeriesIds
 from penstock.series.keys import ALL_METRICS
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
@@ -50,7 +50,7 @@ class SeriesMachine(Machine):
         self._maintenance = maintenance
         self._descriptor = descriptor
         self._ids = SeriesIds(options)
-        self._prepared: tuple[Draft, SeriesEdit] | None = None  # until it is applied and remembered
+        self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
 
     @property
     def applied(self) -> int:
@@ -78,8 +78,8 @@ class SeriesMachine(Machine):
             self._ids.remember(draft)
         self._prepared = None
 
-    def _draft(self, ids: SeriesIds, view: View, sections: Sequence[SeriesSection], lsn: int) -> Draft:
-        draft = Draft(ids, self.options, view, lsn)
+    def _draft(self, ids: SeriesIds, view: View, sections: Sequence[SeriesSection], lsn: int) -> RecordDraft:
+        draft = RecordDraft(ids, self.options, view, lsn)
         for section in sections:
             for part in section.parts:
                 draft.add(part)
