@@ -173,4 +173,3 @@ class SeriesPlace:
     def index_rows(self) -> dict[bytes, bytes]:
         """The rows of the index: dictionary, labels, sets of ids, metadata."""
         return {key: value for key, value in self.tree.scan() if key[4] != SAMPLES}
-

@@ -9,8 +9,8 @@ The numbers are exact, so no fingerprint is compared in memory; a fingerprint on
 labels themselves are compared. A label table that was written before is recognised as a whole.
 
 Thread: the thread that applies; `known` and `last_id` from any.
-Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a bucket
-are 1 to its last id, without gaps.
+Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
+bucket are 1 to its last id, without gaps.
 """
 
 from __future__ import annotations
@@ -246,9 +246,7 @@ class RecordDraft:
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
         ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
-        return SeriesEdit(
-            lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts)
-        )
+        return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
     # -- samples
 
@@ -318,8 +316,14 @@ class RecordDraft:
                 return number
         return 0
 
-    def _create(
-        self, bucket: int, some: _BucketDraft, table: LabelTable, rows: Rows, ids: U32, new: list[tuple[bytes, bytes, bytes]]
+    def _create(  # noqa: PLR0917
+        self,
+        bucket: int,
+        some: _BucketDraft,
+        table: LabelTable,
+        rows: Rows,
+        ids: U32,
+        new: list[tuple[bytes, bytes, bytes]],
     ) -> None:
         some.last = int(ids[-1])
         stored = bucket >= self.trimmed and some.base.last > 0

@@ -1,8 +1,8 @@
 """A snapshot of a series shard: index and samples at one LSN.
 
 Samples of a group of series come from its blocks in files, newest first, and from the memtables of the snapshot, which
-are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last write
-of a series and time wins, and a tombstone deletes what is older.
+are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last
+write of a series and time wins, and a tombstone deletes what is older.
 
 Thread: any; a snapshot does not change.
 Invariants: (1) all reads see one LSN, in all buckets. (2) memory is bounded by about READ_SAMPLES samples, or by one
@@ -124,8 +124,8 @@ class SeriesState(ShardSnapshot):
     def _by_group(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
         memory = self._memory(bucket)
         groups = ids >> GROUP_SHIFT
-        borders = np.append(np.flatnonzero(np.append(True, groups[1:] != groups[:-1])), len(ids)) if len(ids) else []
-        for first, last in zip(borders[:-1], borders[1:], strict=True):
+        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(ids) else np.empty(0, np.intp)
+        for first, last in pairwise([*starts.tolist(), len(ids)]):
             self.snapshot.check_open()
             slices = self._slices(bucket, int(groups[first]), start, end)
             for some, part in _bounded(slices, ids[first:last]):
