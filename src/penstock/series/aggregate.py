@@ -35,7 +35,7 @@ from penstock.kinds import QueryContext
 from penstock.series.arrow import LABELS, TIME
 from penstock.series.labels import check_name, decode_labels
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.queries import SelectedSeries, Slice, check_range
+from penstock.series.queries import SelectedSeries, Slice, check_range, places_of
 from penstock.series.section import STALE_BITS
 from penstock.series.selectors import parse_selector
 from penstock.series.shard import SeriesShard
@@ -98,25 +98,50 @@ def decode_aggregate(argument: bytes) -> AggregateQuery:
 def aggregate(query: AggregateQuery, shards: Sequence[SeriesShard], context: QueryContext) -> Iterator[Any]:
     """Yield record batches of `AGGREGATES`, ordered by group and time. Requires: `query` was checked."""
     groups: dict[tuple[str, ...], int] = {}
-    totals = _Values(query.quantile) if query.function == "quantile" else _Totals()
+    totals = _Values(query.quantile) if query.function == "quantile" else _Totals(query.function)
+    samples = _rising_samples if query.function in ("rate", "increase") else _samples
     for shard in shards:
-        selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end)
-        of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
-        before: tuple[int, float] | None = None  # series and value of the last sample of a slice
-        for some in selected.slices(context):
-            kept = _without_stale(some)
-            if not len(kept.times):
-                continue
-            values = kept.bits.view(np.float64)
-            if query.function in ("rate", "increase"):
-                last = int(kept.rows[-1]), float(values[-1])
-                kept, values = _rises(kept, values, before)
-                before = last
-                if not len(values):
-                    continue
-            steps = kept.times // query.step_us if query.step_us else np.zeros(len(kept.times), np.int64)
-            totals.add(of_row, kept, steps, values)
+        for of_row, some, values in samples(query, shard, groups, context):
+            if len(values):
+                steps = some.times // query.step_us if query.step_us else np.zeros(len(values), np.int64)
+                totals.add(of_row, some, steps, values)
     yield from _result(query, groups, totals.result(query), context)
+
+
+def _samples(
+    query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
+) -> Iterator[tuple[I64, Slice, F64]]:
+    """Yield the group of each series, samples and their values; bucket by bucket, without reading label sets."""
+    matched = shard.match(parse_selector(query.selector), query.start, query.end) if query.start < query.end else []
+    for bucket, ids in matched:
+        context.check()
+        columns = [shard.label_codes(bucket, name, ids) for name in query.by]
+        codes = np.stack([column for _, column in columns], axis=1) if columns else np.zeros((len(ids), 0), np.int64)
+        distinct, of_distinct = np.unique(codes, axis=0, return_inverse=True) if columns else (codes[:1], codes.sum(axis=1))
+        names = [
+            tuple(values[code] for (values, _), code in zip(columns, row, strict=True)) for row in distinct.tolist()
+        ]
+        of_row = np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)[of_distinct.reshape(-1)]
+        for found, times, bits in shard.read(bucket, ids, query.start, query.end):
+            context.check()
+            kept = _without_stale(Slice(places_of(ids, found), times, bits))
+            yield of_row, kept, kept.bits.view(np.float64)
+
+
+def _rising_samples(
+    query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
+) -> Iterator[tuple[I64, Slice, F64]]:
+    """Yield the group of each series, samples that follow another, and how much they rose, across buckets."""
+    selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end)
+    of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
+    before: tuple[int, float] | None = None  # series and value of the last sample of a slice
+    for some in selected.slices(context):
+        kept = _without_stale(some)
+        if len(kept.times):
+            values = kept.bits.view(np.float64)
+            last = int(kept.rows[-1]), float(values[-1])
+            yield of_row, *_rises(kept, values, before)
+            before = last
 
 
 def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int]) -> int:
@@ -148,30 +173,35 @@ def _rises(some: Slice, values: F64, before: tuple[int, float] | None) -> tuple[
         return Slice(rows, times, bits), np.where(values >= earlier, values - earlier, values)
 
 
-class _Totals:
-    """Partial results by group and step: all that the functions but `quantile` need."""
+_NEEDS = {  # what is kept of the samples of a group and step
+    "sum": ("sum",),
+    "avg": ("sum", "count"),
+    "min": ("min",),
+    "max": ("max",),
+    "count": ("count",),
+    "last": ("time", "last"),
+    "increase": ("sum",),
+    "rate": ("sum",),
+}
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[I64, I64, F64, I64, F64, F64, I64, F64]] = []
-        self._runs = 0
+
+class _Totals:
+    """Partial results by group and step, for all functions but `quantile`."""
+
+    def __init__(self, function: str) -> None:
+        self._needs = _NEEDS[function]
+        self._parts: list[tuple[Any, ...]] = []  # group, step, and a column for each need
+        self._runs = 0  # since the last fold
 
     def add(self, of_row: I64, some: Slice, steps: I64, values: F64) -> None:
         """Reduce the runs of one series and step."""
-        change = (some.rows[1:] != some.rows[:-1]) | (steps[1:] != steps[:-1])
-        starts = np.concatenate(([0], np.flatnonzero(change) + 1))
-        ends = np.append(starts[1:], len(values)) - 1
-        self._parts.append(
-            (
-                of_row[some.rows[starts]],
-                steps[starts],
-                np.add.reduceat(values, starts),
-                np.diff(starts, append=len(values)),
-                np.fmin.reduceat(values, starts),
-                np.fmax.reduceat(values, starts),
-                some.times[ends],
-                values[ends],
-            )
-        )
+        starts = _run_starts(some.rows, steps)
+        sources = {"count": np.diff(starts, append=len(values)), "time": some.times}
+        reduced = [
+            sources["count"] if need == "count" else _reduced(need, sources.get(need, values), starts)
+            for need in self._needs
+        ]
+        self._parts.append((of_row[some.rows[starts]], steps[starts], *reduced))
         self._runs += len(starts)
         if self._runs > FOLD_RUNS:
             self._fold()
@@ -180,42 +210,42 @@ class _Totals:
         """Reduce the partial results of one group and step to one."""
         if not self._parts:
             return
-        groups, steps, sums, counts, least, most, times, last = map(np.concatenate, zip(*self._parts, strict=True))
-        order = np.lexsort((times, steps, groups))  # stable: of equal times the later series is last
+        groups, steps, *columns = map(np.concatenate, zip(*self._parts, strict=True))
+        times = columns[self._needs.index("time")] if "time" in self._needs else np.zeros(0, np.int64)
+        # Stable: of equal times the later series is last.
+        order = np.lexsort((times, steps, groups)) if len(times) else np.lexsort((steps, groups))
         groups, steps = groups[order], steps[order]
-        change = (groups[1:] != groups[:-1]) | (steps[1:] != steps[:-1])
-        starts = np.concatenate(([0], np.flatnonzero(change) + 1))
-        ends = np.append(starts[1:], len(groups)) - 1
-        folded = (
-            groups[starts],
-            steps[starts],
-            np.add.reduceat(sums[order], starts),
-            np.add.reduceat(counts[order], starts),
-            np.fmin.reduceat(least[order], starts),
-            np.fmax.reduceat(most[order], starts),
-            times[order][ends],
-            last[order][ends],
-        )
-        self._parts = [folded]
-        self._runs = 0  # counts what was added since
+        starts = _run_starts(groups, steps)
+        reduced = [
+            _reduced(need, column[order], starts) for need, column in zip(self._needs, columns, strict=True)
+        ]
+        self._parts = [(groups[starts], steps[starts], *reduced)]
+        self._runs = 0
 
     def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
         """Return group, step and value of each result, in order."""
         self._fold()
         if not self._parts:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-        groups, steps, sums, counts, least, most, _, last = self._parts[0]
-        value = {
-            "sum": sums,
-            "avg": sums / counts,
-            "min": least,
-            "max": most,
-            "count": counts.astype(np.float64),
-            "last": last,
-            "increase": sums,
-            "rate": sums / (query.step_us / 1e6) if query.step_us else sums,
-        }[query.function]
-        return groups, steps, value
+        groups, steps, *columns = self._parts[0]
+        value = columns[-1]
+        if query.function == "avg":
+            value = columns[0] / columns[1]
+        elif query.function == "rate":
+            value = value / (query.step_us / 1e6)
+        return groups, steps, value.astype(np.float64, copy=False)
+
+
+def _run_starts(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return where a pair of columns changes, with 0. Requires: the columns are not empty."""
+    return np.concatenate(([0], np.flatnonzero((one[1:] != one[:-1]) | (other[1:] != other[:-1])) + 1))
+
+
+def _reduced(need: str, column: npt.NDArray[Any], starts: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Reduce each run of a column."""
+    if need in ("time", "last"):
+        return column[np.append(starts[1:], len(column)) - 1]
+    return {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
 
 
 class _Values:
@@ -239,8 +269,7 @@ class _Values:
         groups, steps, values = map(np.concatenate, zip(*self._parts, strict=True))
         order = np.lexsort((values, steps, groups))
         groups, steps, values = groups[order], steps[order], values[order]
-        change = (groups[1:] != groups[:-1]) | (steps[1:] != steps[:-1])
-        starts = np.concatenate(([0], np.flatnonzero(change) + 1))
+        starts = _run_starts(groups, steps)
         counts = np.diff(starts, append=len(values))
         place = self._quantile * (counts - 1)
         low = np.floor(place).astype(np.intp)

@@ -30,7 +30,7 @@ from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
 from penstock.series.arrow import SAMPLES, SERIES, LabelColumns, sample_batch, series_batches
-from penstock.series.labels import U64, check_name
+from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.section import I64, MetricMetadata
 from penstock.series.selectors import Matcher, parse_selector
@@ -173,7 +173,14 @@ class SelectedSeries:
         for found, times, bits in self._shard.read(bucket, ids, self._start, self._end):
             context.check()
             if len(times):
-                yield Slice(rows[np.searchsorted(ids, found)], times, bits)
+                yield Slice(rows[places_of(ids, found)], times, bits)
+
+
+def places_of(ids: U32, found: U32) -> npt.NDArray[np.intp]:
+    """Return where each of `found` stands among ascending ids, which hold all of them."""
+    if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
+        return found.astype(np.intp) - int(ids[0])
+    return np.searchsorted(ids, found)
 
 
 def _select(
@@ -192,7 +199,7 @@ def scan_samples(shard: SeriesShard, start: int, end: int) -> Iterator[Any]:
         labels = LabelColumns(shard.labels_of(bucket, ids))
         for found, times, bits in shard.read(bucket, ids, start, end):
             if len(times):
-                yield sample_batch(labels, np.searchsorted(ids, found), times, bits)
+                yield sample_batch(labels, places_of(ids, found), times, bits)
 
 
 # -- labels

@@ -17,6 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
 
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
@@ -95,6 +97,17 @@ class SeriesState(ShardSnapshot):
             ids = index.match(self._view, bucket, matchers) if matchers else None
             found.update(index.label_values(self._view, bucket, name, ids))
         return found
+
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], npt.NDArray[np.int64]]:
+        self.snapshot.check_open()
+        values, codes = [""], np.zeros(len(ids), np.int64)
+        wanted = BitMap(ids)
+        for value, members in index.values(self._view, bucket, name):
+            found = members & wanted
+            if found:
+                codes[np.searchsorted(ids, np.array(found, np.uint32))] = len(values)
+                values.append(value)
+        return values, codes
 
     def metadata(self) -> Iterable[MetricMetadata]:
         self.snapshot.check_open()

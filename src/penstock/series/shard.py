@@ -40,6 +40,9 @@ class SeriesShard(ShardSnapshot, Protocol):
     def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
         """Return the distinct values of one label of matching series, in any order."""
 
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], I64]:
+        """Return values of a label, the first of which is "", and for each id the place of its value there."""
+
     def metadata(self) -> Iterable[MetricMetadata]:
         """Return what was written about metrics, each once."""
 

@@ -83,6 +83,11 @@ class MemoryShard(SeriesShard):
     def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
         return {dict(labels)[name] for labels in self._matching(matchers, start, end) if name in dict(labels)}
 
+    def label_codes(self, bucket: int, name: str, ids: Any) -> tuple[list[str], Any]:
+        found = [dict(labels).get(name, "") for labels in self._labels(bucket, ids)]
+        values = sorted({"", *found})
+        return values, np.array([values.index(value) for value in found], np.int64)
+
     def metadata(self) -> Iterable[MetricMetadata]:
         return [MetricMetadata("mem", "gauge"), MetricMetadata("cpu", "counter", "s", "help")]
 
