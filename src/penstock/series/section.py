@@ -45,6 +45,7 @@ from penstock.series.labels import (
     check_value,
     decode_table,
     fingerprint_of,
+    table_size,
 )
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.selectors import parse_selector
@@ -318,7 +319,8 @@ def section_weight(payload: bytes) -> int:
         number, size = _PART.unpack_from(payload, at)
         at += _PART.size
         if number == SAMPLES:
-            weight += LABEL_WEIGHT * min(_BLOCK.unpack_from(payload, at)[0], len(payload))
+            stored = min(_BLOCK.unpack_from(payload, at)[0], len(payload))
+            weight += LABEL_WEIGHT * max(stored, table_size(payload, at + _BLOCK.size))
         at += size
     return weight
 
