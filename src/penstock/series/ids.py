@@ -9,8 +9,8 @@ The numbers are exact, so no fingerprint is compared in memory; a fingerprint on
 labels themselves are compared. A label table that was written before is recognised as a whole.
 
 Thread: the thread that applies; `known` and `last_id` from any.
-Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a bucket
-are 1 to its last id, without gaps.
+Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
+bucket are 1 to its last id, without gaps.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class SeriesIds:
         known = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
         return known.ids.get(bucket) if known is not None and known.encoded == encoded else None
 
-    def remember(self, draft: Draft) -> None:
+    def remember(self, draft: RecordDraft) -> None:
         """Remember what an applied draft found and assigned. Can be repeated."""
         if draft.trimmed:
             for bucket in [bucket for bucket in self._buckets if bucket < draft.trimmed]:
@@ -213,7 +213,7 @@ class _BucketDraft:
         self.inverted: dict[bytes, BitMap] = {}
 
 
-class Draft:
+class RecordDraft:
     """The edit of one record, in the making. `view` is the state before it."""
 
     def __init__(self, ids: SeriesIds, options: SeriesOptions, view: View, lsn: int) -> None:
@@ -319,7 +319,7 @@ class Draft:
                 return number
         return 0
 
-    def _create(
+    def _create(  # noqa: PLR0917
         self,
         bucket: int,
         some: _BucketDraft,

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import xxhash
 
 from penstock.arguments import in_short
@@ -233,16 +234,31 @@ def shard_number_of(fingerprint: tuple[int, int], shards: int) -> int:
     return fingerprint[0] % shards
 
 
-# A table as bytes:
+# A table as bytes: its size before compression u32, or 0 if it is not compressed; then, compressed by zstd or not,
 #   series u32, names u32
 #   for each name:  length of the name u16, bytes of a code u16 (1, 2 or 4), distinct values u32, bytes of values u32
 #                   name | length of each value u16 | values | code of each series
+# Most tables are written many times, so their bytes are kept: they are compressed once, and the journal is shorter.
+_SIZE = struct.Struct("<I")
 _TABLE = struct.Struct("<II")
 _COLUMN = struct.Struct("<HHII")
-_CODES = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_CODES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+COMPRESS_BYTES = 1_024
+TABLE_BYTES_MAX = 1 << 28
+_zstd = pa.Codec("zstd", compression_level=1)
 
 
 def _encode_table(table: LabelTable) -> bytes:
+    raw = _table_bytes(table)
+    if len(raw) < COMPRESS_BYTES or len(raw) > TABLE_BYTES_MAX:
+        return _SIZE.pack(0) + raw
+    stored: bytes = _zstd.compress(raw, asbytes=True)
+    return _SIZE.pack(len(raw)) + stored if len(stored) < len(raw) else _SIZE.pack(0) + raw
+
+
+def _table_bytes(table: LabelTable) -> bytes:
     parts = [_TABLE.pack(len(table), len(table.names))]
     for index, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
         key, data = name.encode(), [value.encode() for value in values]
@@ -254,9 +270,30 @@ def _encode_table(table: LabelTable) -> bytes:
     return b"".join(parts)
 
 
-def decode_table(payload: bytes) -> LabelTable:
+def table_size(stored: bytes, at: int = 0) -> int:
+    """Return the bytes that a stored table states to have before compression, at most TABLE_BYTES_MAX."""
+    return min(int(_SIZE.unpack_from(stored, at)[0]), TABLE_BYTES_MAX) if at + _SIZE.size <= len(stored) else 0
+
+
+def _raw_table(stored: bytes) -> bytes:
+    (size,) = _SIZE.unpack_from(stored)
+    if not size:
+        return stored[_SIZE.size :]
+    if size > TABLE_BYTES_MAX:
+        raise ValueError("it is too large")
+    try:
+        raw: bytes = _zstd.decompress(stored[_SIZE.size :], decompressed_size=size, asbytes=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"it does not decompress: {error}") from None
+    if len(raw) != size:
+        raise ValueError("its size is wrong")
+    return raw
+
+
+def decode_table(stored: bytes) -> LabelTable:
     """Decode a table; `CorruptionError` if it is malformed. It may still break the rules: see `check_table`."""
     try:
+        payload = _raw_table(stored)
         series, count = _TABLE.unpack_from(payload)
         at = _TABLE.size
         names: list[str] = []
@@ -281,7 +318,7 @@ def decode_table(payload: bytes) -> LabelTable:
         raise CorruptionError("labels of a series section", 0, f"they do not decode ({error})") from None
     codes = np.stack(columns, axis=1) if columns else np.zeros((0, 0), np.uint32)
     table = LabelTable(names, values, codes)
-    table._encoded = payload
+    table._encoded = stored
     return table
 
 

@@ -19,7 +19,8 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.series import index
-from penstock.series.ids import Draft, SeriesIds
+from penstock.series.ids import RecordDraft, SeriesIds
+from penstock.series.keys import ALL_METRICS
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
 from penstock.series.options import SeriesOptions, decode_series_options
@@ -49,7 +50,7 @@ class SeriesMachine(Machine):
         self._maintenance = maintenance
         self._descriptor = descriptor
         self._ids = SeriesIds(options)
-        self._prepared: tuple[Draft, SeriesEdit] | None = None  # until it is applied and remembered
+        self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
 
     @property
     def applied(self) -> int:
@@ -77,8 +78,8 @@ class SeriesMachine(Machine):
             self._ids.remember(draft)
         self._prepared = None
 
-    def _draft(self, ids: SeriesIds, view: View, sections: Sequence[SeriesSection], lsn: int) -> Draft:
-        draft = Draft(ids, self.options, view, lsn)
+    def _draft(self, ids: SeriesIds, view: View, sections: Sequence[SeriesSection], lsn: int) -> RecordDraft:
+        draft = RecordDraft(ids, self.options, view, lsn)
         for section in sections:
             for part in section.parts:
                 draft.add(part)
@@ -87,7 +88,7 @@ class SeriesMachine(Machine):
     def renew(self) -> None: ...
 
     def snapshot(self) -> SeriesState:
-        return SeriesState(self.tree.snapshot(), self.options)
+        return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
 
     def overlay(self, state: SeriesState, sections: Sequence[SeriesSection], time_us: int) -> SeriesState:
         draft = self._draft(SeriesIds(self.options), state.snapshot, sections, ALL_LATER)
@@ -106,6 +107,10 @@ class SeriesMachine(Machine):
         if metric is None:
             return self._ids.last_id(bucket, self.tree.view)
         return len(index.ids_with(self.tree.view, bucket, METRIC, metric))
+
+    def oldest_bucket(self) -> int | None:
+        """Return the number of the oldest bucket; None if there is none."""
+        return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

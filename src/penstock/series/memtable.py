@@ -5,8 +5,8 @@ first read, or flushed, the samples of a bucket are sorted once; a flush then ma
 
 Thread: one writer; columns are read only when the memtable is frozen.
 Invariants: (1) the index rows and the samples of a record are in one memtable, so they reach files together: no sample
-without its series. (2) within a memtable the last write of a series and time wins, and a delete removes what was written
-before it.
+without its series. (2) within a memtable the last write of a series and time wins, and a delete removes what was
+written before it.
 """
 
 from __future__ import annotations

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import TIME_US_MAX, TIME_US_MIN, in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
 
-# Times are microseconds since 1970, from the year 1 to the year 9999: what Python and Spark can show.
-TIME_MIN, TIME_MAX = -62_135_596_800_000_000, 253_402_300_800_000_000  # half-open
+TIME_MIN, TIME_MAX = TIME_US_MIN, TIME_US_MAX  # microseconds since 1970, half-open: what Python and Spark can show
 SECOND_US = 1_000_000
 BUCKET_S_MIN, BUCKET_S_MAX = 300, 31 * 86_400
 BUCKET_ZERO = 1 << 31  # the number of the bucket that begins in 1970
@@ -93,8 +92,3 @@ def decode_series_options(data: bytes) -> SeriesOptions:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, Invalid) as error:
         raise CorruptionError("series options", 0, f"they do not decode ({error})") from None
-
-
-def check_time(time_us: Any, what: str = "a time") -> int:
-    """Return a time in microseconds; `Invalid` if it is not one that a table can hold."""
-    return whole(time_us, f"{what}, in microseconds since 1970,", TIME_MIN, TIME_MAX - 1)

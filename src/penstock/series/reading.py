@@ -1,8 +1,8 @@
 """A snapshot of a series shard: index and samples at one LSN.
 
 Samples of a group of series come from its blocks in files, newest first, and from the memtables of the snapshot, which
-are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last write
-of a series and time wins, and a tombstone deletes what is older.
+are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last
+write of a series and time wins, and a tombstone deletes what is older.
 
 Thread: any; a snapshot does not change.
 Invariants: (1) all reads see one LSN, in all buckets. (2) memory is bounded by about READ_SAMPLES samples, or by one
@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
 
-from penstock.kinds import ShardSnapshot
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import Piece, ShardSnapshot
+from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
@@ -27,10 +32,13 @@ from penstock.series.labels import U32
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.operators import fold_columns
 from penstock.series.options import SeriesOptions
+from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
+from penstock.series.queries import scan_samples
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
 from penstock.series.slices import slice_starts, slices_between
+from penstock.series.times import key_times, time_key
 
 COLUMN_SAMPLES = 65_536  # of a column that `read` yields
 READ_SAMPLES = 1 << 20  # decoded at once
@@ -39,7 +47,10 @@ READ_SAMPLES = 1 << 20  # decoded at once
 class SeriesState(ShardSnapshot):
     """A shard at one LSN; `view` includes writes that are not applied yet, if it is given."""
 
-    def __init__(self, snapshot: Snapshot, options: SeriesOptions, view: View | None = None) -> None:
+    def __init__(
+        self, partition: PartitionId, snapshot: Snapshot, options: SeriesOptions, view: View | None = None
+    ) -> None:
+        self._partition = partition
         self.snapshot = snapshot
         self.options = options
         self._view: View = snapshot if view is None else view
@@ -52,7 +63,7 @@ class SeriesState(ShardSnapshot):
 
     def under(self, rows: SeriesMemtable) -> SeriesState:
         """Return this state with newer writes on top."""
-        return SeriesState(self.snapshot, self.options, self.snapshot.under(rows))
+        return SeriesState(self._partition, self.snapshot, self.options, self.snapshot.under(rows))
 
     def close(self) -> None:
         self.snapshot.close()
@@ -87,6 +98,17 @@ class SeriesState(ShardSnapshot):
             found.update(index.label_values(self._view, bucket, name, ids))
         return found
 
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], npt.NDArray[np.int64]]:
+        self.snapshot.check_open()
+        values, codes = [""], np.zeros(len(ids), np.int64)
+        wanted = BitMap(ids)
+        for value, members in index.values(self._view, bucket, name):
+            found = members & wanted
+            if found:
+                codes[np.searchsorted(ids, np.array(found, np.uint32))] = len(values)
+                values.append(value)
+        return values, codes
+
     def metadata(self) -> Iterable[MetricMetadata]:
         self.snapshot.check_open()
         return index.metadata(self._view)
@@ -115,8 +137,8 @@ class SeriesState(ShardSnapshot):
     def _by_group(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
         memory = self._memory(bucket)
         groups = ids >> GROUP_SHIFT
-        borders = np.append(np.flatnonzero(np.append(True, groups[1:] != groups[:-1])), len(ids)) if len(ids) else []
-        for first, last in zip(borders[:-1], borders[1:], strict=True):
+        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(ids) else np.empty(0, np.intp)
+        for first, last in pairwise([*starts.tolist(), len(ids)]):
             self.snapshot.check_open()
             slices = self._slices(bucket, int(groups[first]), start, end)
             for some, part in _bounded(slices, ids[first:last]):
@@ -141,8 +163,40 @@ class SeriesState(ShardSnapshot):
         memtables = [table for table in self._view.memtables() if isinstance(table, SeriesMemtable)]
         return [table.contents(bucket) for table in reversed(memtables) if table.lsn_last >= floor]
 
+    # -- ranges of time, as keys: see `times`
+
     def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._view.scan_arrow(start, end)
+        return scan_samples(self, *key_times(start, end))
+
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        """Divide a range of time into pieces of whole buckets, but for its ends."""
+        buckets = list(self._buckets(*key_times(start, end)))
+        each = max(1, -(-len(buckets) // count))
+        borders = [start, *(time_key(self.options.bucket_start(bucket)) for bucket in buckets[each::each]), end]
+        version, now_us = self.snapshot.version, self.snapshot.now_us
+        share = size_of(version, *stored_range(self.options, start, end)) // (len(borders) - 1)
+        pieces: list[Piece] = []
+        for low, high in pairwise(borders):
+            assert low is not None
+            stored = FilePiece.of(version, now_us, *stored_range(self.options, low, high))
+            pieces.append(Piece(self._partition, low, high, encode_piece(SeriesPiece(self.options, stored)), share))
+        return pieces
+
+
+def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    """Return record batches of a piece from its files; None if they cannot be read from here."""
+    detail = decode_piece(piece.detail)
+    version = detail.stored.open(root, identity)
+    if version is None:
+        return None
+    snapshot = Snapshot(version, detail.stored.now_us, lambda _: None)
+    return SeriesState(piece.partition, snapshot, detail.options).scan_arrow(piece.start, piece.end)
+
+
+def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
+    """Check every page of the files that begin in a piece; return (path, reason) for each damage."""
+    detail = decode_piece(piece.detail)
+    return list(detail.stored.damage(*stored_range(detail.options, piece.start, piece.end), root, identity))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from penstock.series.labels import (
     check_value,
     decode_table,
     fingerprint_of,
+    table_size,
 )
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.selectors import parse_selector
@@ -62,6 +63,7 @@ _HEADER = struct.Struct("<BxxxI")
 _PART = struct.Struct("<BxxxI")
 _BLOCK = struct.Struct("<IIBBBx")
 _INDEX, _TIMES, _BITS = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<u8")
+_COLUMNS: tuple[np.dtype[Any], ...] = (_INDEX, _TIMES, _BITS)
 
 
 class SeriesKey:
@@ -238,9 +240,9 @@ def _encode_column(column: npt.NDArray[Any], kind: np.dtype[Any]) -> tuple[int, 
     """Return the form and the bytes of a column."""
     if len(column) > 1 and column[0] == column[-1] and bool((column == column[0]).all()):
         return SAME, column[:1].astype(kind).tobytes()
-    if kind is _INDEX and len(column) and not column[0] and column[-1] == len(column) - 1:
-        if bool((column == np.arange(len(column), dtype=np.uint32)).all()):
-            return COUNTING, b""
+    counting = kind is _INDEX and len(column) and not column[0] and column[-1] == len(column) - 1
+    if counting and bool((column == np.arange(len(column), dtype=np.uint32)).all()):
+        return COUNTING, b""
     return EVERY, column.astype(kind, copy=False).tobytes()
 
 
@@ -282,7 +284,7 @@ def _decode_block(body: bytes) -> SampleBlock:
         raise ValueError("a block is cut short")
     table = decode_table(body[_BLOCK.size : at])
     columns: list[npt.NDArray[Any]] = []
-    for form, kind in zip(forms, (_INDEX, _TIMES, _BITS), strict=True):
+    for form, kind in zip(forms, _COLUMNS, strict=True):
         stored = {EVERY: samples, SAME: 1, COUNTING: 0}[form]
         if at + stored * kind.itemsize > len(body) or (form == COUNTING and kind is not _INDEX):
             raise ValueError("a block is cut short")
@@ -317,7 +319,8 @@ def section_weight(payload: bytes) -> int:
         number, size = _PART.unpack_from(payload, at)
         at += _PART.size
         if number == SAMPLES:
-            weight += LABEL_WEIGHT * min(_BLOCK.unpack_from(payload, at)[0], len(payload))
+            stored = min(_BLOCK.unpack_from(payload, at)[0], len(payload))
+            weight += LABEL_WEIGHT * max(stored, table_size(payload, at + _BLOCK.size))
         at += size
     return weight
 
@@ -359,7 +362,7 @@ def check_block(block: SampleBlock) -> None:
 
 def check_times(times: I64) -> None:
     """Raise `Invalid` if a time is not one that a table can hold."""
-    if len(times) and not (TIME_MIN <= int(times.min()) and int(times.max()) < TIME_MAX):
+    if len(times) and not (int(times.min()) >= TIME_MIN and int(times.max()) < TIME_MAX):
         wrong = int(times.min()) if int(times.min()) < TIME_MIN else int(times.max())
         raise Invalid(f"the time {wrong} is outside the years 1 to 9999: times are microseconds since 1970")
 

@@ -119,7 +119,7 @@ def _compiled(pattern: str) -> Any:
 def parse_selector(text: Any) -> tuple[Matcher, ...]:
     """Return the matchers of a selector, the metric's first; `Invalid` says where it is wrong."""
     if not isinstance(text, str):
-        raise Invalid(f"a selector is a text such as cpu{{host=\"a\"}}, not {in_short(text)}")
+        raise Invalid(f'a selector is a text such as cpu{{host="a"}}, not {in_short(text)}')
     plain = str.__str__(text)
     try:
         size = len(plain.encode())

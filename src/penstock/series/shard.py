@@ -40,14 +40,14 @@ class SeriesShard(ShardSnapshot, Protocol):
     def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
         """Return the distinct values of one label of matching series, in any order."""
 
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], I64]:
+        """Return values of a label, the first of which is "", and for each id the place of its value there."""
+
     def metadata(self) -> Iterable[MetricMetadata]:
         """Return what was written about metrics, each once."""
 
     def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
         """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
-
-    def label_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
-        """Return (bucket, label, number of distinct values), for each bucket that overlaps the range."""
 
 
 class SeriesLimits(Protocol):
@@ -58,3 +58,6 @@ class SeriesLimits(Protocol):
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""
+
+    def oldest_bucket(self) -> int | None:
+        """Return the number of the oldest bucket; None if there is none."""

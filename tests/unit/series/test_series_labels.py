@@ -22,8 +22,8 @@ from penstock.series.labels import (
     shard_number_of,
 )
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
-NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=4)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=4)
 SETS = st.builds(
     check_labels, TEXTS.filter(bool), st.dictionaries(NAMES.filter(lambda name: name != "__name__"), TEXTS, max_size=4)
 )
@@ -124,3 +124,16 @@ def test_fingerprints_can_be_made_to_collide(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "digest", lambda _: b"\1" * 16)
     assert fingerprint_of(one) == fingerprint_of(other)
     assert len(set(map(tuple, LabelTable.of([one, other]).fingerprints.tolist()))) == 1
+
+
+def test_a_large_table_is_compressed_and_its_size_is_checked_first() -> None:
+    table = LabelTable.of([check_labels("cpu", {"host": f"h{number}", "dc": "x"}) for number in range(500)])
+    whole = table.encode()
+    assert len(whole) * 2 < sum(map(len, table.label_bytes()))
+    assert decode_table(whole).label_bytes() == table.label_bytes()
+    for size in (1, len(whole), 1 << 20, (1 << 32) - 1):
+        with pytest.raises(CorruptionError):
+            decode_table(size.to_bytes(4, "little") + whole[4:])
+    for cut in range(0, len(whole), 97):
+        with pytest.raises(CorruptionError):
+            decode_table(whole[:cut])

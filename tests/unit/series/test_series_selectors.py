@@ -73,7 +73,9 @@ def test_wrong_selectors_are_refused_in_one_line(text: object, message: str) -> 
 VALUES = ["", "a", "b", "ab", "a\nb", "A", "ac", "é", "abb"]
 
 
-@pytest.mark.parametrize("pattern", ["a", "a|b", "", "a.*", "ab?", "ab*", "ab{0,2}", "|a", "(?i)a", "a.b", "[ab]+", "é?"])
+@pytest.mark.parametrize(
+    "pattern", ["a", "a|b", "", "a.*", "ab?", "ab*", "ab{0,2}", "|a", "(?i)a", "a.b", "[ab]+", "é?"]
+)
 def test_matchers_agree_with_full_matches(pattern: str) -> None:
     expected = [re.fullmatch(pattern, value, re.DOTALL) is not None for value in VALUES]
     matcher = Matcher("x", "=~", pattern)
@@ -91,7 +93,7 @@ def test_equality() -> None:
     assert Matcher("x", "!=", "a").test(VALUES).tolist() == [value != "a" for value in VALUES]
     assert Matcher("x", "!=", "a").matches_empty
     assert Matcher("x", "=~", "eu-.*").prefix == "eu-"
-    assert Matcher("x", "=~", "a|b").exact == {"a", "b"}
+    assert Matcher("x", "=~", "a|b").exact == frozenset("ab")
     assert Matcher("x", "=~", "a") == Matcher("x", "=~", "a") != Matcher("x", "=", "a")
 
 

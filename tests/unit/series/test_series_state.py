@@ -178,7 +178,7 @@ def test_an_interrupt_between_an_edit_and_its_memory_gives_no_id_twice(monkeypat
     place = SeriesPlace(settings=LARGE)
     right = ids_module.SeriesIds.remember
 
-    def fail(self: ids_module.SeriesIds, draft: ids_module.Draft) -> None:
+    def fail(self: ids_module.SeriesIds, draft: ids_module.RecordDraft) -> None:
         for some in draft.buckets.values():
             some.base.ids.update(some.new)
         raise Interrupt
