@@ -29,14 +29,13 @@ from penstock.lsm.view import View
 from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
-    bucket_key,
+    bucket_range,
     dictionary_keys,
     forward_key,
     forward_keys,
     inverted_key,
     metadata_key,
     number_of,
-    ranges_below,
 )
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
@@ -241,14 +240,12 @@ class RecordDraft:
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for number, some in self.buckets.items():
-            if some.last and not some.base.last:
-                puts[bucket_key(number)] = b""
+        for some in self.buckets.values():
             puts.update(some.dictionary)
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
-        ranges = ranges_below(self.trimmed) if self.trimmed else []
+        ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
         return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
     # -- samples

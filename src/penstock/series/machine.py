@@ -32,7 +32,7 @@ ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
 
 def open_series_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
-    tree = maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
+    tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
     return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options))
 
 
@@ -123,4 +123,4 @@ class SeriesMachine(Machine):
 
     def close(self) -> None:
         self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)
