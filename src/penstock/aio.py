@@ -201,6 +201,8 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
     seek = _awaited(QueueTable.seek)
     bounds = _awaited(QueueTable.bounds)
     statistics = _awaited(QueueTable.statistics)
+    alter = _awaited(QueueTable.alter)
+    consumers = _awaited(QueueTable.consumers)
 
     def consumer(
         self,
@@ -224,6 +226,7 @@ class AsyncConsumer(_Async[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`."""
 
     nack = _awaited(Consumer.nack)
+    extend = _awaited(Consumer.extend)
     seek = _awaited(Consumer.seek)
     forget = _awaited(Consumer.forget)
 
@@ -396,12 +399,17 @@ class AsyncStore(_Async[Store | RemoteStore]):
         return AsyncKvTable(table, self._threads)
 
     async def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> AsyncQueueTable:
         """Return a queue; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(
-            lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
-        )
+        options = {"shards": shards, "retention": retention, "headers": headers, "create": create}
+        table = await self._threads.run(lambda: self._sync.queue(name, **options))  # type: ignore[arg-type]
         return AsyncQueueTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
@@ -473,10 +481,11 @@ class _Opening(Generic[S, A]):
 
 
 def open(  # noqa: A001 - aio.open reads well
-    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
+    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
 ) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, like `penstock.open`."""
-    return _Opening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`."""
+    opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
+    return _Opening(None, opens, _close, AsyncStore)
 
 
 def connect(

@@ -62,6 +62,7 @@ class MachineContext:
     settings: Any  # the kind's settings, of the type of `Kind.settings`
     published: Callable[[], int]  # the last LSN whose sections are all applied
     may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
+    options_of: Callable[[int], bytes] = lambda table: b""  # the options of a table, as they are now
 
 
 class InThisProcess:
@@ -243,6 +244,10 @@ class Kind(Protocol):
 
     def check_options(self, options: bytes) -> None:
         """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
+
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        """Raise `Invalid` if the options of an existing table cannot become `options`."""
+        raise Invalid(f"the options of table {info.name} are fixed: create another table")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> Machine:
         """Open the state machine of a shard."""
@@ -498,6 +503,13 @@ class SnapshotReading(Reading, Protocol):
 class Port(Reading, Protocol):
     """A store, as an API class sees it."""
 
+    @property
+    def holder(self) -> str:
+        """The name of a client, different for each connection; empty in the owner."""
+
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Call the service of a table, once, when this client closes its connection. Nothing happens in the owner."""
+
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         """Add a write to the pending delta."""
 
@@ -527,6 +539,9 @@ class Port(Reading, Protocol):
 
     def drop(self, name: str) -> None:
         """Delete a table; `NotFound` if there is none."""
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        """Replace the options of a table durably, unless they are no longer `info`'s; return the table after that."""
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for `count` files that are built outside the owner."""

@@ -162,6 +162,21 @@ class DropTable(_Message, frozen=True):
     name: str
 
 
+class AlterTable(_Message, frozen=True):
+    """Replace the options of a table, if they are still `before`."""
+
+    table: int
+    before: bytes
+    options: bytes
+
+
+class CompactTable(_Message, frozen=True):
+    """Merge a table into as few files as possible; `timeout_s`: for other work on it to end."""
+
+    name: str
+    timeout_s: float
+
+
 class CheckStore(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
 
@@ -354,6 +369,8 @@ _Other = (
     | CallService
     | CreateTable
     | DropTable
+    | AlterTable
+    | CompactTable
     | CheckStore
     | ResumeTable
     | StageFiles

@@ -40,6 +40,7 @@ from penstock.kinds import (
 from penstock.partition.dispatcher import Dispatcher, Partition
 from penstock.partition.ledger import (
     LEDGER,
+    Alter,
     Create,
     Drop,
     TableInfo,
@@ -50,7 +51,7 @@ from penstock.partition.ledger import (
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_create, kind_named
+from penstock.registry import check_altered, check_create, kind_named
 from penstock.store.flusher import Flushed
 from penstock.store.querying import check_query, run_query
 
@@ -66,6 +67,8 @@ WAIT_S = 60.0
 
 class LocalPort:
     """The live port of the process that owns the store."""
+
+    holder = ""
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class LocalPort:
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
+        self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._lock = threads.rlock("local.services")
         self._services: dict[int, TableService] = {}  # guarded by _lock; by table
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
@@ -104,6 +108,15 @@ class LocalPort:
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
         self._refuse(_Refusal("the store was closed: open it again"))
+
+    def refuse_changes(self, error: PenstockError) -> None:
+        """Refuse every change from now on with `error`; reads go on."""
+        self._changes_refused = error
+        self._write_into = self._check_changes  # type: ignore[assignment]
+
+    def _check_changes(self, *_: Any) -> None:
+        if self._changes_refused is not None:
+            raise self._changes_refused
 
     def _refuse(self, refusal: _Refusal) -> None:
         self._ended = True  # first: a read that is under way checks it at its end
@@ -140,6 +153,7 @@ class LocalPort:
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
+        self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
@@ -195,6 +209,7 @@ class LocalPort:
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
+        self._check_changes()
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -202,6 +217,7 @@ class LocalPort:
         return info
 
     def drop(self, name: str) -> None:
+        self._check_changes()
         info = self.table(name)
         if info is None:
             raise NotFound(f"there is no table {name}")
@@ -210,6 +226,15 @@ class LocalPort:
             service = self._services.pop(info.table, None)
         if service is not None:
             service.close()
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        self._check_changes()
+        self._command(encode_ops(Alter(info.table, info.options, options)))
+        now = self.table_by_id(info.table)
+        if now is None:
+            raise NotFound(f"table {info.name} was dropped")
+        return now
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
@@ -220,6 +245,7 @@ class LocalPort:
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
+        self._check_changes()
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
         return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
@@ -229,6 +255,7 @@ class LocalPort:
         def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
             return self.stage(partition, count, lease_s)
 
+        self._check_changes()
         staging, name = self._staging, threads.process_name()
         yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
@@ -259,9 +286,15 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Do nothing: what the owner holds in memory ends with it."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
+        kind = as_serviced(kind_named(info.kind, info.name), info)
+        if name not in kind.asking:
+            self._check_changes()
+        kind.check_call(info, name, argument)
         try:
             service = self._service(self._dispatcher.ledger.table_by_id(info.table))
             assert service is not None  # its kind has services
@@ -272,7 +305,8 @@ class LocalPort:
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info)
+        if name not in as_serviced(kind_named(info.kind, info.name), info).asking:
+            self._check_changes()
         try:
             service = self._service(self._dispatcher.ledger.table_by_id(info.table))
             assert service is not None  # its kind has services
