@@ -33,7 +33,7 @@ PUBLIC = {
     "penstock.errors": """
         Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
         LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked TokenTooOld
+        PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked TokenTooOld
         UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """

@@ -30,8 +30,6 @@ NAME_BYTES_MAX = 255
 BYTES_MAX = 64 << 10  # names and values of one message
 _ENTRIES = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
 
-Headers = Mapping[str, bytes | str]
-
 
 class HeaderColumns(NamedTuple):
     """The headers of a batch: how many each message has, and all names and values in order."""

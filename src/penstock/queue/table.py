@@ -25,7 +25,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
-from penstock.queue.headers import HEADERS, Headers, checked_headers, dicts, header_bytes
+from penstock.queue.headers import HEADERS, checked_headers, dicts, header_bytes
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
 from penstock.queue.options import (
@@ -223,7 +223,7 @@ class QueueTable(QueueView):
         *,
         key: bytes | None = None,
         time: int | datetime | None = None,
-        headers: Headers | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
@@ -244,7 +244,7 @@ class QueueTable(QueueView):
         messages: Iterable[bytes] | ArrowSource,
         *,
         keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers | None] | None = None,
+        headers: Sequence[Mapping[str, bytes | str] | None] | None = None,
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
@@ -300,7 +300,7 @@ class QueueTable(QueueView):
         *,
         key: bytes | None = None,
         time: int | datetime | None = None,
-        headers: Headers | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
     ) -> Position:
         """Add a message, wait until it is durable and applied, and return its position."""
         message = _checked(payload, key, time)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_model import build, open_queues
 
@@ -51,6 +51,7 @@ def plain(headers: Any) -> list[dict[str, bytes] | None]:
 # -- batches
 
 
+@settings(deadline=None, max_examples=50)
 @given(some_messages, st.data())
 def test_what_is_encoded_is_decoded(messages: list[tuple[bytes, bytes | None, Any]], data: Any) -> None:
     payloads, keys, headers = map(list, zip(*messages, strict=True))
