@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
-    from penstock.coordinator.epochs import Epoch
-    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
     from penstock.log.settings import LogSettings
@@ -81,7 +80,7 @@ _HOMES = {
     "ConsumerSummary": "queue.calls",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
-    "Epoch": "coordinator.epochs",
+    "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvTable": "kv.table",

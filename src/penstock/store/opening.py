@@ -157,7 +157,7 @@ class OpenedParts(Tables):
             offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         self._parts.callback(self._maintenance.close)
         self._collector = Collector(
@@ -425,7 +425,7 @@ class OpenedParts(Tables):
         if self._governor.applied(size):
             self._space.check()
 
-    def _relieved(self) -> None:
+    def _on_maintained(self) -> None:
         self._governor.rebalance()
         self._wake("checkpoint")  # a flush may let it drop some of the journal
 
