@@ -219,6 +219,30 @@ class Serviced(Protocol):
         """Whether a call waits for other clients. Requires: `check_call` has passed."""
 
 
+class Derivation(Protocol):
+    """A planned computation of a table: calls of one function in any process, then one commit in the owner."""
+
+    function: str  # `package.module:function`; it gets the arguments of a part and `root`, the store's folder
+    parts: Sequence[JobPart]
+
+    def commit(self, results: Sequence[Any]) -> None:
+        """Write the results of all parts."""
+
+    def close(self) -> None:
+        """Release what the parts read."""
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """Tables can be computed from other tables, by durable jobs of the owner."""
+
+    def is_derived(self, info: TableInfo) -> bool:
+        """Whether this table is computed."""
+
+    def derive(self, info: TableInfo, host: Host) -> Derivation | None:
+        """Plan the next computation of a table; None if it holds all that there is. Repeating one is safe."""
+
+
 def as_streamable(kind: Kind, info: TableInfo) -> Streamable:
     """Return the kind if it can be streamed, or raise `KindMismatch`."""
     return kind if isinstance(kind, Streamable) else _lacks(info, "which cannot be streamed: read it instead")
