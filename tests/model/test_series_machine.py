@@ -1,13 +1,14 @@
-"""A series shard against a dict: writes, deletes, retention; flush, compaction, snapshots and reopening between."""
+"""A series shard against a dict: writes, deletes, retention, with flush, compaction, snapshots and reopening between."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -26,8 +27,7 @@ import penstock.series.operators as operators_module
 import penstock.series.reading as reading_module
 import penstock.series.slices as slices_module
 from penstock.lsm.operators import SERIES_SAMPLES
-from penstock.series import index
-from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones, encode
+from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones
 from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.reading import SeriesState
@@ -43,10 +43,11 @@ series = st.one_of(
 times = st.one_of(st.integers(-8, 24), st.integers(-8, 24).map(lambda n: n * MINUTE))  # four to five buckets
 values = st.one_of(st.sampled_from(SPECIAL), st.floats(allow_nan=False).map(lambda v: int(np.float64(v).view("u8"))))
 samples = st.lists(st.tuples(series, times, values), min_size=1, max_size=12)
-selectors = st.sampled_from(
-    ["{}", "cpu", '{host="a"}', '{host=~"a|b"}', '{host!="a"}', '{host!~"[ab]"}', '{dc=""}', '{dc!=""}', '{dc=~"y.*"}',
-     '{__name__=~"c.+",host="b"}', '{host=~".*"}', '{nothing="x"}', 'cpu{dc!~"x"}']
-)  # fmt: skip
+SELECTORS = [
+    "{}", "cpu", '{host="a"}', '{host=~"a|b"}', '{host!="a"}', '{host!~"[ab]"}', '{dc=""}', '{dc!=""}', '{dc=~"y.*"}',
+    '{__name__=~"c.+",host="b"}', '{host=~".*"}', '{nothing="x"}', 'cpu{dc!~"x"}',
+]  # fmt: skip
+selectors = st.sampled_from(SELECTORS)
 
 
 @st.composite
@@ -65,23 +66,28 @@ def parts(draw: st.DrawFn) -> list[Part]:
     return found
 
 
+def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divide: bool) -> None:
+    """Make limits so small that a few samples reach them."""
+    patches.setattr(blocks_module, "CHUNK_SAMPLES_MIN", 3)
+    patches.setattr(blocks_module, "CHUNK_SAMPLES_MAX", 7)
+    patches.setattr(reading_module, "READ_SAMPLES", 5)
+    patches.setattr(reading_module, "COLUMN_SAMPLES", 4)
+    for module in (slices_module, reading_module):
+        patches.setattr(module, "GROUP_SHIFT", 1)
+    if divide:
+        patches.setattr(slices_module, "SLICE_BYTES", 400)
+    if collide:
+        patches.setattr(labels_module, "digest", lambda data: bytes(16))
+    if forget:
+        patches.setattr(ids_module, "SERIES_REMEMBERED_MAX", 2)
+        patches.setattr(ids_module, "TABLES_REMEMBERED_MAX", 1)
+
+
 class SeriesMachineRules(RuleBasedStateMachine):
     @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
     def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
-        self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MIN", 3)
-        self.patches.setattr(blocks_module, "CHUNK_SAMPLES_MAX", 7)
-        self.patches.setattr(reading_module, "READ_SAMPLES", 5)
-        self.patches.setattr(reading_module, "COLUMN_SAMPLES", 4)
-        for module in (slices_module, reading_module):
-            self.patches.setattr(module, "GROUP_SHIFT", 1)
-        if divide:
-            self.patches.setattr(slices_module, "SLICE_BYTES", 400)
-        if collide:
-            self.patches.setattr(labels_module, "digest", lambda data: bytes(16))
-        if forget:
-            self.patches.setattr(ids_module, "SERIES_REMEMBERED_MAX", 2)
-            self.patches.setattr(ids_module, "TABLES_REMEMBERED_MAX", 1)
+        make_small(self.patches, collide=collide, forget=forget, divide=divide)
         self.place, self.model = SeriesPlace(), SeriesModel()
         self.snapshots: list[tuple[SeriesState, Contents]] = []
 
@@ -156,7 +162,7 @@ class SeriesMachineRules(RuleBasedStateMachine):
 
 
 TestSeries = SeriesMachineRules.TestCase
-TestSeries.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestSeries.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.campaign
@@ -164,6 +170,68 @@ TestSeries.settings = settings(max_examples=40, stateful_step_count=20, deadline
 def test_series_for_long() -> None:
     long = settings(max_examples=2_000, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(SeriesMachineRules, settings=long)
+
+
+# -- the same by chance alone: quicker, so that seeded bugs are found in little time
+
+
+def chance_parts(chance: random.Random) -> list[Part]:
+    some = [labels(m, host=h) for m in ("cpu", "mem") for h in "ab"] + [labels("cpu"), labels("up", dc="y")]
+
+    def moment() -> int:
+        return chance.choice([chance.randint(-8, 24), chance.randint(-8, 24) * MINUTE])
+
+    found: list[Part] = []
+    for kind in chance.choices("sssdt", (6, 6, 6, 3, 1), k=chance.randint(1, 3)):
+        if kind == "s":
+            rows = [(chance.choice(some), moment(), chance.getrandbits(64)) for _ in range(chance.randint(1, 12))]
+            found.append(block(rows))
+        elif kind == "d":
+            start = moment()
+            length = chance.choice([3, MINUTE, 9 * MINUTE])
+            found.append(SeriesDelete(chance.choice(SELECTORS), start, start + length))
+        else:
+            found.append(BucketTrim(chance.choice([-5, 0, 5]) * MINUTE))
+    return found
+
+
+def drive(seed: int) -> None:
+    """Work of a shard by chance, compared with the model after each step."""
+    chance = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patches:
+        make_small(patches, collide=seed % 2 == 0, forget=seed % 3 == 0, divide=seed % 4 < 2)
+        place, model = SeriesPlace(), SeriesModel()
+        for step in chance.choices("wwwffccnor", k=30):
+            if step == "w":
+                for part in (some := chance_parts(chance)):
+                    model.add(part)
+                place.write(*some)
+            elif step == "f":
+                place.flush()
+            elif step == "c":
+                place.compact(everything=chance.random() < 0.5)
+            elif step == "n":
+                place.tree.freeze()
+            elif step == "o":
+                state, later, some = place.machine.snapshot(), model.copy(), chance_parts(chance)
+                for part in some:
+                    later.add(part)
+                assert select(place.machine.overlay(state, [SeriesSection(*some)], 0)) == later.samples
+                state.close()
+            else:
+                before = place.index_rows()
+                place.reopen()
+                assert place.index_rows() == before
+            assert place.select() == model.samples
+            selector, start = chance.choice(SELECTORS), chance.randint(-8, 24) * chance.choice([1, MINUTE])
+            end = start + chance.choice([2, 5, MINUTE, 7 * MINUTE])
+            assert place.select(selector, start, end) == model.select(selector, start, end)
+        place.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_by_chance(seed: int) -> None:
+    drive(seed)
 
 
 # -- seeded bugs
@@ -182,7 +250,7 @@ def first_write_wins(patch: pytest.MonkeyPatch) -> None:
 
 def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A compaction above the bottom drops deletes of older samples."""
-    right = encode
+    right = operators_module.encode
     patch.setattr(operators_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
     patch.setattr(slices_module, "encode", lambda some, gone=None: right(some, NO_TOMBSTONES))
 
@@ -192,7 +260,7 @@ def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ids_module.RecordDraft,
         "_find",
-        lambda self, bucket, key, some: next(iter(index.dictionary_ids(self._view.get(key))), 0),
+        lambda self, bucket, key, some: next(iter(ids_module.index.dictionary_ids(self._view.get(key))), 0),
     )
 
 
@@ -270,11 +338,8 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
-    quick = settings(
-        max_examples=400, stateful_step_count=20, deadline=None, database=None, derandomize=True,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
-        with pytest.raises(Exception):  # noqa: B017 - a wrong answer, or an error it leads to
-            run_state_machine_as_test(SeriesMachineRules, settings=quick)
+        with pytest.raises(Exception):  # noqa: B017, PT011  a wrong answer, or an error that it leads to
+            for seed in range(60):
+                drive(seed)

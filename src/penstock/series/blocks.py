@@ -33,7 +33,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 VERSION = 1
 CHUNK_SAMPLES_MIN = 1_000  # a series with fewer shares a chunk with its neighbours
 CHUNK_SAMPLES_MAX = 8_000
-SAMPLES_MAX = 1 << 31  # of one block
+COUNT_MAX = 1 << 16  # of a run or a chunk, in any version
+DIRECTORY_BYTES_MAX = 1 << 28
 
 TIMES, FLOAT64 = 0, 1  # the type of a chunk; others are reserved
 PCODEC, PROGRESSION = 1, 2  # the encoding of a chunk
@@ -325,14 +326,18 @@ class Block:
             _refuse(f"its version is {version}: open it with a newer release")
         expected = _size(_RUN_COLUMNS, runs) + _size(_COLUMN_COLUMNS, columns)
         expected += _size(_CHUNK_COLUMNS, chunks) + _size(_TOMBSTONE_COLUMNS, deleted)
-        if size != expected or _HEADER.size + stored > len(data) or (codec == _RAW and stored != size):
+        if size != expected or size > DIRECTORY_BYTES_MAX or _HEADER.size + stored > len(data):
             _refuse("its directory has a wrong size")
+        if codec not in (_RAW, _ZSTD) or (codec == _RAW and stored != size):
+            _refuse("its directory has an unknown form")
         directory = data[_HEADER.size : _HEADER.size + stored]
         if codec == _ZSTD:
             try:
                 directory = _zstd.decompress(directory, decompressed_size=size, asbytes=True)
             except (OSError, pa.ArrowException) as error:
                 _refuse(f"its directory does not decompress ({error})")
+            if len(directory) != size:
+                _refuse("its directory has a wrong size")
         at = 0
         self.runs, at = _columns(directory, _RUN_COLUMNS, runs, at)
         self._columns, at = _columns(directory, _COLUMN_COLUMNS, columns, at)
@@ -343,8 +348,11 @@ class Block:
         self._chunk_at = _HEADER.size + stored + np.cumsum(self._chunks["bytes"], dtype=np.int64)
         self._starts = np.cumsum(self.runs["count"], dtype=np.int64) - self.runs["count"]
         self._column_starts = np.cumsum(self._columns["count"], dtype=np.int64) - self._columns["count"]
-        if chunks and self._chunk_at[-1] != len(data):
+        if len(data) != (self._chunk_at[-1] if chunks else _HEADER.size + stored):
             _refuse("its chunks have a wrong size")
+        for counts in (self.runs["count"], self._chunks["count"]):
+            if counts.max(initial=0) > COUNT_MAX:  # before memory is taken for them
+                _refuse("its directory counts more samples than a chunk has")
 
     def __len__(self) -> int:
         return int(self.runs["count"].sum(dtype=np.int64))
@@ -397,7 +405,7 @@ class Block:
         decoded = [self._decode(chunk, kind) for chunk in used.tolist()]
         sizes = np.array([len(part) for part in decoded], np.int64)
         # Where each used chunk begins among the decoded ones, less where it begins among all.
-        firsts = all_starts[np.searchsorted(all_chunks, used)]
+        firsts = all_starts[np.minimum(np.searchsorted(all_chunks, used), len(all_starts) - 1)]
         shift = np.cumsum(sizes) - sizes - firsts
         at = starts + shift[np.searchsorted(used, chunks)]
         joined = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)
@@ -433,9 +441,7 @@ def _size(columns: tuple[tuple[str, str], ...], count: int) -> int:
     return count * sum(np.dtype(dtype).itemsize for _, dtype in columns)
 
 
-def _columns(
-    data: bytes, columns: tuple[tuple[str, str], ...], count: int, at: int
-) -> tuple[dict[str, Any], int]:
+def _columns(data: bytes, columns: tuple[tuple[str, str], ...], count: int, at: int) -> tuple[dict[str, Any], int]:
     parsed: dict[str, Any] = {}
     for name, dtype in columns:
         parsed[name] = np.frombuffer(data, dtype, count, at)

@@ -9,8 +9,8 @@ The numbers are exact, so no fingerprint is compared in memory; a fingerprint on
 labels themselves are compared. A label table that was written before is recognised as a whole.
 
 Thread: the thread that applies; `known` and `last_id` from any.
-Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
-bucket are 1 to its last id, without gaps.
+Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a bucket
+are 1 to its last id, without gaps.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from penstock.lsm.view import View
 from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
-    bucket_range,
+    bucket_key,
     dictionary_keys,
     forward_key,
     forward_keys,
     inverted_key,
     metadata_key,
     number_of,
+    ranges_below,
 )
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
@@ -240,12 +241,14 @@ class RecordDraft:
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for some in self.buckets.values():
+        for number, some in self.buckets.items():
+            if some.last and not some.base.last:
+                puts[bucket_key(number)] = b""
             puts.update(some.dictionary)
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
-        ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
+        ranges = ranges_below(self.trimmed) if self.trimmed else []
         return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
     # -- samples
@@ -316,7 +319,7 @@ class RecordDraft:
                 return number
         return 0
 
-    def _create(  # noqa: PLR0917
+    def _create(
         self,
         bucket: int,
         some: _BucketDraft,

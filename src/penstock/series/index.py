@@ -15,12 +15,11 @@ from pyroaring import BitMap
 from penstock.errors import CorruptionError
 from penstock.lsm.view import View
 from penstock.series.keys import (
-    ALL_METRICS,
     FORWARD,
     INVERTED,
     METADATA,
-    bucket_of,
-    bucket_range,
+    NO_BUCKET,
+    bucket_key,
     forward_key,
     inverted_key,
     label_of,
@@ -60,15 +59,8 @@ def dictionary_ids(value: bytes | None) -> list[int]:
 
 
 def buckets(view: View, first: int, end: int) -> Iterator[int]:
-    """Yield the buckets in [first, end) that hold series, ascending."""
-    while first < end:
-        low, high = bucket_range(first, end)
-        found = next(view.scan(low, high, limit=1), None)
-        if found is None:
-            return
-        bucket = bucket_of(found[0])
-        yield bucket
-        first = bucket + 1
+    """Return the buckets in [first, end) that have series, ascending."""
+    return (number_of(key) for key, _ in view.scan(bucket_key(first), bucket_key(end)))
 
 
 def last_id(view: View, bucket: int) -> int:
@@ -182,5 +174,5 @@ def label_counts(view: View, bucket: int) -> dict[str, int]:
 
 def metadata(view: View) -> Iterator[MetricMetadata]:
     """Yield what was written about metrics, ordered by metric."""
-    for _, value in view.scan(prefix=prefix(ALL_METRICS, METADATA)):
+    for _, value in view.scan(prefix=prefix(NO_BUCKET, METADATA)):
         yield _metadata.decode(value)

@@ -6,10 +6,11 @@
     bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
     bucket | 6 | group u32               where the slices of a group begin, if it has more than one
     2**32-1 | 5 | metric                 its metadata
+    2**32-1 | 7 | bucket u32             nothing: the bucket has series
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
-each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
-into slices, each named by its first time plus 2**63; the first is 0.
+each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time into
+slices, each named by its first time plus 2**63; the first is 0.
 
 Thread: pure functions.
 """
@@ -23,9 +24,9 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES = 1, 2, 3, 4, 5, 6
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, BUCKETS = range(1, 8)
 GROUP_SHIFT = 6
-ALL_METRICS = (1 << 32) - 1  # stands for the bucket in the key of metadata
+NO_BUCKET = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")
 _NUMBERED = struct.Struct(">IBI")
 _SLICED = struct.Struct(">IBIQ")
@@ -38,13 +39,17 @@ def prefix(bucket: int, row_type: int) -> bytes:
     return _PREFIX.pack(bucket, row_type)
 
 
-def bucket_range(first: int, end: int) -> tuple[bytes, bytes]:
-    """Return the key range of the buckets [first, end)."""
-    return struct.pack(">I", first), struct.pack(">I", min(end, ALL_METRICS))
+def bucket_key(bucket: int) -> bytes:
+    """Return the key of a bucket in the list of buckets."""
+    return _NUMBERED.pack(NO_BUCKET, BUCKETS, bucket)
+
+
+def ranges_below(bucket: int) -> list[tuple[bytes, bytes]]:
+    """Return the key ranges of all that belongs to earlier buckets."""
+    return [(bytes(4), bucket.to_bytes(4, "big")), (bucket_key(0), bucket_key(bucket))]
 
 
 def forward_key(bucket: int, number: int) -> bytes:
-    """Return the key of a series' labels."""
     return _NUMBERED.pack(bucket, FORWARD, number)
 
 
@@ -59,27 +64,23 @@ def group_of(key: bytes) -> int:
 
 
 def slices_key(bucket: int, group: int) -> bytes:
-    """Return the key of where the slices of a group begin."""
     return _NUMBERED.pack(bucket, SLICES, group)
 
 
 def metadata_key(metric: str) -> bytes:
-    """Return the key of a metric's metadata."""
-    return prefix(ALL_METRICS, METADATA) + metric.encode()
+    return prefix(NO_BUCKET, METADATA) + metric.encode()
 
 
 def inverted_key(bucket: int, name: str, value: str) -> bytes:
-    """Return the key of the series with a label, or the first keys of values that begin so."""
     return b"%b%b\0%b" % (prefix(bucket, INVERTED), name.encode(), value.encode())
 
 
 def bucket_of(key: bytes) -> int:
-    """Return the bucket of a key."""
     return int.from_bytes(key[:4], "big")
 
 
 def number_of(key: bytes) -> int:
-    """Return the id of a forward key."""
+    """Return the id of a forward key, or the bucket of a key in the list of buckets."""
     return int.from_bytes(key[-4:], "big")
 
 

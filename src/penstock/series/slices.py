@@ -19,7 +19,7 @@ import numpy as np
 from penstock.lsm.memtable import Readable
 from penstock.lsm.operators import SERIES_SAMPLES
 from penstock.lsm.rows import PUT
-from penstock.series.blocks import I64, Block, Contents, Samples, Tombstones, encode
+from penstock.series.blocks import I64, U32, Block, Contents, Samples, Tombstones, encode
 from penstock.series.keys import FIRST_SLICE, GROUP_SHIFT, samples_key, slices_key
 from penstock.series.operators import fold_columns
 
@@ -31,13 +31,23 @@ SliceRow = tuple[bytes, int, bytes]  # key, kind, value
 
 def by_group(samples: Samples, deleted: Tombstones) -> Iterator[tuple[int, Contents]]:
     """Yield the groups of sorted samples and tombstones."""
-    groups, delete_groups = samples.ids >> GROUP_SHIFT, deleted.ids >> GROUP_SHIFT
-    for group in np.union1d(groups, delete_groups).tolist():
-        low, high = np.searchsorted(groups, (group, group + 1))
-        first, last = np.searchsorted(delete_groups, (group, group + 1))
+    samples_at, deletes_at = _borders(samples.ids), _borders(deleted.ids)
+    for group in sorted({*samples_at, *deletes_at}):
+        low, high = samples_at.get(group, (0, 0))
+        first, last = deletes_at.get(group, (0, 0))
         some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
         gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
         yield group, (some, gone)
+
+
+def _borders(ids: U32) -> dict[int, tuple[int, int]]:
+    """Return where each group begins and ends in sorted ids."""
+    if not len(ids):
+        return {}
+    groups = ids >> GROUP_SHIFT
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    ends = [*starts[1:].tolist(), len(ids)]
+    return dict(zip(groups[starts].tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
 
 
 def slice_starts(files: Readable, bucket: int, group: int) -> list[int]:

@@ -15,11 +15,13 @@ from pyroaring import BitMap
 from penstock.series.blocks import Block, Samples, encode, union
 from penstock.series.blocks import Tombstones as Deletes
 from penstock.series.keys import (
+    bucket_key,
     dictionary_keys,
     forward_key,
     inverted_key,
     metadata_key,
     samples_key,
+    slices_key,
 )
 from penstock.series.labels import decode_labels, encode_labels, fingerprint_of
 from penstock.series.operators import decode_ids, encode_ids
@@ -77,11 +79,14 @@ def test_keys_labels_and_sets_of_ids() -> None:
         forward_key(1 << 31, 7),
         inverted_key((1 << 31) - 1, "host", "é"),
         samples_key(1 << 31, 3),
+        samples_key(1 << 31, 3, -1),
+        slices_key(1 << 31, 3),
+        bucket_key(1 << 31),
         metadata_key("cpu"),
         encode_labels(LABELS),
         encode_ids(BitMap([1, 2, 3, 70_000, *range(100, 200)])),
     ]
     text = "\n".join(line.hex() for line in lines) + "\n"
     assert golden("rows.txt", text.encode()).decode() == text
-    assert decode_labels(lines[5]) == LABELS
-    assert len(decode_ids(lines[6])) == 104
+    assert decode_labels(lines[8]) == LABELS
+    assert len(decode_ids(lines[9])) == 104

@@ -71,13 +71,15 @@ def test_a_block_returns_what_was_written(
     assert len(block) == len(expected)
     assert block.deleted.ids.tolist() == some.ids.tolist()
     wanted = np.array(sorted(ids), np.uint32)
-    assert rows(block.between(wanted, start, end)) == [row for row in expected if row[0] in ids and start <= row[1] < end]
+    assert rows(block.between(wanted, start, end)) == [
+        row for row in expected if row[0] in ids and start <= row[1] < end
+    ]
     kept = [row for row in expected if not any(n == row[0] and a <= row[1] < b for n, a, b in gone)]
     assert rows(without(samples, some)) == kept
 
 
 @pytest.mark.usefixtures("small_chunks")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(written, deleted), min_size=3, max_size=3), st.booleans())
 def test_folding_blocks_is_associative_byte_for_byte(
     found: list[tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]], base: bool
@@ -86,9 +88,7 @@ def test_folding_blocks_is_associative_byte_for_byte(
     for some, gone in found:
         model = {k: v for k, v in model.items() if not any(n == k[0] and a <= k[1] < b for n, a, b in gone)}
         model |= {(number, time): value for number, time, value in some}
-    a, b, c = (
-        (SERIES_SAMPLES, encode(sorted_distinct(columns(some)), tombstones(gone))) for some, gone in found
-    )
+    a, b, c = ((SERIES_SAMPLES, encode(sorted_distinct(columns(some)), tombstones(gone))) for some, gone in found)
     if base:
         a = (PUT, fold(None, a)[1])
     left, right = fold(fold(a, b), c), fold(a, fold(b, c))
@@ -140,9 +140,7 @@ def test_long_series_have_chunks_of_their_own_and_short_ones_share_one() -> None
 def test_equal_times_are_stored_once() -> None:
     rng = np.random.default_rng(1)
     shared = np.sort(rng.integers(0, 10**12, 500))
-    same = Samples(
-        np.repeat(np.arange(1, 65, dtype=np.uint32), 500), np.tile(shared, 64), np.zeros(32_000, np.uint64)
-    )
+    same = Samples(np.repeat(np.arange(1, 65, dtype=np.uint32), 500), np.tile(shared, 64), np.zeros(32_000, np.uint64))
     block = Block(encode(same))
     assert block._columns["count"].tolist() == [500]
     assert len(encode(same)) < 500 * 8 + 3_000
@@ -156,7 +154,9 @@ def test_a_read_decodes_only_the_chunks_it_needs(monkeypatch: pytest.MonkeyPatch
     block = Block(encode(regular(range(1, 65), 2_000)))
     decoded: list[int] = []
     right = Block._decode
-    monkeypatch.setattr(Block, "_decode", lambda self, chunk, kind: (decoded.append(chunk), right(self, chunk, kind))[1])
+    monkeypatch.setattr(
+        Block, "_decode", lambda self, chunk, kind: (decoded.append(chunk), right(self, chunk, kind))[1]
+    )
     assert len(block.between(np.array([7], np.uint32), 0, FOREVER)) == 2_000
     assert len(decoded) == 2  # one of times, one of values
     assert not len(block.between(np.array([7], np.uint32), FOREVER, FOREVER + 1))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
-from types import FrameType
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import Interrupt, interrupted_at, where
 from series_place import DESCRIPTOR, OPTIONS, SeriesModel, SeriesPlace, block, labels, select
 
 import penstock.series.ids as ids_module
@@ -142,34 +142,6 @@ def test_known_series_are_known_to_admission(place: SeriesPlace) -> None:
 # -- any line may raise
 
 
-class _Interrupt(BaseException):
-    pass
-
-
-def _interrupted_at(count: int, act: Any) -> bool:
-    """Run `act`, and raise at its n-th line in the series package and the memtable; return whether it was reached."""
-    left = [count]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        name = frame.f_code.co_filename
-        if "penstock/series" not in name and not name.endswith(("lsm/memtable.py", "lsm/tree.py")):
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                raise _Interrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        act()
-    except _Interrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 def test_an_apply_interrupted_at_any_line_is_completed_by_the_next() -> None:
     first = [one_each(hosts(3), 5)]
     second = [
@@ -182,25 +154,24 @@ def test_an_apply_interrupted_at_any_line_is_completed_by_the_next() -> None:
     model = SeriesModel()
     for part in first + second + third:
         model.add(part)
-    expected, at, step = None, 1, 0
+    expected, point = None, 1
     while True:
         place = SeriesPlace(settings=LARGE)
         place.write(*first)
         entry = Entry(2, 0, (), (SeriesSection(*second),))
-        interrupted = _interrupted_at(at, lambda: place.machine.apply(entry))  # noqa: B023
+        reached = interrupted_at(point, partial(place.machine.apply, entry)) >= point
         if place.machine.applied < 2:  # as the dispatcher does
             place.machine.apply(entry)
         place.machine.apply(Entry(3, 0, (), (SeriesSection(*third),)))
-        assert place.select() == model.samples, at
+        assert place.select() == model.samples, where[-1:]
         rows = place.index_rows()
         expected = rows if expected is None else expected
-        assert rows == expected, at
+        assert rows == expected, where[-1:]
         place.close()
-        if not interrupted:
+        if not reached:
             break
-        step += 1
-        at += 7 if at > 60 else 3  # every line is reached by one of the loops of a longer run; here some
-    assert step > 60
+        point += 11  # a prime: a longer run takes every one
+    assert point > 500
 
 
 def test_an_interrupt_between_an_edit_and_its_memory_gives_no_id_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +181,10 @@ def test_an_interrupt_between_an_edit_and_its_memory_gives_no_id_twice(monkeypat
     def fail(self: ids_module.SeriesIds, draft: ids_module.RecordDraft) -> None:
         for some in draft.buckets.values():
             some.base.ids.update(some.new)
-        raise _Interrupt
+        raise Interrupt
 
     place.write(one_each(hosts(2), 5))
-    with monkeypatch.context() as patch, pytest.raises(_Interrupt):
+    with monkeypatch.context() as patch, pytest.raises(Interrupt):
         patch.setattr(ids_module.SeriesIds, "remember", fail)
         place.write(one_each(hosts(4), 6))
     assert ids_module.SeriesIds.remember is right
