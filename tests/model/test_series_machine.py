@@ -1,4 +1,4 @@
-"""A series shard against a dict: writes, deletes, retention, with flush, compaction, snapshots and reopening between."""
+"""A series shard against a dict: writes, deletes, retention; flush, compaction, snapshots and reopening between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ import penstock.series.operators as operators_module
 import penstock.series.reading as reading_module
 import penstock.series.slices as slices_module
 from penstock.lsm.operators import SERIES_SAMPLES
-from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones
+from penstock.series import index
+from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones, encode
 from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.reading import SeriesState
@@ -250,7 +251,7 @@ def first_write_wins(patch: pytest.MonkeyPatch) -> None:
 
 def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A compaction above the bottom drops deletes of older samples."""
-    right = operators_module.encode
+    right = encode
     patch.setattr(operators_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
     patch.setattr(slices_module, "encode", lambda some, gone=None: right(some, NO_TOMBSTONES))
 
@@ -260,7 +261,7 @@ def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ids_module.RecordDraft,
         "_find",
-        lambda self, bucket, key, some: next(iter(ids_module.index.dictionary_ids(self._view.get(key))), 0),
+        lambda self, bucket, key, some: next(iter(index.dictionary_ids(self._view.get(key))), 0),
     )
 
 
@@ -340,6 +341,6 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
-        with pytest.raises(Exception):  # noqa: B017, PT011  a wrong answer, or an error that it leads to
+        with pytest.raises(Exception):  # noqa: B017 - a wrong answer, or an error that it leads to
             for seed in range(60):
                 drive(seed)

@@ -9,8 +9,8 @@ The numbers are exact, so no fingerprint is compared in memory; a fingerprint on
 labels themselves are compared. A label table that was written before is recognised as a whole.
 
 Thread: the thread that applies; `known` and `last_id` from any.
-Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a bucket
-are 1 to its last id, without gaps.
+Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
+bucket are 1 to its last id, without gaps.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class RecordDraft:
                 return number
         return 0
 
-    def _create(
+    def _create(  # noqa: PLR0917
         self,
         bucket: int,
         some: _BucketDraft,

@@ -9,8 +9,8 @@
     2**32-1 | 7 | bucket u32             nothing: the bucket has series
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
-each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time into
-slices, each named by its first time plus 2**63; the first is 0.
+each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
+into slices, each named by its first time plus 2**63; the first is 0.
 
 Thread: pure functions.
 """
@@ -50,6 +50,7 @@ def ranges_below(bucket: int) -> list[tuple[bytes, bytes]]:
 
 
 def forward_key(bucket: int, number: int) -> bytes:
+    """Return the key of a series' labels."""
     return _NUMBERED.pack(bucket, FORWARD, number)
 
 
@@ -64,18 +65,22 @@ def group_of(key: bytes) -> int:
 
 
 def slices_key(bucket: int, group: int) -> bytes:
+    """Return the key of where the slices of a group begin."""
     return _NUMBERED.pack(bucket, SLICES, group)
 
 
 def metadata_key(metric: str) -> bytes:
+    """Return the key of a metric's metadata."""
     return prefix(NO_BUCKET, METADATA) + metric.encode()
 
 
 def inverted_key(bucket: int, name: str, value: str) -> bytes:
+    """Return the key of the series with a label, or the first keys of values that begin so."""
     return b"%b%b\0%b" % (prefix(bucket, INVERTED), name.encode(), value.encode())
 
 
 def bucket_of(key: bytes) -> int:
+    """Return the bucket of a key."""
     return int.from_bytes(key[:4], "big")
 
 
