@@ -22,9 +22,9 @@ PUBLIC = {
         Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings CollectionSettings
         CompactionReport Consumer ConsumerPosition ConsumerSettings DispatcherSettings Durability Epoch Json KvReader
         KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings
-        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention SeriesOptions SeriesReader SeriesTable
-        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType __version__ connect errors
-        open serve_tcp union_items union_of
+        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader
+        SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType __version__
+        connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader

@@ -18,6 +18,7 @@ from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
+from penstock.scheduler.offers import JobPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,10 @@ class Host(Protocol):
     @property
     def incarnation(self) -> int:
         """The store's incarnation: different at every opening."""
+
+    @property
+    def identity(self) -> bytes:
+        """The store's UUID."""
 
     def machine(self, partition: PartitionId) -> Any: ...
 

@@ -117,7 +117,9 @@ def _samples(
         context.check()
         columns = [shard.label_codes(bucket, name, ids) for name in query.by]
         codes = np.stack([column for _, column in columns], axis=1) if columns else np.zeros((len(ids), 0), np.int64)
-        distinct, of_distinct = np.unique(codes, axis=0, return_inverse=True) if columns else (codes[:1], codes.sum(axis=1))
+        distinct, of_distinct = (
+            np.unique(codes, axis=0, return_inverse=True) if columns else (codes[:1], codes.sum(axis=1))
+        )
         names = [
             tuple(values[code] for (values, _), code in zip(columns, row, strict=True)) for row in distinct.tolist()
         ]
@@ -152,6 +154,7 @@ def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int
 
 
 def without_stale(some: Slice) -> Slice:
+    """Return the samples that are not staleness markers."""
     stale = some.bits == STALE_BITS
     if not stale.any():
         return some
@@ -216,9 +219,7 @@ class Totals:
         order = np.lexsort((times, steps, groups)) if len(times) else np.lexsort((steps, groups))
         groups, steps = groups[order], steps[order]
         starts = _run_starts(groups, steps)
-        reduced = [
-            _reduced(need, column[order], starts) for need, column in zip(self._needs, columns, strict=True)
-        ]
+        reduced = [_reduced(need, column[order], starts) for need, column in zip(self._needs, columns, strict=True)]
         self._parts = [(groups[starts], steps[starts], *reduced)]
         self._runs = 0
 

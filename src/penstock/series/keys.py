@@ -5,8 +5,10 @@
     bucket | 3 | name, 0, value          set of the ids that have this label (operator `SERIES_IDS`)
     bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
     bucket | 6 | group u32               where the slices of a group begin, if it has more than one
+    bucket | 8 | hour u32                nothing: the LSN of the row is that of the last change of samples of this hour
     2**32-1 | 5 | metric                 its metadata
     2**32-1 | 7 | bucket u32             nothing: the bucket has series
+    2**32-1 | 9                          of a rollup table: how far it is computed
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
 each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
@@ -24,13 +26,14 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, BUCKETS = range(1, 8)
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, BUCKETS, CHANGES, PROGRESS = range(1, 10)
 GROUP_SHIFT = 6
 NO_BUCKET = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")
 _NUMBERED = struct.Struct(">IBI")
 _SLICED = struct.Struct(">IBIQ")
 _TIME_ZERO = 1 << 63
+_HOUR_ZERO = 1 << 31
 FIRST_SLICE = -_TIME_ZERO  # where the first slice of every group begins
 
 
@@ -47,6 +50,16 @@ def bucket_key(bucket: int) -> bytes:
 def ranges_below(bucket: int) -> list[tuple[bytes, bytes]]:
     """Return the key ranges of all that belongs to earlier buckets."""
     return [(bytes(4), bucket.to_bytes(4, "big")), (bucket_key(0), bucket_key(bucket))]
+
+
+def change_key(bucket: int, hour: int) -> bytes:
+    """Return the key of the mark that samples of an hour, counted from 1970, have changed."""
+    return _NUMBERED.pack(bucket, CHANGES, hour + _HOUR_ZERO)
+
+
+def hour_of(key: bytes) -> int:
+    """Return the hour of a mark."""
+    return number_of(key) - _HOUR_ZERO
 
 
 def forward_key(bucket: int, number: int) -> bytes:

@@ -20,7 +20,7 @@ from penstock.lsm.view import View
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.series import index
 from penstock.series.ids import RecordDraft, SeriesIds
-from penstock.series.keys import ALL_METRICS
+from penstock.series.keys import NO_BUCKET
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
 from penstock.series.options import SeriesOptions, decode_series_options
@@ -110,7 +110,7 @@ class SeriesMachine(Machine):
 
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""
-        return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
+        return next(index.buckets(self.tree.view, 0, NO_BUCKET), None)
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

@@ -6,8 +6,8 @@ snapshot, in parts that run in any process, and commits in one group the deletio
 new samples, and the LSN. So late samples and deletes are followed, a job that is repeated does no harm, and readers
 see whole hours only.
 
-A sample of `cpu{host="a"}` counts in `cpu:count`, `cpu:sum`, `cpu:min`, `cpu:max` and `cpu:last` of `{host="a"}`, at the
-time at which its step begins. Staleness markers are left out.
+A sample of `cpu{host="a"}` counts in `cpu:count`, `cpu:sum`, `cpu:min`, `cpu:max` and `cpu:last` of `{host="a"}`, at
+the time at which its step begins. Staleness markers are left out.
 
 Thread: `RollupPlan` in the owner, one at a time for a table (the gate of its job ensures it); `roll_part` anywhere.
 Invariant: the samples of a rollup are at least as new as the LSN it remembers.
@@ -50,44 +50,41 @@ from penstock.series.times import key_times, time_key
 ROLLED = ("count", "sum", "min", "max", "last")
 HOURS_MAX = 24 * 7  # of one job: the next one goes on
 PART_HOURS = 24
+NOTHING = RollupProgress(0)
 HOURS = pa.schema([pa.field("hour", pa.int64(), nullable=False)])
-PROGRESS = pa.schema([pa.field("lsn", pa.int64(), nullable=False)])
-
+DONE = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("lsn", "hour", "hour_lsn")])
 
 
 # -- queries of plans
 
 
-class ChangesQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The argument of the query `changed_hours`: hours that records after an LSN changed."""
-
-    after: int = 0
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_changes = msgspec.msgpack.Decoder(ChangesQuery)
+_progress = msgspec.msgpack.Decoder(RollupProgress)
 
 
-def decode_changes(argument: bytes) -> ChangesQuery:
+def decode_progress(argument: bytes) -> RollupProgress:
     """Decode the argument of `changed_hours` and `rollup_progress`; `Invalid` if it is malformed."""
     try:
-        return _changes.decode(argument)
+        return _progress.decode(argument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"the argument of a query does not decode: {error}") from None
 
 
-def changed_hours(query: ChangesQuery, shards: Sequence[SeriesState], context: QueryContext) -> Iterator[Any]:
-    """Yield the hours, counted from 1970, that changed in any shard."""
+def changed_hours(done: RollupProgress, shards: Sequence[SeriesState], context: QueryContext) -> Iterator[Any]:
+    """Yield the hours, counted from 1970, that changed in any shard after what a rollup has computed."""
     hours: set[int] = set()
     for shard in shards:
         context.check()
-        hours.update(shard.changed_hours(query.after))
+        hours.update(shard.changed_hours(done))
     yield pa.record_batch([pa.array(sorted(hours), pa.int64())], schema=HOURS)
 
 
 def rollup_progress(shards: Sequence[SeriesState]) -> Iterator[Any]:
-    """Yield the LSN up to which a rollup is computed, of the shard that is furthest behind."""
-    yield pa.record_batch([pa.array([min(shard.rollup_lsn() for shard in shards)], pa.int64())], schema=PROGRESS)
+    """Yield how far a rollup is computed. All shards have the same: it is written to all in one group."""
+    done = shards[0].rollup_progress()
+    yield pa.record_batch(
+        [pa.array([number], pa.int64()) for number in (done.lsn, done.hour, done.hour_lsn)], schema=DONE
+    )
 
 
 # -- plans
@@ -100,10 +97,11 @@ def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | Non
         return None
     snapshot = host.port.snapshot()
     try:
-        done = _number(snapshot, info, "rollup_progress", 0)[0]
-        hours = _number(snapshot, source, "changed_hours", done)
+        (row,) = [row for batch in _query(snapshot, info, "rollup_progress") for row in batch.to_pylist()]
+        done = RollupProgress(**row)
+        hours = [hour for batch in _query(snapshot, source, "changed_hours", done) for hour in batch[0].to_pylist()]
         if hours:
-            return RollupPlan(info, source, rollup, host, snapshot, hours)
+            return RollupPlan(info, source, rollup, host, snapshot, _Due(done, hours))
     except BaseException:
         snapshot.close()
         raise
@@ -111,9 +109,25 @@ def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | Non
     return None
 
 
-def _number(snapshot: SnapshotReading, info: TableInfo, query: str, after: int) -> list[int]:
-    batches = snapshot.query(info, query, _encode(ChangesQuery(after)))
-    return [number for batch in batches for number in batch.column(0).to_pylist()]
+def _query(snapshot: SnapshotReading, info: TableInfo, name: str, argument: RollupProgress = NOTHING) -> Iterator[Any]:
+    return snapshot.query(info, name, _encode(argument))
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """What a rollup has to compute."""
+
+    done: RollupProgress
+    hours: list[int]  # ascending
+
+    def now(self) -> list[int]:
+        """The hours of the next job."""
+        return self.hours[:HOURS_MAX]
+
+    def after(self, lsn: int) -> RollupProgress:
+        """How far the rollup is computed when the next job, which read this LSN, is done."""
+        if len(self.hours) <= HOURS_MAX:
+            return RollupProgress(lsn)
+        return RollupProgress(self.done.lsn, self.hours[HOURS_MAX - 1], lsn)
 
 
 class RollupPlan:
@@ -128,14 +142,13 @@ class RollupPlan:
         rollup: Rollup,
         host: Host,
         snapshot: SnapshotReading,
-        hours: list[int],
+        due: _Due,
     ) -> None:
         self._info = info
         self._host = host
         self._snapshot = snapshot
-        # Not all of them: what is computed reaches the LSN with the last job.
-        self._lsn = snapshot.lsn if len(hours) <= HOURS_MAX else None
-        self._ranges = _ranges(hours[:HOURS_MAX])
+        self._after = due.after(snapshot.lsn)
+        self._ranges = _ranges(due.now())
         self.parts = [
             self._part(piece, rollup)
             for partition in partitions_of(source)
@@ -153,8 +166,8 @@ class RollupPlan:
             "shards": self._info.shards,
             "identity": self._host.identity,
         }
-        files = decode_piece(piece.detail).stored.files
-        return JobPart(arguments=pack(arguments), reads=tuple(n for meta in files for n in (meta.file_name, index_path(meta.file_name))))
+        names = [meta.file_name for meta in decode_piece(piece.detail).stored.files]
+        return JobPart(arguments=pack(arguments), reads=tuple(n for name in names for n in (name, index_path(name))))
 
     def commit(self, results: Sequence[Any]) -> None:
         """Replace the hours that were computed, in one group."""
@@ -163,8 +176,7 @@ class RollupPlan:
         size = 0
         for shard, partition in enumerate(partitions_of(self._info)):
             blocks = [part for result in results if result[shard] for part in decode_section(result[shard]).parts]
-            progress = [] if self._lsn is None else [RollupProgress(self._lsn)]
-            group.sections[partition] = SeriesSection(*deletes, *blocks, *progress)
+            group.sections[partition] = SeriesSection(*deletes, *blocks, self._after)
             size += sum(len(result[shard]) for result in results) + 1_024
         self._host.port.commit_and_wait(group, size)
 

@@ -118,9 +118,11 @@ class BucketTrim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class RollupProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A rollup table holds at least what its source held at this LSN."""
+    """A rollup table holds at least what its source held at an LSN; up to an hour, what it held at a later one."""
 
     lsn: int
+    hour: int = -(1 << 31)  # hours from 1970 up to this one
+    hour_lsn: int = 0
 
 
 Part: TypeAlias = SampleBlock | MetricMetadata | SeriesDelete | BucketTrim | RollupProgress

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import PenstockError, UniqueJobAlreadyPending
+from penstock.errors import KindMismatch, PenstockError, UniqueJobAlreadyPending
 from penstock.kinds import Derivation, Derived
 from penstock.lsm.tasks import TreeTask
 from penstock.manifest.jobs import JobQueue, Lease
@@ -68,6 +68,9 @@ class DerivedTables:
 
     def derive_now(self, info: TableInfo) -> int:
         """Compute a table in this thread until it holds all that there is; return the number of commits."""
+        kind = kind_named(info.kind, info.name)
+        if not isinstance(kind, Derived) or not kind.is_derived(info):
+            raise KindMismatch(f"table {info.name} is not computed from another one: write to it")
         count = 0
         while self._derive(info, self._run_here):
             count += 1
@@ -101,9 +104,7 @@ class DerivedTables:
     def _run_here(self, plan: Derivation) -> list[Any]:
         never = _Never()
         try:
-            return [
-                unpack(perform(plan.function, pack(self._arguments(part.arguments)), never)) for part in plan.parts
-            ]
+            return [unpack(perform(plan.function, pack(self._arguments(part.arguments)), never)) for part in plan.parts]
         except WorkFailed as error:
             raise error.__cause__ or error from None
 
