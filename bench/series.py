@@ -1,9 +1,10 @@
 """Series beside DuckDB, SQLite and VictoriaMetrics: 10,000,000 samples over 10,000 series, 10,000 rows a commit.
 
 Half of the series are counters, a quarter walks with one decimal, 15 % nearly constant, 10 % noise of full precision;
-the rows of a commit have one time, 15 seconds after the last. Ours, DuckDB and SQLite are durable at each commit (DuckDB
-takes an Arrow table, as we do); VictoriaMetrics answers before it syncs, and is measured by lines of its import until
-the last is searchable. It takes part if the command `victoria-metrics` (or `victoria-metrics-prod`) is on the path.
+the rows of a commit have one time, 15 seconds after the last. Ours, DuckDB and SQLite are durable at each commit
+(DuckDB takes an Arrow table, as we do); VictoriaMetrics answers before it syncs, and is measured by lines of its import
+until the last is searchable. It takes part if the command `victoria-metrics` (or `victoria-metrics-prod`) is on the
+path.
 
 `PENSTOCK_BENCH_SERIES_COMMITS` makes the run shorter (default 1,000 commits).
 """

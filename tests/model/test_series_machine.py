@@ -293,13 +293,13 @@ def samples_of_dropped_buckets(patch: pytest.MonkeyPatch) -> None:
 
 def samples_doubled_by_a_merge(patch: pytest.MonkeyPatch) -> None:
     """The parts of the older memtable are lost when two small ones are merged."""
-    right = SeriesMemtable.take_in
+    right = SeriesMemtable.merge_newer
 
-    def take_in(self: SeriesMemtable, newer: SeriesMemtable, now_us: int) -> None:
+    def merge_newer(self: SeriesMemtable, newer: SeriesMemtable, now_us: int) -> None:
         self._parts = []
         right(self, newer, now_us)
 
-    patch.setattr(SeriesMemtable, "take_in", take_in)
+    patch.setattr(SeriesMemtable, "merge_newer", merge_newer)
 
 
 def division_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ class Memtable:
     def with_rows(self, rows: Mapping[bytes, Row]) -> Memtable:
         """Return a memtable of these rows and those of this one, none of which has the same key."""
         result = Memtable()
-        result.take_in(self, self.time_us)
+        result.merge_newer(self, self.time_us)
         result.plain = False
         result._add_rows(rows)
         return result

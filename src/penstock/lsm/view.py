@@ -95,6 +95,23 @@ class View:
                 break
         return values
 
+    def first_key(self, start: bytes, end: bytes | None) -> bytes | None:
+        """Return the first key of [start, end) that has a row, live or not. No value is read."""
+        firsts: list[bytes] = []
+        for memtable in self.memtables():
+            for keys in memtable.orders():
+                at = bisect_left(keys, start)
+                firsts += keys[at : at + 1]
+        for run in self._version.runs:
+            for file in run.overlapping(start, end):
+                table = file.table()
+                found = next(iter(table.pieces(*table.rows_between(start, end))), None)
+                if found is not None:
+                    firsts.append(table.key_at(found[0], found[1]))
+                    break
+        lowest = min(firsts, default=None)
+        return None if lowest is None or (end is not None and lowest >= end) else lowest
+
     def memtables(self) -> tuple[Memtable, ...]:
         """Return the memtables, newest first."""
         return self._version.memtables()

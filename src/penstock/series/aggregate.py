@@ -117,9 +117,9 @@ def _samples(
         context.check()
         columns = [shard.label_codes(bucket, name, ids) for name in query.by]
         codes = np.stack([column for _, column in columns], axis=1) if columns else np.zeros((len(ids), 0), np.int64)
-        distinct, of_distinct = (
-            np.unique(codes, axis=0, return_inverse=True) if columns else (codes[:1], codes.sum(axis=1))
-        )
+        distinct, of_distinct = codes[:1], codes.sum(axis=1)
+        if columns:
+            distinct, of_distinct = np.unique(codes, axis=0, return_inverse=True)
         names = [
             tuple(values[code] for (values, _), code in zip(columns, row, strict=True)) for row in distinct.tolist()
         ]
@@ -249,9 +249,12 @@ def _run_starts(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[n
 
 def _reduced(need: str, column: npt.NDArray[Any], starts: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Reduce each run of a column."""
+    reduced: npt.NDArray[Any]
     if need in ("time", "last"):
-        return column[np.append(starts[1:], len(column)) - 1]
-    return {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
+        reduced = column[np.append(starts[1:], len(column)) - 1]
+        return reduced
+    reduced = {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
+    return reduced
 
 
 class _Values:

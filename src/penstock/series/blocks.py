@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -235,7 +235,8 @@ def _run_starts(ids: U32) -> I64:
         return starts
     pieces = -(-counts // CHUNK_SAMPLES_MAX)
     number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    return np.repeat(starts, pieces) + number * np.repeat(counts, pieces) // np.repeat(pieces, pieces)
+    within: I64 = number * np.repeat(counts, pieces) // np.repeat(pieces, pieces)
+    return np.repeat(starts, pieces) + within
 
 
 def _side_by_side(counts: I64) -> I64:
@@ -312,6 +313,14 @@ def _statistics(samples: Samples, starts: I64, counts: I64) -> dict[str, Any]:
 # -- decoding
 
 
+class _Layout(NamedTuple):
+    """Where runs, or time columns, are: their starts among all items, and their chunks, which are of one type."""
+
+    starts: I64
+    chunks: Any
+    kind: int
+
+
 class Block:
     """A block, of which only the directory is decoded."""
 
@@ -378,14 +387,12 @@ class Block:
         counts = runs["count"][which].astype(np.int64)
         total = int(counts.sum())
         offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        chunks, columns = runs["chunk"][which], runs["time_column"][which]
-        bits = self._gather(chunks, self._starts[which], self._starts, runs["chunk"], counts, offsets, FLOAT64)
-        if len(columns) and columns.max() >= len(self._columns["chunk"]):
+        columns = runs["time_column"][which]
+        if columns.max() >= len(self._columns["chunk"]):
             _refuse("a run names a column that does not exist")
-        time_chunks = self._columns["chunk"]
-        times = self._gather(
-            time_chunks[columns], self._column_starts[columns], self._column_starts, time_chunks, counts, offsets, TIMES
-        )
+        bits = self._gather(_Layout(self._starts, runs["chunk"], FLOAT64), np.flatnonzero(which), counts, offsets)
+        layout = _Layout(self._column_starts, self._columns["chunk"], TIMES)
+        times = self._gather(layout, columns, counts, offsets)
         return Samples(np.repeat(runs["id"][which], counts), times.view(np.int64), bits)
 
     def between(self, ids: U32 | None, start: int, end: int) -> Samples:
@@ -397,23 +404,23 @@ class Block:
             samples = samples.take((samples.times >= start) & (samples.times < end))
         return samples
 
-    def _gather(
-        self, chunks: Any, starts: I64, all_starts: I64, all_chunks: Any, counts: I64, offsets: I64, kind: int
-    ) -> U64:
-        """Decode the chunks of some runs or columns and return their items, as 64-bit words."""
+    def _gather(self, layout: _Layout, picked: Any, counts: I64, offsets: I64) -> U64:
+        """Decode the chunks of some runs or time columns and return their items, as 64-bit words."""
+        chunks = layout.chunks[picked]
         used = np.unique(chunks)
-        decoded = [self._decode(chunk, kind) for chunk in used.tolist()]
+        decoded = [self._decode(chunk, layout.kind) for chunk in used.tolist()]
         sizes = np.array([len(part) for part in decoded], np.int64)
         # Where each used chunk begins among the decoded ones, less where it begins among all.
-        firsts = all_starts[np.minimum(np.searchsorted(all_chunks, used), len(all_starts) - 1)]
+        firsts = layout.starts[np.minimum(np.searchsorted(layout.chunks, used), len(layout.starts) - 1)]
         shift = np.cumsum(sizes) - sizes - firsts
-        at = starts + shift[np.searchsorted(used, chunks)]
+        at: I64 = layout.starts[picked] + shift[np.searchsorted(used, chunks)]
         joined = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)
         if int((at + counts).max()) > len(joined) or int(at.min()) < 0:
             _refuse("a run reaches past its chunk")
         if len(joined) == len(offsets) and (np.diff(at) == counts[:-1]).all() and at[0] == 0:
             return joined
-        return joined[np.repeat(at, counts) + offsets]
+        items: U64 = joined[np.repeat(at, counts) + offsets]
+        return items
 
     def _decode(self, chunk: int, kind: int) -> U64:
         chunks = self._chunks
@@ -426,7 +433,8 @@ class Block:
             if size != _PROGRESSION.size:
                 _refuse("a progression of times has a wrong size")
             first, step = _PROGRESSION.unpack(data)
-            return (np.arange(count, dtype=np.int64) * step + first).view(np.uint64)
+            times: I64 = np.arange(count, dtype=np.int64) * step + first
+            return times.view(np.uint64)
         target = np.empty(count, np.int64 if kind == TIMES else np.float64)
         try:
             progress = simple_decompress_into(data, target)

@@ -29,9 +29,9 @@ from penstock.lsm.view import View
 from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
-    NO_BUCKET,
+    ALL_METRICS,
     PROGRESS,
-    bucket_key,
+    bucket_range,
     change_key,
     dictionary_keys,
     forward_key,
@@ -40,7 +40,6 @@ from penstock.series.keys import (
     metadata_key,
     number_of,
     prefix,
-    ranges_below,
 )
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
@@ -240,23 +239,21 @@ class RecordDraft:
         elif isinstance(part, SeriesDelete):
             self._delete(part)
         elif isinstance(part, RollupProgress):
-            self._metadata[prefix(NO_BUCKET, PROGRESS)] = index.encode_progress(part)
+            self._metadata[prefix(ALL_METRICS, PROGRESS)] = index.encode_progress(part)
         else:
             self._trim(part)
 
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for number, some in self.buckets.items():
-            if some.last and not some.base.last:
-                puts[bucket_key(number)] = b""
+        for some in self.buckets.values():
             puts.update(some.dictionary)
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
         for part in self._parts:
             puts.update(dict.fromkeys((change_key(part.bucket, hour) for hour in _hours(part)), b""))
-        ranges = ranges_below(self.trimmed) if self.trimmed else []
+        ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
         return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
     # -- samples

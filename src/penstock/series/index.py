@@ -15,13 +15,14 @@ from pyroaring import BitMap
 from penstock.errors import CorruptionError
 from penstock.lsm.view import View
 from penstock.series.keys import (
+    ALL_METRICS,
     CHANGES,
     FORWARD,
     INVERTED,
     METADATA,
-    NO_BUCKET,
     PROGRESS,
-    bucket_key,
+    bucket_of,
+    bucket_range,
     forward_key,
     hour_of,
     inverted_key,
@@ -55,7 +56,7 @@ def encode_progress(progress: RollupProgress) -> bytes:
 
 def rollup_progress(view: View) -> RollupProgress:
     """Return how far a rollup is computed; LSN 0 if it is not."""
-    stored = view.get(prefix(NO_BUCKET, PROGRESS))
+    stored = view.get(prefix(ALL_METRICS, PROGRESS))
     return RollupProgress(0) if stored is None else _progress.decode(stored)
 
 
@@ -80,8 +81,15 @@ def dictionary_ids(value: bytes | None) -> list[int]:
 
 
 def buckets(view: View, first: int, end: int) -> Iterator[int]:
-    """Return the buckets in [first, end) that have series, ascending."""
-    return (number_of(key) for key, _ in view.scan(bucket_key(first), bucket_key(end)))
+    """Yield the buckets in [first, end) that have series, ascending."""
+    while first < end:
+        key = view.first_key(*bucket_range(first, end))
+        if key is None:
+            return
+        bucket = bucket_of(key)
+        if view.get(forward_key(bucket, 1)) is not None:  # every bucket that was not dropped has a first series
+            yield bucket
+        first = bucket + 1
 
 
 def last_id(view: View, bucket: int) -> int:
@@ -195,5 +203,5 @@ def label_counts(view: View, bucket: int) -> dict[str, int]:
 
 def metadata(view: View) -> Iterator[MetricMetadata]:
     """Yield what was written about metrics, ordered by metric."""
-    for _, value in view.scan(prefix=prefix(NO_BUCKET, METADATA)):
+    for _, value in view.scan(prefix=prefix(ALL_METRICS, METADATA)):
         yield _metadata.decode(value)

@@ -5,10 +5,9 @@
     bucket | 3 | name, 0, value          set of the ids that have this label (operator `SERIES_IDS`)
     bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
     bucket | 6 | group u32               where the slices of a group begin, if it has more than one
-    bucket | 8 | hour u32                nothing: the LSN of the row is that of the last change of samples of this hour
+    bucket | 7 | hour u32                nothing: the LSN of the row is that of the last change of samples of this hour
     2**32-1 | 5 | metric                 its metadata
-    2**32-1 | 7 | bucket u32             nothing: the bucket has series
-    2**32-1 | 9                          of a rollup table: how far it is computed
+    2**32-1 | 8                          of a rollup table: how far it is computed
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
 each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
@@ -26,9 +25,9 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, BUCKETS, CHANGES, PROGRESS = range(1, 10)
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS = range(1, 9)
 GROUP_SHIFT = 6
-NO_BUCKET = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
+ALL_METRICS = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")
 _NUMBERED = struct.Struct(">IBI")
 _SLICED = struct.Struct(">IBIQ")
@@ -42,14 +41,9 @@ def prefix(bucket: int, row_type: int) -> bytes:
     return _PREFIX.pack(bucket, row_type)
 
 
-def bucket_key(bucket: int) -> bytes:
-    """Return the key of a bucket in the list of buckets."""
-    return _NUMBERED.pack(NO_BUCKET, BUCKETS, bucket)
-
-
-def ranges_below(bucket: int) -> list[tuple[bytes, bytes]]:
-    """Return the key ranges of all that belongs to earlier buckets."""
-    return [(bytes(4), bucket.to_bytes(4, "big")), (bucket_key(0), bucket_key(bucket))]
+def bucket_range(first: int, end: int) -> tuple[bytes, bytes]:
+    """Return the key range of the buckets [first, end)."""
+    return struct.pack(">I", first), struct.pack(">I", min(end, ALL_METRICS))
 
 
 def change_key(bucket: int, hour: int) -> bytes:
@@ -84,7 +78,7 @@ def slices_key(bucket: int, group: int) -> bytes:
 
 def metadata_key(metric: str) -> bytes:
     """Return the key of a metric's metadata."""
-    return prefix(NO_BUCKET, METADATA) + metric.encode()
+    return prefix(ALL_METRICS, METADATA) + metric.encode()
 
 
 def inverted_key(bucket: int, name: str, value: str) -> bytes:
@@ -98,7 +92,7 @@ def bucket_of(key: bytes) -> int:
 
 
 def number_of(key: bytes) -> int:
-    """Return the id of a forward key, or the bucket of a key in the list of buckets."""
+    """Return the id of a forward key."""
     return int.from_bytes(key[-4:], "big")
 
 

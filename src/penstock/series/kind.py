@@ -77,8 +77,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     name = "series"
     options_default = encode_series_options(SeriesOptions())
     staged_suffix = ".samples"
-    asking: frozenset[str] = frozenset()
-    repeatable: frozenset[str] = frozenset()
+    read_only_calls: frozenset[str] = frozenset()
+    repeatable_calls: frozenset[str] = frozenset()
 
     def options(self, options: SeriesOptions | None) -> bytes:
         """Return the encoded options of a table; `Invalid` if they are not options."""

@@ -20,7 +20,7 @@ from penstock.lsm.view import View
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.series import index
 from penstock.series.ids import RecordDraft, SeriesIds
-from penstock.series.keys import NO_BUCKET
+from penstock.series.keys import ALL_METRICS
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
 from penstock.series.options import SeriesOptions, decode_series_options
@@ -32,7 +32,7 @@ ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
 
 def open_series_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
-    tree = maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
+    tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
     return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options))
 
 
@@ -110,7 +110,7 @@ class SeriesMachine(Machine):
 
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""
-        return next(index.buckets(self.tree.view, 0, NO_BUCKET), None)
+        return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0
@@ -123,4 +123,4 @@ class SeriesMachine(Machine):
 
     def close(self) -> None:
         self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

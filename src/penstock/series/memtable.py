@@ -68,10 +68,10 @@ class SeriesMemtable(Memtable):
             parts = ()
         return SeriesEdit(lsn=rest.lsn, time_us=rest.time_us, rows=rest.rows, ranges=rest.ranges, parts=parts)
 
-    def take_in(self, newer: Memtable, now_us: int) -> None:
+    def merge_newer(self, newer: Memtable, now_us: int) -> None:
         if isinstance(newer, SeriesMemtable):
             self._parts += newer._parts
-        super().take_in(newer, now_us)
+        super().merge_newer(newer, now_us)
 
     def buckets(self) -> list[int]:
         """Return the buckets that have samples or deletes here."""

@@ -1,7 +1,8 @@
 """Rows of samples: which group and slice a sample belongs to, and how a flush divides a slice that grew too large.
 
-A group of series is one row of a bucket as long as that is small. When a flush would make it larger than SLICE_BYTES, it
-writes what the files have and its own samples anew, as several slices by time, and the row that says where they begin.
+A group of series is one row of a bucket as long as that is small. When a flush would make it larger than SLICE_BYTES,
+it writes what the files have and its own samples anew, as several slices by time, and the row that says where they
+begin.
 So a row, and with it the memory of a merge or a read, has a bound, however dense the samples are.
 
 Thread: pure functions.
@@ -13,6 +14,7 @@ it is read from older files.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -105,8 +107,4 @@ def _divided(stored: list[bytes], added: Contents, first: int, size: int) -> lis
     at = np.arange(1, count) * len(times) // count
     borders = [time for time in np.unique(times[at]).tolist() if time > times[0]] if len(times) else []
     edges = [first, *borders, LAST]
-    parts = [
-        (low, samples.take((samples.times >= low) & (samples.times < high)))
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
-    ]
-    return parts
+    return [(low, samples.take((samples.times >= low) & (samples.times < high))) for low, high in pairwise(edges)]

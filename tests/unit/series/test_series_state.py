@@ -21,7 +21,7 @@ from penstock.series import index
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.labels import Labels, LabelTable
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import MetricMetadata, SampleBlock, SeriesDelete, SeriesSection
+from penstock.series.section import MetricMetadata, Part, SampleBlock, SeriesDelete, SeriesSection
 from penstock.series.selectors import parse_selector
 
 LARGE = TreeSettings()
@@ -143,14 +143,14 @@ def test_known_series_are_known_to_admission(place: SeriesPlace) -> None:
 
 
 def test_an_apply_interrupted_at_any_line_is_completed_by_the_next() -> None:
-    first = [one_each(hosts(3), 5)]
-    second = [
+    first: list[Part] = [one_each(hosts(3), 5)]
+    second: list[Part] = [
         one_each(hosts(4) + hosts(2, "mem"), 6, 50),
         SeriesDelete('{host="h0001"}', 0, 6),
         block([(labels("cpu", host="h0001"), 4, 77)]),
         MetricMetadata("cpu", "gauge"),
     ]
-    third = [one_each(hosts(6), 7, 90)]
+    third: list[Part] = [one_each(hosts(6), 7, 90)]
     model = SeriesModel()
     for part in first + second + third:
         model.add(part)
@@ -338,7 +338,12 @@ def test_opening_reads_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
     place.flush()
     opened: list[int] = []
     right = Sstable._open_batch
-    monkeypatch.setattr(Sstable, "_open_batch", lambda self, number: (opened.append(number), right(self, number))[1])
+
+    def open_batch(self: Sstable, number: int) -> object:
+        opened.append(number)
+        return right(self, number)
+
+    monkeypatch.setattr(Sstable, "_open_batch", open_batch)
     place.reopen()
     assert opened == []
     place.write(one_each(hosts(1), 6))
