@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
-    from penstock.coordinator.epochs import Epoch
-    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
     from penstock.log.settings import LogSettings
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
-    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
@@ -83,9 +82,10 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
+    "ConsumerSummary": "queue.calls",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
-    "Epoch": "coordinator.epochs",
+    "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvTable": "kv.table",
@@ -134,6 +134,7 @@ __all__ = [
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
+    "ConsumerSummary",
     "DispatcherSettings",
     "Durability",
     "Epoch",

@@ -65,7 +65,7 @@ class Maintenance:
         sealing: Sealing = PLAIN,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
-        relieved: Callable[[], None] = lambda: None,
+        on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
         self._jobs = jobs
@@ -74,7 +74,7 @@ class Maintenance:
         self._work = TreeJobs(manifest, jobs, self._files, clock=clock, merge_files=merge_files, offers=offers)
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
-        self._relieved = relieved
+        self._on_maintained = on_maintained
         self._stopping = threading.Event()
         self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
@@ -109,7 +109,7 @@ class Maintenance:
             operators=None if known is None else frozenset(known),
             memtable=memtable,
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         with self._changed:
             self._trees[db_id, shard] = tree, catalog
