@@ -8,7 +8,7 @@ import pytest
 from series_place import SeriesPlace
 from series_scenario import SeriesScenario
 
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.lsm.memtable import Memtable, Readable
 from penstock.lsm.tree import Tree
 from penstock.series.keys import DICTIONARY, FORWARD

@@ -58,7 +58,7 @@ class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
                 seconds(value, f"{name} of a series table", AGE_S_MAX, above_zero=name != "future_s")
         for name in ("series_max", "metric_series_max"):
             whole(getattr(self, name), f"{name} of a series table", 1, SERIES_MAX)
-        if self.rollup is not None and not isinstance(self.rollup, Rollup):  # type: ignore[redundant-expr]
+        if self.rollup is not None and not isinstance(self.rollup, Rollup):
             raise Invalid(f"rollup of a series table is a Rollup(source=, step_s=), not {in_short(self.rollup)}")
 
     @property

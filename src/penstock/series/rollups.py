@@ -133,7 +133,7 @@ class _Due(msgspec.Struct, frozen=True):
 class RollupPlan:
     """One computation of a rollup table: a `Derivation`."""
 
-    function = f"{__name__}:roll_part"
+    function: str = f"{__name__}:roll_part"
 
     def __init__(  # noqa: PLR0917
         self,
@@ -149,7 +149,7 @@ class RollupPlan:
         self._snapshot = snapshot
         self._after = due.after(snapshot.lsn)
         self._ranges = _ranges(due.now())
-        self.parts = [
+        self.parts: Sequence[JobPart] = [
             self._part(piece, rollup)
             for partition in partitions_of(source)
             for start, end in self._ranges

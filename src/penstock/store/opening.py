@@ -359,8 +359,8 @@ class OpenedParts(Tables):
             self._scheduler.register(task)
         for runner in job_runners(self._maintenance, self._jobs):
             self._scheduler.register(runner)
-        for task in self._derived.tasks():
-            self._scheduler.register(task)
+        for derived in self._derived.tasks():
+            self._scheduler.register(derived)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
         self._scheduler.register(TreeTask("services", 10.0, self._services_task))

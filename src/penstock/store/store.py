@@ -113,6 +113,7 @@ class Store(OpenedParts):
         `KindMismatch` if the table is not computed from another one.
         """
         info = self._info(name)
+        self._port.flush(None)  # with all that was written so far
         with translate_os_errors():
             return self._derived.derive_now(info)
 

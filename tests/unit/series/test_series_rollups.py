@@ -107,6 +107,7 @@ def test_a_job_that_is_repeated_or_late_does_no_harm(store: Store) -> None:
     assert info is not None
     kind = SERIES
     early = kind.derive(info, store.port)
+    assert early is not None
     results = store._derived._run_here(early)
     source.write("cpu", 3.0, time=T0 + 1)
     source.write("mem", 3.0, time=T0 + HOUR)
@@ -128,7 +129,7 @@ def test_a_rollup_is_read_only_and_keeps_its_own_retention(store: Store) -> None
         lambda: target.delete("cpu"),
     ):
         with pytest.raises(Invalid, match="table rolled is a rollup of metrics: write there"):
-            write()
+            write()  # type: ignore[no-untyped-call]
     source.write("cpu", 1.0, time=T0)
     store.roll_up("rolled")
     assert target.to_arrow().num_rows == 5
