@@ -21,7 +21,8 @@ from penstock.series.machine import SeriesMachine
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.reading import SeriesState
-from penstock.series.section import BucketTrim, (
+from penstock.series.section import (
+    BucketTrim,
     MetricMetadata,
     Part,
     SampleBlock,

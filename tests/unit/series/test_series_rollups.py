@@ -102,11 +102,10 @@ def test_a_long_backlog_is_done_in_several_commits(store: Store, monkeypatch: py
 
 def test_a_job_that_is_repeated_or_late_does_no_harm(store: Store) -> None:
     source, target = make(store)
-    source.write("cpu", 1.0, time=T0)
+    source.write("cpu", 1.0, time=T0, durable=True)
     info = store.port.table("rolled")
     assert info is not None
-    kind = SERIES
-    early = kind.derive(info, store.port)
+    early = SERIES.derive(info, store.port)
     assert early is not None
     results = store._derived._run_here(early)
     source.write("cpu", 3.0, time=T0 + 1)
