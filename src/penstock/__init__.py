@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
-    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
@@ -77,6 +77,7 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
+    "ConsumerSummary": "queue.calls",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
@@ -121,6 +122,7 @@ __all__ = [
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
+    "ConsumerSummary",
     "DispatcherSettings",
     "Durability",
     "Epoch",

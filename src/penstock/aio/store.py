@@ -84,6 +84,8 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
     seek = awaited(QueueTable.seek)
     bounds = awaited(QueueTable.bounds)
     statistics = awaited(QueueTable.statistics)
+    alter = awaited(QueueTable.alter)
+    consumers = awaited(QueueTable.consumers)
 
     def consumer(
         self,
@@ -107,6 +109,7 @@ class AsyncConsumer(AsyncForm[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`."""
 
     nack = awaited(Consumer.nack)
+    extend = awaited(Consumer.extend)
     seek = awaited(Consumer.seek)
     forget = awaited(Consumer.forget)
 
@@ -279,12 +282,17 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         return AsyncKvTable(table, self._threads)
 
     async def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> AsyncQueueTable:
         """Return a queue; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(
-            lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
-        )
+        options = {"shards": shards, "retention": retention, "headers": headers, "create": create}
+        table = await self._threads.run(lambda: self._sync.queue(name, **options))  # type: ignore[arg-type]
         return AsyncQueueTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
@@ -312,10 +320,11 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
 
 
 def open(  # noqa: A001 - aio.open reads well
-    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
+    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, like `penstock.open`."""
-    return AsyncOpening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`."""
+    opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
+    return AsyncOpening(None, opens, _close, AsyncStore)
 
 
 def connect(

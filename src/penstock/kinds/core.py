@@ -38,6 +38,7 @@ class MachineContext:
     settings: Any  # the kind's settings, of the type of `Kind.settings`
     published: Callable[[], int]  # the last LSN whose sections are all applied
     may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
+    options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
 
 
 class InThisProcess:
@@ -138,6 +139,10 @@ class Kind(Protocol):
 
     def check_options(self, options: bytes) -> None:
         """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
+
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        """Raise `Invalid` if the options of an existing table cannot become `options`."""
+        raise Invalid(f"the options of table {info.name} are fixed: create another table")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> Machine:
         """Open the state machine of a shard."""

@@ -210,6 +210,8 @@ class StoreBatch(NamedTables):
 class _BatchPort:
     """Collects the writes of tables for a batch; reads raise."""
 
+    holder = ""
+
     def __init__(self, batch: StoreBatch) -> None:
         self._batch = batch
 
@@ -230,6 +232,9 @@ class _BatchPort:
 
     def time_us(self) -> int:
         return self._batch._port.time_us()
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._batch._find(name)
 
     def __getattr__(self, name: str) -> Any:
         return _refuse_reads
