@@ -10,7 +10,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue      the kinds
+    kv, queue, series  the kinds
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.series.options import SeriesOptions
+    from penstock.series.section import MetricMetadata
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -69,7 +72,9 @@ __version__ = "0.1.0"
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
+    "AggregateFunction": "series.table",
     "ArrowSource": "arguments",
+    "Cardinality": "series.table",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -88,6 +93,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -97,6 +103,9 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "SeriesOptions": "series.options",
+    "SeriesReader": "series.table",
+    "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
     "Store": "store.store",
@@ -114,7 +123,9 @@ _HOMES = {
 
 __all__ = [
     "Acknowledgement",
+    "AggregateFunction",
     "ArrowSource",
+    "Cardinality",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -133,6 +144,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "MetricMetadata",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -142,6 +154,9 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "SeriesOptions",
+    "SeriesReader",
+    "SeriesTable",
     "ShardBounds",
     "StagedFile",
     "Store",

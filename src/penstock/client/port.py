@@ -364,6 +364,9 @@ class FlightPort(_FlightReading):
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)
 
+    def now_us(self) -> int:
+        return self._clock.time_us()
+
     def plan_batch(
         self,
         tables: Sequence[str],

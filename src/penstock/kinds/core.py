@@ -131,6 +131,13 @@ class Kind(Protocol):
         `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
+    def admit(self, info: TableInfo, section: Any, machine: Any, time_us: int) -> None:
+        """Raise `Invalid` if the state of a shard, or the store's time, forbids a section: a limit would be passed.
+
+        The owner asks this before a group enters the pending delta. Apply accepts every section.
+        """
+        return
+
     def frees_space(self, section: Any) -> bool:
         """Whether a section may be written when the disk is full, because it deletes."""
         return False

@@ -119,6 +119,9 @@ class Port(Reading, Protocol):
         `table`: of the epoch's write; only errors of that table's writes are raised.
         """
 
+    def now_us(self) -> int:
+        """Return the time for new data without a request: the store's in the owner, a client's own elsewhere."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         """Call the service of a table; `wait_s`: how long the call may wait there."""
 

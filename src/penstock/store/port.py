@@ -97,6 +97,9 @@ class LocalPort:
         """Return the store's time, which decides what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
 
+    def now_us(self) -> int:
+        return self.time_us()
+
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
         refusal = _Refusal("this store was opened before a fork: open or connect to it in this process")
@@ -166,7 +169,18 @@ class LocalPort:
                 service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
+            self._admit_sections(group)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
+
+    def _admit_sections(self, group: PendingGroup) -> None:
+        """Let the kinds refuse sections by the state of their shards."""
+        for partition, sections in group.sections.items():
+            info = self._dispatcher.ledger.table_by_id(table_of(partition))
+            if partition != LEDGER and info is not None:
+                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                for part in parts(sections):
+                    if not isinstance(part, Reference):
+                        kind.admit(info, part, machine, self.time_us())
 
     def _check_condition(self, name: str, argument: bytes) -> None:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
