@@ -20,20 +20,22 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "penstock": """
         Acknowledgement ArrowSource CheckpointReport CheckpointSettings CollectionSettings CompactionReport Consumer
-        ConsumerPosition ConsumerSettings DispatcherSettings Durability Epoch Json KvReader KvTable LeasedMessage
+        ConsumerPosition ConsumerSettings DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics
+        KvTable LeasedMessage
         LoadReport LogSettings Message Position PreparedLoad QueueSettings QueueTable QueueTotals QueueView
-        RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble
+        RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot
+        TextKvReader TextKvTable Trouble
         ValueType __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSnapshot AsyncStore
-        connect open
+        AsyncTextKvReader AsyncTextKvTable connect open
     """,
     "penstock.errors": """
-        Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
-        LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked TokenTooOld
-        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
+        Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid
+        KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown
+        PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked
+        TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
         Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
@@ -72,7 +74,7 @@ INTERNAL = {
 KNOWN = {
     *vars(builtins),
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
-    *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
+    *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "penstock"
 # From the bottom up: a package may import those in lines before its own, and itself.
 LAYERS = [
     {"errors"},
-    {"arguments"},
+    {"arguments", "arrow_input"},
     {"host"},
     {"log"},
     {"manifest"},

@@ -23,6 +23,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,8 @@ from penstock.client.connection import PATIENCE_S
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import Json, ValueType
+from penstock.kv.text_keys import TextKvReader, TextKvTable
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
@@ -53,6 +55,8 @@ __all__ = [
     "AsyncQueueView",
     "AsyncSnapshot",
     "AsyncStore",
+    "AsyncTextKvReader",
+    "AsyncTextKvTable",
     "connect",
     "open",
 ]
@@ -157,6 +161,9 @@ class AsyncKvReader(_Async[K]):
     """A kv table of a snapshot. Methods are those of `KvReader`."""
 
     multi_get = _awaited(KvReader.multi_get)
+    get_row = _awaited(KvReader.get_row)
+    count = _awaited(KvReader.count)
+    statistics = _awaited(KvReader.statistics)
     to_arrow = _awaited(KvReader.to_arrow)
     scan = _iterated(KvReader.scan)
     scan_arrow = _iterated(KvReader.scan_arrow)
@@ -180,6 +187,32 @@ class AsyncKvTable(AsyncKvReader[KvTable[V]]):
     delete = _awaited(KvTable.delete)
     delete_range = _awaited(KvTable.delete_range)
     merge = _awaited(KvTable.merge)
+
+
+X = TypeVar("X", bound=TextKvReader[Any])
+
+
+class AsyncTextKvReader(_Async[X]):
+    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`."""
+
+    get = _awaited(TextKvReader.get)
+    get_row = _awaited(TextKvReader.get_row)
+    multi_get = _awaited(TextKvReader.multi_get)
+    count = _awaited(TextKvReader.count)
+    statistics = _awaited(TextKvReader.statistics)
+    to_arrow = _awaited(TextKvReader.to_arrow)
+    scan = _iterated(TextKvReader.scan)
+    scan_arrow = _iterated(TextKvReader.scan_arrow)
+
+
+class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
+    """A kv table with keys of text. Methods are those of `TextKvTable`."""
+
+    put = _awaited(TextKvTable.put)
+    put_many = _awaited(TextKvTable.put_many)
+    delete = _awaited(TextKvTable.delete)
+    delete_range = _awaited(TextKvTable.delete_range)
+    merge = _awaited(TextKvTable.merge)
 
 
 class AsyncQueueView(_Async[Q]):
@@ -287,9 +320,16 @@ class AsyncBatch(_Async[StoreBatch]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
+
+    @overload
+    async def kv(self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None) -> TextKvTable[Any]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return an existing kv table, whose writes join this batch."""
-        return await self._threads.run(lambda: self._sync.kv(name, value=value))
+        find: Callable[..., Any] = self._sync.kv
+        return await self._threads.run(lambda: find(name, value=value, key=key))
 
     @property
     def sync(self) -> StoreBatch:
@@ -336,9 +376,19 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> AsyncKvReader[KvReader[Any]]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None
+    ) -> AsyncTextKvReader[TextKvReader[Any]]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return a kv table at that LSN."""
-        return AsyncKvReader(await self._threads.run(lambda: self._sync.kv(name, value=value)), self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, value=value, key=key))
+        return (AsyncTextKvReader if isinstance(table, TextKvReader) else AsyncKvReader)(table, self._threads)
 
     async def queue(self, name: str) -> AsyncQueueView[QueueView]:
         """Return a queue at that LSN."""
@@ -388,12 +438,35 @@ class AsyncStore(_Async[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True
     ) -> AsyncKvTable[float]: ...
 
+    @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True
-    ) -> AsyncKvTable[Any]:
+        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
+    ) -> AsyncKvTable[Decimal]: ...
+
+    @overload
+    async def kv(
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        create: bool = True,
+    ) -> AsyncTextKvTable[Any]: ...
+
+    async def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        key: KeyType | None = None,
+        create: bool = True,
+    ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(lambda: self._sync.kv(name, shards=shards, value=value, create=create))
-        return AsyncKvTable(table, self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, shards=shards, value=value, key=key, create=create))
+        return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 
     async def queue(
         self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True

@@ -7,6 +7,7 @@ functions at the end of this module, and never by the name of a kind:
     Loadable       rows are prepared in another process                   Spark writes, bulk loads
     Replaceable    a load replaces the rows in a range of keys            Spark overwrites
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
+    RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
     Serviced       the owner does more for a table than read and write    leases, retention
 
@@ -21,10 +22,10 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import Invalid, KindMismatch, PenstockError
@@ -79,6 +80,10 @@ class ShardSnapshot(Protocol):
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key."""
+        _refuse_keys()
+
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row."""
         _refuse_keys()
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
@@ -151,9 +156,17 @@ class Machine(PartitionStateMachine, Protocol):
         """Return the applied value of a key."""
         _refuse_keys()
 
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the applied value of a key and the LSN of its row. Requires: nothing is being applied."""
+        _refuse_keys()
+
     def touches(self, section: Any, key: bytes) -> bool:
         """Whether a section that is not applied yet changes a key, and readers may already see that change."""
         return False
+
+    def touches_any(self, section: Any, keys: Collection[bytes]) -> bool:
+        """Whether a section that is not applied yet changes one of the keys."""
+        return any(self.touches(section, key) for key in keys)
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
         """Return the value of a key, including sections that are not applied yet, newest first.
@@ -373,6 +386,27 @@ class FileReadable(Protocol):
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
 
 
+class ExpectedRow(NamedTuple):
+    """A row that a conditional write depends on."""
+
+    partition: PartitionId
+    key: bytes
+    lsn: int  # 0: the row is expected to be absent
+
+
+@runtime_checkable
+class RowConditional(Protocol):
+    """Writes can depend on the LSNs of rows. The owner judges that before the journal: see `store.conditions`."""
+
+    row_condition: str  # its name, one of `Kind.conditions`
+
+    def expected_row(self, argument: bytes) -> ExpectedRow:
+        """Decode the argument of a condition. Requires: `check_condition` has passed."""
+
+    def condition_failed(self, info: TableInfo, row: ExpectedRow, lsn: int) -> PenstockError:
+        """Return the error for a row that has another LSN (0: it is absent)."""
+
+
 class QueryContext(Protocol):
     """What a running query may use."""
 
@@ -464,6 +498,12 @@ class Reading(Protocol):
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None where absent."""
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row, both applied.
+
+        A live read first waits for this process's own writes to the key.
+        """
+
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         """Return (key, value) pairs of [start, end)."""
 
@@ -497,6 +537,10 @@ class SnapshotReading(Reading, Protocol):
 
 class Port(Reading, Protocol):
     """A store, as an API class sees it."""
+
+    @property
+    def write_bytes_max(self) -> int:
+        """The largest `size` of one write or group."""
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         """Add a write to the pending delta."""

@@ -86,6 +86,14 @@ class Lookup(_Message, frozen=True):
     keys: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
 
 
+class LookupRow(_Message, frozen=True):
+    """Look up a row of a shard; live, or in a snapshot. The answer has its value and its LSN, or is None."""
+
+    snapshot: str
+    partition: int
+    key: bytes
+
+
 class CutPieces(_Message, frozen=True):
     """Split a range of a shard of a snapshot into pieces."""
 
@@ -348,6 +356,7 @@ _Other = (
     | FindTable
     | ReadTime
     | Lookup
+    | LookupRow
     | CutPieces
     | CutRanges
     | PlanBatch
@@ -371,7 +380,7 @@ _Other = (
     | WriteOffered
 )
 Request = _Other | Write
-_LARGE = {"Lookup", "CallService", "SendFile", "WriteOffered", "Write"}  # requests that carry data
+_LARGE = {"Lookup", "LookupRow", "CallService", "SendFile", "WriteOffered", "Write"}  # requests that carry data
 
 
 class Scan(_Message, frozen=True):
@@ -540,10 +549,12 @@ def received_pieces(data: bytes) -> list[Piece]:
 
 # -- errors
 
+_DETAILED = (errors.CorruptionError, errors.ManifestNotFound, errors.ConditionFailed)  # made again from their parts
+
 
 def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:
     """Return an error in the form that is sent; paths inside the `hidden` folder become relative."""
-    detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
+    detail = list(error.__reduce__()[1]) if isinstance(error, _DETAILED) else []
     message = str(error)
     if hidden:
         message = message.replace(f"{hidden}/", "").replace(hidden, "the store")
