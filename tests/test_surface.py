@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "penstock": """
         Acknowledgement ArrowSource CheckpointReport CheckpointSettings CollectionSettings CompactionReport Consumer
-        ConsumerPosition ConsumerSettings DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics
-        KvTable LeasedMessage
+        ConsumerPosition ConsumerSettings DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow
+        KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message Position PreparedLoad QueueSettings QueueTable QueueTotals QueueView
         RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot
         TextKvReader TextKvTable Trouble
