@@ -68,6 +68,7 @@ INTERNAL = {
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
+    "TextKvTable": {"update"},
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
 # What may stand in an annotation beside public names.

@@ -185,7 +185,7 @@ class FlushExecutor(Generic[D, F, V]):
             if follower is not None:
                 self.leading = follower
                 follower.wake()
-        if layers.results and self.can_apply():
+        if layers.results and self.applying is None and self.can_apply():
             follower = waiters.take_worker(layers.applied, applied=True)
             if follower is not None:
                 self.applying = follower
@@ -201,6 +201,13 @@ class FlushExecutor(Generic[D, F, V]):
     def _fail(self, error: Exception) -> None:
         if self.failure is None:  # the first failure causes the others
             self.failure = error
+
+    def _fail_apply(self, error: Exception) -> None:
+        self.apply_failures += 1
+        self.apply_failed = True
+        self._fail(error)
+        self.applying = None
+        self._pass_turns()
 
     # -- without the lock
 
@@ -231,7 +238,8 @@ class FlushExecutor(Generic[D, F, V]):
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush one batch, and take the apply turn for it if that is free."""
         with self._lock:
-            assert self.leading is waiter is not self._gathering, "the write turn is taken only from a sleeping waiter"
+            if self.leading is not waiter or self._gathering is waiter:
+                return  # it gathers, and was woken to apply: another thread may take the write turn from it
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
                 self.leading = None
@@ -258,11 +266,11 @@ class FlushExecutor(Generic[D, F, V]):
                 self.applying = waiter
             self.leading = None
             self._pass_turns()  # the next fsync can begin while the waiters wake up
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Remove and return the waiters whose epoch is reached; the caller wakes them. Requires: _lock.
+        """Remove and return the waiters whose epoch is reached; the caller wakes the first. Requires: _lock.
 
         They, and `waiter` if its wait is over too, form a group. Whether the last group returned in full decides how
         many are expected next.
@@ -298,11 +306,7 @@ class FlushExecutor(Generic[D, F, V]):
                 view = self._apply_next()
             except Exception as error:
                 with self._lock:
-                    self.apply_failures += 1
-                    self.apply_failed = True
-                    self._fail(error)
-                    self.applying = None
-                    self._pass_turns()
+                    self._fail_apply(error)
                 return
             self._publish(view, waiter)
 
@@ -318,8 +322,8 @@ class FlushExecutor(Generic[D, F, V]):
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None
             self._pass_turns()  # also to a waiter that too many unapplied batches kept from flushing
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     # -- after a failure
 

@@ -48,7 +48,7 @@ def check_argument(info: TableInfo, argument: bytes) -> None:
     if not _ARGUMENT.size <= len(argument) <= _ARGUMENT.size + KEY_BYTES_MAX:
         raise Invalid("a condition on a row of a kv table is malformed")
     table, shard, lsn = _ARGUMENT.unpack_from(argument)
-    if table != info.table or shard >= info.shards or lsn > LSN_MAX:
+    if table != info.table_id or shard >= info.shards or lsn > LSN_MAX:
         raise Invalid(f"a condition on a row does not fit table {info.name}")
 
 

@@ -74,8 +74,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
             raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
         return table
 
-    def encode(self, part: Any) -> bytes:
-        return section.encode(part)
+    encode = staticmethod(section.encode)  # not a method that calls it: this is every write
 
     def decode(self, payload: bytes) -> section.Section:
         return section.decode(payload)
@@ -94,9 +93,9 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
             not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values()
         )
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> KvMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return KvMachine(tree, site.maintenance, descriptor, options)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> KvMachine:
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
+        return KvMachine(tree, context.maintenance, descriptor, options)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
         of_text = decode_options(info.options).key == "utf8"
@@ -120,14 +119,14 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
             on_keys = [(operation, _encoded(value)) for operation, value in on_keys]
         return filtered_key_range(on_keys)
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given, decode_options(options))
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema, decode_options(options))
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return Loader(info, decode_options(info.options), place).run(batches)
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return Loader(info, decode_options(info.options), context).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return bundle(loads, info, place, None)
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return bundle(loads, info, context, None)
 
     def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
         if condition != ROW:
@@ -159,10 +158,10 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
-        place: BuildContext,
+        context: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
-        return bundle(loads, info, place, replaced)
+        return bundle(loads, info, context, replaced)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

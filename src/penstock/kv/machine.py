@@ -99,7 +99,7 @@ class KvMachine:
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         options = decode_options(self._table_options)
         ids = [file.chunk_id for file in files]
-        self._maintenance.check_adoptable(self.tree, ids, look=lambda table: check_table(table, options))
+        self._maintenance.check_adoptable(self.tree, ids, check=lambda table: check_table(table, options))
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0
@@ -112,4 +112,4 @@ class KvMachine:
 
     def close(self) -> None:
         self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

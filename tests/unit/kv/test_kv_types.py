@@ -221,7 +221,7 @@ def test_keys_of_text(store: Any) -> None:
     table = store.kv("texts", key="utf8", value="int64", shards=2)
     table["b"] = 2
     table.put("ä", 3)
-    table.put_many({"a": 1, "": 0})
+    table.put_many({"a": 1, "": 0}, durable=True)
     assert dict(table) == {"": 0, "a": 1, "b": 2, "ä": 3}
     assert list(table) == ["", "a", "b", "ä"]
     assert (table.get("a"), table.get("none"), table.get("none", 5), table["ä"]) == (1, None, 5, 3)
