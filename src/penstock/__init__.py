@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.epochs import Epoch
     from penstock.coordinator.protocols import Acknowledgement, Durability
-    from penstock.kv.statistics import KvStatistics
+    from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
     from penstock.kv.values import DecimalType, Json, ValueType
@@ -88,7 +88,7 @@ _HOMES = {
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
-    "KvStatistics": "kv.statistics",
+    "KvStatistics": "kv.queries",
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",

@@ -7,7 +7,7 @@ loading   rows prepared outside the owner, for a bulk load
 kind      the kind itself, as a store uses it
 values    the types of values: bytes, text, JSON, numbers
 conditions  compare and set: the condition on a row
-statistics  how many rows, files and bytes
+queries   how many keys, files and bytes
 frames    Arrow rows for `put_many`
 table     the API; mapping is its form as a MutableMapping, text_keys that of tables with keys of text
 """

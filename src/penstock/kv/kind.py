@@ -28,7 +28,7 @@ from penstock.kinds import (
     Replaceable,
     RowConditional,
 )
-from penstock.kv import section, statistics
+from penstock.kv import queries, section
 from penstock.kv.conditions import CONDITIONS, ROW, check_argument, decode_argument
 from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
@@ -141,12 +141,12 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         return ConditionFailed(row.key.decode() if of_text else row.key, row.lsn, lsn)
 
     def check_query(self, info: TableInfo, name: str, argument: bytes) -> None:
-        statistics.check_query(info, name, argument)
+        queries.check(name, argument)
 
     def query(
         self, info: TableInfo, name: str, argument: bytes, shards: Sequence[Any], context: QueryContext
     ) -> Iterator[Any]:
-        return statistics.answer([shard.version for shard in shards], context)
+        return queries.answer(name, argument, shards, context)
 
     def check_staged(self, machine: KvMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)

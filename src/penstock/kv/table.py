@@ -19,12 +19,12 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid, OutcomeUnknown, PenstockError
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Conditional, Port, Reading, partitions_of
-from penstock.kv import section, statistics
+from penstock.kv import queries, section
 from penstock.kv.conditions import ROW, encode_argument, expected_lsn
 from penstock.kv.frames import frame_rows, parts_of
 from penstock.kv.mapping import ReadableMapping, WritableMapping
+from penstock.kv.queries import KvStatistics
 from penstock.kv.ranges import PAST_ALL_KEYS
-from penstock.kv.statistics import KvStatistics
 from penstock.kv.values import (
     MERGES,
     DecimalType,
@@ -190,12 +190,12 @@ class KvReader(ReadableMapping[bytes, V]):
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
     def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
-        """Count the keys in [start, end) within `prefix` by reading them."""
-        return sum(batch.num_rows for batch in self.scan_arrow(start, end, prefix=prefix))
+        """Count the keys in [start, end) within `prefix`: the owner reads them, and sends only their number."""
+        return queries.count(self._reading, self._info, *narrowed(start, end, prefix))
 
     def statistics(self) -> KvStatistics:
         """Return the number of rows, files and bytes, without reading the rows."""
-        return statistics.read(self._reading.query(self._info, statistics.QUERY, b""))
+        return queries.statistics(self._reading, self._info)
 
     def __repr__(self) -> str:
         shards = "" if self.shards == 1 else f", {self.shards} shards"

@@ -18,7 +18,7 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.kinds import Port, Reading
 from penstock.kv.mapping import ReadableMapping, WritableMapping
-from penstock.kv.statistics import KvStatistics
+from penstock.kv.queries import KvStatistics
 from penstock.kv.table import KvReader, KvRow, KvTable
 from penstock.kv.values import DecimalType, ValueType
 from penstock.partition.ledger import TableInfo
@@ -111,7 +111,7 @@ class TextKvReader(ReadableMapping[str, V]):
         return ((key.decode(), value) for key, value in pairs)
 
     def count(self, start: str = "", end: str | None = None, *, prefix: str = "") -> int:
-        """Count the keys in [start, end) within `prefix` by reading them."""
+        """Count the keys in [start, end) within `prefix`."""
         return self._table.count(encode_key(start), _encode_border(end), prefix=encode_key(prefix))
 
     def statistics(self) -> KvStatistics:
