@@ -27,6 +27,8 @@ events, failed = store.queue("events", shards=4), store.queue("failed")
 events.put_many([b"%d" % number for number in range(100)], keys=[b"%d" % number for number in range(100)])
 consumer, messages = events.consumer("docs"), events.consumer("docs").get(2)
 time = 1_700_000_000_000_000
+metrics, times = store.series("metrics"), pyarrow.array(range(time, time + 4)).to_numpy()
+metrics.write("cpu", 0.5, {"host": "a"}, time=time)
 store.flush()
 """
 
@@ -93,7 +95,7 @@ def test_a_block_runs(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_all_pages_have_blocks_that_run() -> None:
     ids = " ".join(parameter.id for parameter in runnable())  # type: ignore[attr-defined]
-    assert [name for name in ("README.md", "kv.md", "queue.md", "server.md") if name not in ids] == []
+    assert [name for name in ("README.md", "kv.md", "queue.md", "series.md", "server.md") if name not in ids] == []
 
 
 def test_the_rules_can_fail() -> None:

@@ -10,7 +10,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue      the kinds
+    kv, queue, series  the kinds
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
-    from penstock.coordinator.epochs import Epoch
-    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -55,11 +54,14 @@ if TYPE_CHECKING:
     from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
-    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.series.options import SeriesOptions
+    from penstock.series.section import MetricMetadata
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -73,7 +75,9 @@ __version__ = "0.1.0"
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
+    "AggregateFunction": "series.table",
     "ArrowSource": "arguments",
+    "Cardinality": "series.table",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -81,10 +85,11 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
+    "ConsumerSummary": "queue.calls",
     "DecimalType": "kv.values",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
-    "Epoch": "coordinator.epochs",
+    "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
@@ -94,6 +99,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -103,6 +109,9 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "SeriesOptions": "series.options",
+    "SeriesReader": "series.table",
+    "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
     "Store": "store.store",
@@ -122,7 +131,9 @@ _HOMES = {
 
 __all__ = [
     "Acknowledgement",
+    "AggregateFunction",
     "ArrowSource",
+    "Cardinality",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -130,6 +141,7 @@ __all__ = [
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
+    "ConsumerSummary",
     "DecimalType",
     "DispatcherSettings",
     "Durability",
@@ -143,6 +155,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "MetricMetadata",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -152,6 +165,9 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "SeriesOptions",
+    "SeriesReader",
+    "SeriesTable",
     "ShardBounds",
     "StagedFile",
     "Store",

@@ -10,7 +10,7 @@ from queue_scenario import FOLDER, START_US, QueueScenario, StoreScenario, User,
 from shared import Patch, fsync_retried, no_directory_fsync
 
 import penstock.queue.chain as chain_module
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.errors import CorruptionError
 from penstock.queue import ActiveFileState, FileTable, Messages, PersistentQueue, QmftManifest, QmftWriter
 from penstock.queue.chain import FileChain, QueueRepair

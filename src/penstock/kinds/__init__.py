@@ -9,6 +9,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
     RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
+    Selectable     a selector is read in ranges of keys                   Spark reads
     Serviced       the owner does more for a table than read and write    leases, retention
 
 A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
@@ -32,6 +33,7 @@ from penstock.kinds.capabilities import (
     QueryContext,
     Replaceable,
     RowConditional,
+    Selectable,
     Serviced,
     Streamable,
     StreamColumns,
@@ -40,6 +42,7 @@ from penstock.kinds.capabilities import (
     as_loadable,
     as_queryable,
     as_replaceable,
+    as_selectable,
     as_serviced,
     as_streamable,
 )
@@ -92,6 +95,7 @@ __all__ = [
     "Reading",
     "Replaceable",
     "RowConditional",
+    "Selectable",
     "Serviced",
     "ShardSnapshot",
     "SnapshotReading",
@@ -103,6 +107,7 @@ __all__ = [
     "as_loadable",
     "as_queryable",
     "as_replaceable",
+    "as_selectable",
     "as_serviced",
     "as_streamable",
     "partitions_of",

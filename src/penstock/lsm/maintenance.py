@@ -24,6 +24,7 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
+from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
@@ -64,7 +65,7 @@ class Maintenance:
         sealing: Sealing = PLAIN,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
-        relieved: Callable[[], None] = lambda: None,
+        on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
         self._jobs = jobs
@@ -73,7 +74,7 @@ class Maintenance:
         self._work = TreeJobs(manifest, jobs, self._files, clock=clock, merge_files=merge_files, offers=offers)
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
-        self._relieved = relieved
+        self._on_maintained = on_maintained
         self._stopping = threading.Event()
         self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
@@ -82,7 +83,14 @@ class Maintenance:
 
     # -- trees
 
-    def open_tree(self, db_id: int, shard: int, folder: str, settings: TreeSettings | None = None) -> Tree:
+    def open_tree(
+        self,
+        db_id: int,
+        shard: int,
+        folder: str,
+        settings: TreeSettings | None = None,
+        memtable: type[Memtable] = Memtable,
+    ) -> Tree:
         """Open the tree of a shard, with the files that the manifest lists. `folder` is relative to the store."""
         with self._changed:
             if (db_id, shard) in self._trees:
@@ -99,8 +107,9 @@ class Maintenance:
             stored=stored,
             time_us=progress.time_us,
             operators=None if known is None else frozenset(known),
+            memtable=memtable,
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         with self._changed:
             self._trees[db_id, shard] = tree, catalog

@@ -23,7 +23,8 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_cond
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import KV, QUEUE, is_row_condition, kind_named, kind_of_condition
+from penstock.registry import KV, QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
+from penstock.series.table import SeriesTable
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
 from penstock.store.naming import NamedTables
 
@@ -99,6 +100,10 @@ class StoreBatch(NamedTables):
     def queue(self, name: str) -> QueueTable:
         """Return an existing queue, whose writes join this batch."""
         return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
+
+    def series(self, name: str) -> SeriesTable:
+        """Return an existing series table, whose writes join this batch."""
+        return SERIES.table(self._writes, self._info(name, SERIES), durable=False)
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_open()
@@ -241,6 +246,7 @@ class _BatchPort:
     """Collects the writes of tables for a batch; reads raise."""
 
     write_bytes_max = 1 << 62  # a batch is written as one, or refused when it is committed
+    holder = ""
 
     def __init__(self, batch: StoreBatch) -> None:
         self._batch = batch
@@ -265,6 +271,12 @@ class _BatchPort:
 
     def time_us(self) -> int:
         return self._batch._port.time_us()
+
+    def now_us(self) -> int:
+        return self._batch._port.now_us()
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._batch._find(name)
 
     def __getattr__(self, name: str) -> Any:
         return _refuse_reads

@@ -77,6 +77,6 @@ class MemoryGovernor:
         for tree in trees:
             level, why = tree.stall()
             if level is Stall.STOP:
-                tree.ask_for_relief()
+                tree.wake_maintenance()
                 return why
         return None

@@ -38,6 +38,7 @@ from penstock.partition.backlog import Partition
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
+    Alter,
     Condition,
     Create,
     Drop,
@@ -50,7 +51,7 @@ from penstock.partition.ledger import (
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_create, kind_named
+from penstock.registry import check_altered, check_create, kind_named
 from penstock.store.conditions import Expectation, is_touched, submit_if
 from penstock.store.flusher import Flushed
 from penstock.store.querying import check_query
@@ -67,6 +68,8 @@ WAIT_S = 60.0
 
 class LocalPort:
     """The live port of the process that owns the store."""
+
+    holder = ""
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class LocalPort:
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
+        self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
         self._service = self._services.of
         self._lock = threads.lock("local.listeners")
@@ -97,6 +101,9 @@ class LocalPort:
     def time_us(self) -> int:
         """Return the store's time, which decides what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
+
+    def now_us(self) -> int:
+        return self.time_us()
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
@@ -108,6 +115,15 @@ class LocalPort:
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
         self._refuse(_Refusal("the store was closed: open it again"))
+
+    def refuse_changes(self, error: PenstockError) -> None:
+        """Refuse every change from now on with `error`; reads go on."""
+        self._changes_refused = error
+        self._write_into = self._check_changes  # type: ignore[assignment]
+
+    def _check_changes(self, *_: Any) -> None:
+        if self._changes_refused is not None:
+            raise self._changes_refused
 
     def _refuse(self, refusal: _Refusal) -> None:
         self._ended = True  # first: a read that is under way checks it at its end
@@ -148,6 +164,7 @@ class LocalPort:
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
+        self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
@@ -167,6 +184,7 @@ class LocalPort:
                 service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
+            self._admit_sections(group)
         if not expected:
             return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
         left = Condition(condition.token, tuple(others))
@@ -187,6 +205,16 @@ class LocalPort:
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
+
+    def _admit_sections(self, group: PendingGroup) -> None:
+        """Let the kinds refuse sections by the state of their shards."""
+        for partition, sections in group.sections.items():
+            info = self._dispatcher.ledger.table_by_id(table_of(partition))
+            if partition != LEDGER and info is not None:
+                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                for part in parts(sections):
+                    if not isinstance(part, Reference):
+                        kind.admit(info, part, machine, self.time_us())
 
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
@@ -230,6 +258,7 @@ class LocalPort:
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
+        self._check_changes()
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -237,11 +266,21 @@ class LocalPort:
         return info
 
     def drop(self, name: str) -> None:
+        self._check_changes()
         info = self.table(name)
         if info is None:
             raise NotFound(f"there is no table {name}")
         self._command(encode_ops(Drop(name)))
         self._services.end(info.table_id)
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        self._check_changes()
+        self._command(encode_ops(Alter(info.table_id, info.options, options)))
+        now = self.table_by_id(info.table_id)
+        if now is None:
+            raise NotFound(f"table {info.name} was dropped")
+        return now
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
@@ -252,6 +291,7 @@ class LocalPort:
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
+        self._check_changes()
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
         return self._staging.reserve(descriptor.table_id, descriptor.folder, suffix, count, lease_s)
@@ -261,6 +301,7 @@ class LocalPort:
         def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
             return self.stage(partition, count, lease_s)
 
+        self._check_changes()
         staging, name = self._staging, threads.process_name()
         yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
@@ -291,9 +332,15 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Do nothing: what the owner holds in memory ends with it."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
+        kind = as_serviced(kind_named(info.kind, info.name), info)
+        if name not in kind.read_only_calls:
+            self._check_changes()
+        kind.check_call(info, name, argument)
         try:
             service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
@@ -304,7 +351,8 @@ class LocalPort:
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info)
+        if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
+            self._check_changes()
         try:
             service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
