@@ -173,4 +173,5 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names: packages that were imported meanwhile are not among them."""
+    return sorted([*__all__, "aio", "spark", "testing"])

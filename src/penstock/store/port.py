@@ -45,6 +45,7 @@ from penstock.partition.ledger import (
     TableInfo,
     condition_table,
     decode_condition,
+    dropped_table,
     encode_ops,
 )
 from penstock.partition.machine import PartitionDescriptor
@@ -150,16 +151,14 @@ class LocalPort:
             self._check_condition(name, argument)
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in condition.others:
-                service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
+                service = self._service(self._existing(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
 
     def _check_condition(self, name: str, argument: bytes) -> None:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
-        info = self._dispatcher.ledger.table_by_id(condition_table(argument))
-        if info is None:
-            raise NotFound("the table was dropped")
+        info = self._existing(condition_table(argument))
         kind_named(info.kind, info.name).check_condition(info, name, argument, own=True)
 
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
@@ -192,6 +191,10 @@ class LocalPort:
 
     def table_by_id(self, table: int) -> TableInfo | None:
         return self._dispatcher.ledger.table_by_id(table)
+
+    def dropped_name(self, table: int) -> str | None:
+        """Return the name of a table that was dropped since the opening; None if it is not known."""
+        return self._dispatcher.ledger.dropped_name(table)
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
@@ -243,9 +246,7 @@ class LocalPort:
         return reference
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
-        info = self._dispatcher.ledger.table_by_id(descriptor.table)
-        if info is None:
-            raise NotFound("the table was dropped")
+        info = self._existing(descriptor.table)
         return as_loadable(kind_named(info.kind, info.name), info)
 
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
@@ -263,7 +264,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._existing(info.table))
             assert service is not None  # its kind has services
             return service.call(name, argument)
         except Exception:
@@ -274,7 +275,7 @@ class LocalPort:
         self._check_usable()
         as_serviced(kind_named(info.kind, info.name), info)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._existing(info.table))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:
@@ -282,10 +283,15 @@ class LocalPort:
             raise
         return answer
 
-    def _service(self, info: TableInfo | None) -> TableService | None:
-        """Return the service of a table, made on first use; None if its kind has none."""
+    def _existing(self, table: int) -> TableInfo:
+        """Return a table by its id; `NotFound`, with its name, if it was dropped."""
+        info = self.table_by_id(table)
         if info is None:
-            raise NotFound("the table was dropped")
+            raise dropped_table(table, self.dropped_name(table))
+        return info
+
+    def _service(self, info: TableInfo) -> TableService | None:
+        """Return the service of a table, made on first use; None if its kind has none."""
         with self._lock:
             service = self._services.get(info.table)
             if service is None:
@@ -552,7 +558,7 @@ class SnapshotPort:
         if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
         if state is None:
-            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
+            raise NotFound("this table was made after the snapshot: take another snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state

@@ -172,9 +172,32 @@ def test_what_is_needed_to_serve(tmp_path: Path, credentials: tuple[Path, Path])
 
 
 def test_a_server_that_is_not_who_it_says(served: Served, tmp_path: Path) -> None:
+    """It is told at once, in one line that names the argument; gRPC would try for `timeout_s` and fill the log."""
     other, _ = make_certificate(tmp_path)
-    with pytest.raises(WaitExpired):
-        connect(served.url, token="admin-secret", authority=other, timeout_s=1.0)
+    with pytest.raises(Invalid, match=f"is not accepted with authority='{other}'"):
+        connect(served.url, token="admin-secret", authority=other, timeout_s=60.0)
+    with pytest.raises(Invalid, match="give authority=, the PEM file") as caught:
+        connect(served.url, token="admin-secret", timeout_s=60.0)
+    assert "\n" not in str(caught.value)
+    elsewhere = served.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(Invalid, match="for another host"):
+        connect(elsewhere, token="admin-secret", authority=served.certificate, timeout_s=60.0)
+
+
+def test_a_server_that_does_not_speak_tls() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                peer.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Invalid, match="does not speak TLS"):
+            connect(f"penstock://127.0.0.1:{listener.getsockname()[1]}", token="t", timeout_s=60.0)
+        thread.join()
 
 
 def test_a_client_finds_a_server_that_is_back(tmp_path: Path, credentials: tuple[Path, Path]) -> None:
