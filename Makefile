@@ -10,7 +10,7 @@ SETUP := @sh tools/setup.sh
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check crash bench clean
+.PHONY: help run test check crash bench wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,10 @@ crash: ## the long crash campaigns, then each fuzz target for FUZZ_SECONDS (60)
 bench: ## the benchmarks, with our peers in the same run
 	$(SETUP) dev,bench
 	@$(PY) -m bench
+
+wheel: ## build the package: dist/penstock-*.whl, for pip install
+	$(SETUP) dev
+	@$(PY) -m hatchling build --target wheel
 
 clean: ## remove .venv and every cache; data and benchmark results stay
 	@rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist
