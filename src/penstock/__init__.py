@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on first use
+
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
@@ -163,8 +165,8 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use: a Spark task that only reads sstables needs much less than the store."""
-        if name == "errors":  # a module; `from penstock import errors` would ask here again
-            return importlib.import_module("penstock.errors")
+        if name in _MODULES:  # `from penstock import errors` would ask here again
+            return importlib.import_module(f"penstock.{name}")
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"penstock has no {name!r}")
@@ -174,4 +176,4 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
 def __dir__() -> list[str]:
     """Return the public names: packages that were imported meanwhile are not among them."""
-    return sorted([*__all__, "aio", "spark", "testing"])
+    return sorted({*__all__, *_MODULES})

@@ -57,6 +57,12 @@ __all__ = [
     "open",
 ]
 
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 THREADS_MAX = 32
 WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
 STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
@@ -154,7 +160,16 @@ Q = TypeVar("Q", bound=QueueView)
 
 
 class AsyncKvReader(_Async[K]):
-    """A kv table of a snapshot. Methods are those of `KvReader`."""
+    """A kv table of a snapshot. Methods are those of `KvReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with await store.snapshot() as snapshot:
+    ...             users = await snapshot.kv("users")
+    ...             return await users.get(b"ada")
+    >>> asyncio.run(main())
+    """
 
     multi_get = _awaited(KvReader.multi_get)
     to_arrow = _awaited(KvReader.to_arrow)
@@ -173,7 +188,16 @@ class AsyncKvReader(_Async[K]):
 
 
 class AsyncKvTable(AsyncKvReader[KvTable[V]]):
-    """A kv table. Methods are those of `KvTable`."""
+    """A kv table. Methods are those of `KvTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815")
+    ...         return [key async for key, value in users.scan()]
+    >>> asyncio.run(main())
+    [b'ada']
+    """
 
     put = _awaited(KvTable.put)
     put_many = _awaited(KvTable.put_many)
@@ -183,7 +207,17 @@ class AsyncKvTable(AsyncKvReader[KvTable[V]]):
 
 
 class AsyncQueueView(_Async[Q]):
-    """A queue of a snapshot. Methods are those of `QueueView`."""
+    """A queue of a snapshot. Methods are those of `QueueView`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.queue("events")
+    ...         async with await store.snapshot() as snapshot:
+    ...             events = await snapshot.queue("events")
+    ...             return await events.read()
+    >>> asyncio.run(main())
+    []
+    """
 
     read = _awaited(QueueView.read)
     read_arrow = _awaited(QueueView.read_arrow)
@@ -192,7 +226,16 @@ class AsyncQueueView(_Async[Q]):
 
 
 class AsyncQueueTable(AsyncQueueView[QueueTable]):
-    """A queue. Methods are those of `QueueTable`."""
+    """A queue. Methods are those of `QueueTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         return [message.payload for message in await events.read()]
+    >>> asyncio.run(main())
+    [b'hello']
+    """
 
     put = _awaited(QueueTable.put)
     put_many = _awaited(QueueTable.put_many)
@@ -221,7 +264,19 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
 
 
 class AsyncConsumer(_Async[Consumer]):
-    """A consumer: `async for message in consumer`, or `get` and `ack`."""
+    """A consumer: `async for message in consumer`, or `get` and `ack`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         consumer = events.consumer("worker")
+    ...         async for message in consumer:
+    ...             await consumer.ack(message)
+    ...             return message.payload
+    >>> asyncio.run(main())
+    b'hello'
+    """
 
     nack = _awaited(Consumer.nack)
     seek = _awaited(Consumer.seek)
@@ -267,7 +322,18 @@ class AsyncConsumer(_Async[Consumer]):
 
 
 class AsyncBatch(_Async[StoreBatch]):
-    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
+    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.batch(token=("loader", 17)) as batch:
+    ...             users = await batch.kv("users")
+    ...             users.put(b"ada", b"1815")
+    ...         return batch.duplicate
+    >>> asyncio.run(main())
+    False
+    """
 
     queue = _awaited(StoreBatch.queue)
     commit = _awaited(StoreBatch.commit)
@@ -312,7 +378,16 @@ class AsyncBatch(_Async[StoreBatch]):
 
 
 class AsyncSnapshot(_Async[StoreSnapshot]):
-    """Read-only view of all tables at one LSN."""
+    """Read-only view of all tables at one LSN.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with await store.snapshot() as snapshot:
+    ...             return await snapshot.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
 
     tables = _awaited(StoreSnapshot.tables)
     close = _awaited(StoreSnapshot.close)
@@ -352,7 +427,16 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
 
 
 class AsyncStore(_Async[Store | RemoteStore]):
-    """A store, opened or connected."""
+    """A store, opened or connected.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815", durable=True)
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
 
     tables = _awaited(Tables.tables)
     drop = _awaited(Tables.drop)
@@ -475,7 +559,15 @@ class _Opening(Generic[S, A]):
 def open(  # noqa: A001 - aio.open reads well
     path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
 ) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, like `penstock.open`."""
+    """Open the store in `path` as its owner, like `penstock.open`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     return _Opening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
 
 
@@ -488,7 +580,15 @@ def connect(
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Connect to the store in `path`, like `penstock.connect`."""
+    """Connect to the store in `path`, like `penstock.connect`.
+
+    >>> async def main():
+    ...     async with penstock.aio.connect("data/", create=True) as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     opens = partial(
         penstock.connect,
         path,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.page_blocks import PAGES, PageRun, blocks, needs_spark
+from tests.test_docstrings import example_of, failures, public_objects
 
 import penstock
 
@@ -34,6 +35,22 @@ def test_a_page_runs_from_top_to_bottom(
         if page.name == "tutorial.md":
             check_tutorial(run.names)
     assert sum(block.language == "python" for block in run.ran) == len(list(blocks(page, "python"))) > 1
+
+
+def test_the_examples_in_docstrings_run(spark: Any, tmp_path: Path) -> None:
+    """`stream` and `commit` first: others show what they led to."""
+    path = str(tmp_path / "store")
+    with penstock.open(path) as store:
+        store.kv("users", value="utf8").put(b"ada", "Ada")
+        store.kv("totals", value="int64")
+        store.queue("events").put(b"hello", key=b"ada", durable=True)
+        names = {"penstock": penstock, "spark": spark, "path": path}
+        public = dict(public_objects("penstock.spark"))
+        first = [f"penstock.spark.{name}" for name in ("views", "stream", "commit")]
+        for name in [*first, *sorted(set(public) - set(first))]:
+            example = example_of(name, public[name], names)
+            assert example is not None, f"{name} has no example in its docstring"
+            assert failures(example) == ""
 
 
 def check_tutorial(names: dict[str, Any]) -> None:

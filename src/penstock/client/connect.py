@@ -150,6 +150,9 @@ def connect(
     answer, then raises `WaitExpired`, or `OutcomeUnknown` for a write. A path `penstock://host:port` is a store that
     is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate that signed the server's
     (None: those the system trusts).
+
+    >>> with penstock.connect("data/", create=True) as store:
+    ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")

@@ -28,7 +28,12 @@ from penstock.store.tables import StoreSnapshot, Tables, check_epoch
 
 
 class RemoteSnapshot(StoreSnapshot):
-    """Read-only view of all tables at one LSN, held by the owner."""
+    """Read-only view of all tables at one LSN, held by the owner.
+
+    >>> with penstock.connect(store.path) as client, client.snapshot() as snapshot:
+    ...     snapshot.kv("users")[b"ada"]
+    b'1815'
+    """
 
     _port: FlightSnapshot
 
@@ -63,7 +68,12 @@ class RemoteSnapshot(StoreSnapshot):
 
 
 class RemoteStore(Tables):
-    """A connection to a store."""
+    """A connection to a store.
+
+    >>> with penstock.connect(store.path) as client:
+    ...     client.kv("users")[b"ada"]
+    b'1815'
+    """
 
     _port: FlightPort
 

@@ -46,7 +46,11 @@ TABLE_SCHEMA = pa.schema(
 
 
 class Position(NamedTuple):
-    """The position of a message."""
+    """The position of a message.
+
+    >>> store.queue("events").append(b"again").sequence
+    2
+    """
 
     shard: int
     sequence: int
@@ -54,7 +58,11 @@ class Position(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message that was read."""
+    """A message that was read.
+
+    >>> store.queue("events").read()[0].payload
+    b'hello'
+    """
 
     shard: int
     sequence: int
@@ -77,7 +85,12 @@ def in_table_schema(batch: Any, shard: int) -> Any:
 
 
 class QueueView(InThisProcess):
-    """A read-only queue, live or in a snapshot."""
+    """A read-only queue, live or in a snapshot.
+
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.queue("events").to_arrow().num_rows
+    1
+    """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -161,7 +174,13 @@ def _messages(batch: Any, shard: int) -> Iterator[Message]:
 
 
 class QueueTable(QueueView):
-    """A queue of an open store."""
+    """A queue of an open store.
+
+    >>> events = store.queue("events")
+    >>> epoch = events.put(b"again", key=b"user 7", durable=True)
+    >>> [message.payload for message in events.read()]
+    [b'hello', b'again']
+    """
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)

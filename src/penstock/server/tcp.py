@@ -27,6 +27,13 @@ def serve_tcp(
     """Serve an open store over TCP, too, until it closes; return the port (0: the system chooses one).
 
     `certificate` and `key` are PEM files, `tokens` a file that lists tokens and their rights.
+
+    >>> files = {"certificate": "server.pem", "key": "server.key", "tokens": "tokens.toml"}
+    >>> port = penstock.serve_tcp(store, "localhost", **files)
+    >>> client = penstock.connect(f"penstock://localhost:{port}", token="change-me", authority="authority.pem")
+    >>> client.tables()
+    ['events', 'users']
+    >>> client.close()
     """
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2

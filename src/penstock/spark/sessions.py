@@ -32,6 +32,10 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`. In a program that
     spark-submit started, the settings of spark-submit override these defaults, the master included.
+
+    >>> spark = penstock.spark.session("reports")
+    >>> spark.range(3).count()
+    3
     """
     submitted = _submitted()
     if not submitted:
@@ -115,7 +119,13 @@ def find_java() -> str:
 
 
 def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
-    """Make a temporary view of each table of a store, at a snapshot's LSN if set; return their names."""
+    """Make a temporary view of each table of a store, at a snapshot's LSN if set; return their names.
+
+    >>> penstock.spark.views(spark, path)
+    ['events', 'totals', 'users']
+    >>> spark.sql("SELECT count(*) FROM users").first()[0]
+    1
+    """
     from penstock.spark.format import register
     from penstock.spark.table_ref import TableRef
 

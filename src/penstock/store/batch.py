@@ -26,7 +26,14 @@ from penstock.store.naming import NamedTables
 
 
 class StoreBatch(NamedTables):
-    """Writes that are committed together at the end of the `with` block; an exception in the block discards them."""
+    """Writes that are committed together at the end of the `with` block; an exception in the block discards them.
+
+    >>> with store.batch(token=("loader", 17)) as batch:
+    ...     epoch = batch.kv("users").put(b"bob", b"1912")
+    ...     epoch = batch.queue("events").put(b"bob was added")
+    >>> batch.duplicate
+    False
+    """
 
     def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
         self._port = port

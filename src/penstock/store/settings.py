@@ -26,7 +26,11 @@ SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """The settings of a store, checked when they are made."""
+    """The settings of a store, checked when they are made.
+
+    >>> settings = penstock.StoreSettings(memory_bytes_max=512 << 20, durable=True)
+    >>> penstock.open("data/", settings=settings).close()
+    """
 
     memory_bytes_max: int = 1 << 30  # that writing may use; writers wait rather than exceed it
     durable: bool = False  # whether every write waits until it is durable, by default

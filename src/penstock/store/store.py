@@ -55,7 +55,17 @@ def open_store(
 
 
 class Store(OpenedParts):
-    """An open store."""
+    """An open store.
+
+    >>> store = penstock.open("data/")
+    >>> users, events = store.kv("users"), store.queue("events")
+    >>> with store.batch(token=("loader", 17)) as batch:  # all of it or nothing, and once
+    ...     epoch = batch.kv("users").put(b"ada", b"1815")
+    ...     epoch = batch.queue("events").put(b"ada was added")
+    >>> store.tables()
+    ['events', 'users']
+    >>> store.close()
+    """
 
     # -- maintenance by hand
 

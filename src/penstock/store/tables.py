@@ -174,7 +174,12 @@ class Tables(NamedTables):
 
 
 class StoreSnapshot(NamedTables):
-    """Read-only view of all tables at one LSN."""
+    """Read-only view of all tables at one LSN.
+
+    >>> with store.snapshot() as snapshot:
+    ...     len(snapshot.kv("users")), len(snapshot.queue("events").to_arrow())
+    (1, 1)
+    """
 
     def __init__(self, port: SnapshotReading) -> None:
         self._port = port

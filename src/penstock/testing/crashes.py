@@ -23,7 +23,12 @@ from penstock.testing.disk import Fault, FaultKind, Image, Mode, SimulatedDisk
 
 
 class Violation(AssertionError):
-    """A promise was broken: the message says which, and at which crash."""
+    """A promise was broken: the message says which, and at which crash.
+
+    >>> raise Violation("b'ada' was acknowledged, and is lost")
+    Traceback (most recent call last):
+    penstock.testing.crashes.Violation: b'ada' was acknowledged, and is lost
+    """
 
 
 class Skipped(Exception):
@@ -31,7 +36,13 @@ class Skipped(Exception):
 
 
 class History:
-    """The requests and replies so far, in order."""
+    """The requests and replies so far, in order.
+
+    >>> history = History()
+    >>> history.note("put", b"ada")
+    >>> history.events
+    [('put', b'ada')]
+    """
 
     def __init__(self, events: Sequence[tuple[Any, ...]] = ()) -> None:
         self.events: list[tuple[Any, ...]] = list(events)
@@ -46,7 +57,22 @@ class History:
 
 
 class Scenario(Protocol):
-    """A workload, its recovery and its checker."""
+    """A workload, its recovery and its checker.
+
+    >>> class KeepsAWord:
+    ...     def run(self, disk, history):
+    ...         file = disk.create("/word")
+    ...         disk.fsync_dir("/")
+    ...         file.pwrite(b"word", 0)
+    ...         file.fsync()
+    ...         history.note("kept")
+    ...
+    ...     def resume(self, disk, history):
+    ...         if ("kept",) in history.events and disk.open("/word").pread(4, 0) != b"word":
+    ...             raise Violation("the word is lost")
+    >>> explore(KeepsAWord()).crashes > 3
+    True
+    """
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
         """Use the system on an empty disk. Under faults it may end with an OSError or a PenstockError."""
@@ -57,7 +83,11 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Which faults to inject, and how finely to cross them with crashes."""
+    """Which faults to inject, and how finely to cross them with crashes.
+
+    >>> Faults(kinds=("eio",), every=10).images_every
+    1
+    """
 
     kinds: tuple[FaultKind, ...] = ("eio", "enospc", "short", "rot")
     every: int = 1  # inject at every n-th operation ...
@@ -67,7 +97,17 @@ class Faults:
 
 @dataclass
 class CrashReport:
-    """What was tested. Operations are counted by name and path, with `#` for numbers."""
+    """What was tested. Operations are counted by name and path, with `#` for numbers.
+
+    >>> class MakesAFile:
+    ...     def run(self, disk, history):
+    ...         disk.create("/file")
+    ...
+    ...     def resume(self, disk, history):
+    ...         disk.exists("/file")
+    >>> explore(MakesAFile()).missing("create /file")
+    []
+    """
 
     operations: int = 0
     crashes: int = 0
@@ -116,7 +156,20 @@ def explore(
     depth: int = 2,
     faults: Faults | None = None,
 ) -> CrashReport:
-    """Test every crash (and fault); raise the first `Violation`, which says where it happened."""
+    """Test every crash (and fault); raise the first `Violation`, which says where it happened.
+
+    >>> class Forgets:
+    ...     def run(self, disk, history):
+    ...         disk.create("/file")  # and no fsync of its folder
+    ...         history.note("created")
+    ...
+    ...     def resume(self, disk, history):
+    ...         if ("created",) in history.events and not disk.exists("/file"):
+    ...             raise Violation("the file is lost")
+    >>> explore(Forgets())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    penstock.testing.crashes.Violation: ...the file is lost...
+    """
     explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds)
     explorer.crashes(depth)
     if faults is not None:

@@ -46,7 +46,13 @@ NameChange: TypeAlias = "tuple[str, int | None, str | None]"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failure, at the operation with this number (from 1)."""
+    """One failure, at the operation with this number (from 1).
+
+    >>> disk = SimulatedDisk(faults=(Fault(1, "eio"),))
+    >>> disk.create("/file")
+    Traceback (most recent call last):
+    OSError: [Errno 5] Input/output error: '/file'
+    """
 
     at: int
     kind: FaultKind
@@ -371,7 +377,14 @@ class _Operation:
 
 
 class SimulatedDisk:
-    """A file system in memory that can crash, fail, fill up and rot."""
+    """A file system in memory that can crash, fail, fill up and rot.
+
+    >>> disk = SimulatedDisk()
+    >>> with penstock.open("/data", fs=disk, settings=penstock.StoreSettings(background=False)) as store:
+    ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
+    >>> disk.exists("/data/STORE")
+    True
+    """
 
     def __init__(self, *, faults: tuple[Fault, ...] = (), capacity_bytes: int | None = None, seed: int = 0) -> None:
         self.operations = 0
