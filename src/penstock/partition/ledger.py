@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.arguments import in_short, text, whole
-from penstock.errors import CorruptionError, Invalid, NotFound
+from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
 from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.memtable import Edit
@@ -423,6 +423,14 @@ def _read_table(key: bytes, value: bytes) -> TableInfo:
         return _table.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
+
+
+def token_too_old(token: tuple[str, int] | None) -> TokenTooOld:
+    """Return the error for a token below the window of its producer."""
+    return TokenTooOld(
+        f"token {token} is more than {TOKEN_WINDOW:,} below the highest of its producer, so nothing was written: read "
+        "the data to see whether it was before, and use a higher number for what is new"
+    )
 
 
 def dropped_table(table: int, name: str | None) -> NotFound:

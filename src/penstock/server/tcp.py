@@ -39,20 +39,27 @@ def serve_tcp(
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     tls.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
     tls.set_alpn_protocols(["h2"])
+    contents = {
+        name: _text(path, name) for name, path in (("certificate", certificate), ("key", key), ("tokens", tokens))
+    }
     try:
         tls.load_cert_chain(str(certificate), str(key))
-        known = Tokens.parse(_text(str(tokens)))
-    except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"the certificate, its key or the tokens cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise Invalid(f"certificate={str(certificate)!r} and key={str(key)!r} are not a pair of PEM files: {error}") from None
+    known = Tokens.parse(contents["tokens"])
     service: Service | None = service_of(store)
     if service is None:
         raise Invalid(f"{store.path} was opened with serve=False: open it with penstock.open to serve it")
     return service.listen(host, port, tls, known.rights_of)
 
 
-def _text(path: str) -> str:
-    file = OsFileSystem().open(path)
+def _text(path: str | Path, name: str) -> str:
+    """Return the text of a file that an argument names."""
     try:
-        return file.pread(file.size(), 0).decode()
-    finally:
-        file.close()
+        file = OsFileSystem().open(str(path))
+        try:
+            return file.pread(file.size(), 0).decode()
+        finally:
+            file.close()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"{name}={str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -11,12 +11,12 @@ from typing import Any, Literal, NoReturn, cast, overload
 
 from penstock.arguments import ArrowSource, whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, NotFound, PenstockError, TokenTooOld
+from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
 from penstock.kv.table import KvTable, of_value_type
 from penstock.kv.values import Json, ValueType
-from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
+from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
@@ -164,7 +164,7 @@ class StoreBatch(NamedTables):
             return
         self.epoch = self._port.commit_and_wait(group, self._bytes)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
-            raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
+            raise token_too_old(self._token)
         if group.verdict is Verdict.REFUSED:
             raise self._refusal(group.refused_by)
         self.duplicate = group.verdict is Verdict.DUPLICATE

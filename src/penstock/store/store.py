@@ -13,6 +13,7 @@ from types import TracebackType
 
 from penstock.arguments import seconds
 from penstock.coordinator import Durability
+from penstock.errors import GateShut
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
@@ -81,8 +82,11 @@ class Store(OpenedParts):
         `GateShut` if other work on the table does not end within `timeout_s` seconds.
         """
         wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
-        with translate_os_errors():
-            return self._compact(wanted, timeout_s)
+        try:
+            with translate_os_errors():
+                return self._compact(wanted, timeout_s)
+        except GateShut as error:
+            raise GateShut(f"table {wanted.name} was not compacted: {error}") from error
 
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):

@@ -108,7 +108,7 @@ class Tables(NamedTables):
             info = self._port.create(name, kind.name, shards, options)
         check_kind(info, kind)
         if shards not in (1, info.shards):
-            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}")
+            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
 
     def _find(self, name: str) -> TableInfo | None:
