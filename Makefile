@@ -10,10 +10,13 @@ SETUP := @sh tools/setup.sh
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check crash bench wheel clean
+.PHONY: help setup run test check crash bench wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: ## make .venv with everything that the other targets need
+	$(SETUP) dev
 
 run: ## the pipeline: a fleet through a queue and Spark (RATE, SECONDS, DATA, CHAOS=1)
 	$(SETUP) dev

@@ -35,6 +35,7 @@ CONSUMER = "router"
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
+INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
 
 # -- producing
 
@@ -202,6 +203,12 @@ class Query:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave no process behind. Killing is safe at any time, as CHAOS=1 shows, and quicker than a stop."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self.log.close()
 
 
@@ -295,12 +302,12 @@ def main() -> int:
     data = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
     data.mkdir(parents=True, exist_ok=True)
     run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
-    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}")
+    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}", flush=True)
     try:
         return work(run, data)
     except KeyboardInterrupt:
-        print(f"\nstopped; what was produced is in {run.folder}, and DATA={data} make run goes on from there")
-        return 130
+        print(f"\nstopped: what was produced is in {run.folder}, and DATA={data} make run goes on from there")
+        return INTERRUPTED
 
 
 def work(run: Run, data: Path) -> int:
@@ -310,20 +317,26 @@ def work(run: Run, data: Path) -> int:
         store.kv("latest")
         store.kv("totals", value="int64")
         store.kv("expected", value="int64")
-        before = account(store)
+        before, reasons_before = account(store), reasons(store)
         if before["produced"]:
             print(f"  {before['produced']:,} events are there from earlier runs")
         running = Query(run, str(data / "checkpoint"))
         try:
-            running.wait_until_running()
             with live.shown(run):
+                running.wait_until_running()
                 stream_events(store, run, running)
+                run.stage = "everything is counted"
+                running.stop()
+                after, reasons_after = account(store), reasons(store)
+                store.checkpoint()
+                run.stage = "Spark joins high readings with those before them"
+                joined = point_in_time(str(run.folder))
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
+            raise
         finally:
-            running.stop()
-        after = account(store)
-        by_reason = reasons(store)
-        store.checkpoint()
-        joined = point_in_time(str(run.folder))
+            running.close()
+    by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
     return finish(run, before, after, by_reason, joined)
 
 
@@ -360,7 +373,11 @@ def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
 
 
 def finish(
-    run: Run, before: dict[str, int], after: dict[str, int], by_reason: dict[str, int], joined: list[dict[str, object]]
+    run: Run,
+    before: dict[str, int],
+    after: dict[str, int],
+    by_reason: dict[str, tuple[int, int]],
+    joined: list[dict[str, object]],
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())

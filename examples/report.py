@@ -53,7 +53,7 @@ def write(
     *,
     before: Mapping[str, int],
     after: Mapping[str, int],
-    reasons: Mapping[str, int],
+    reasons: Mapping[str, tuple[int, int]],
     sql: str,
     joined: Sequence[Mapping[str, object]],
     size_bytes: int,
@@ -80,7 +80,7 @@ def write(
         latency=histogram(waits),
         waits=table(["", ""], shares)
         + note(f"{len(waits):,} readings while Spark was up. {len(starting):,} more waited for Spark to start."),
-        reasons=table(["reason", "records"], list(reasons.items())) if reasons else note("There are none."),
+        reasons=_reasons(reasons, again=again),
         joined=table(list(joined[0]), [list(row.values()) for row in joined])
         if joined
         else note("No reading was high."),
@@ -92,6 +92,17 @@ def write(
 
 
 SHARES = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest", 1.0))
+
+
+def _reasons(reasons: Mapping[str, tuple[int, int]], *, again: bool) -> str:
+    """Dead letters by reason: before this run and in all."""
+    if not reasons:
+        return note("There are none.")
+    header = ["reason", "before", "this run", "in all"] if again else ["reason", "records"]
+    rows = [
+        [reason, *([before, after - before] if again else []), after] for reason, (before, after) in reasons.items()
+    ]
+    return table(header, rows)
 
 
 def _marks_note(run: Run) -> str:

@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.errors import Invalid, PenstockError
+from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.server.callers import Caller, Callers, RefusedError, budgets
 from penstock.server.frames import PREFACE, Inspector
