@@ -165,10 +165,11 @@ class AsyncKvReader(_Async[K]):
     >>> async def main():
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.kv("users")
-    ...         async with await store.snapshot() as snapshot:
+    ...         async with store.snapshot() as snapshot:
     ...             users = await snapshot.kv("users")
-    ...             return await users.get(b"ada")
+    ...             return await users.get(b"ada", b"unknown")
     >>> asyncio.run(main())
+    b'unknown'
     """
 
     multi_get = _awaited(KvReader.multi_get)
@@ -212,7 +213,7 @@ class AsyncQueueView(_Async[Q]):
     >>> async def main():
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.queue("events")
-    ...         async with await store.snapshot() as snapshot:
+    ...         async with store.snapshot() as snapshot:
     ...             events = await snapshot.queue("events")
     ...             return await events.read()
     >>> asyncio.run(main())
@@ -383,10 +384,10 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
     >>> async def main():
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.kv("users")
-    ...         async with await store.snapshot() as snapshot:
-    ...             return await snapshot.tables()
+    ...         async with store.snapshot() as snapshot:
+    ...             return snapshot.lsn > 0
     >>> asyncio.run(main())
-    ['users']
+    True
     """
 
     tables = _awaited(StoreSnapshot.tables)
