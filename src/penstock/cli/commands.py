@@ -1,4 +1,4 @@
-"""The commands. All but `serve` and `certificates` use `penstock.connect`, because the store may be open in another process.
+"""The commands. Those that read or write a store use `penstock.connect`: it may be open in another process.
 
 Thread: one.
 """

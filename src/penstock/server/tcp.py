@@ -45,7 +45,8 @@ def serve_tcp(
     try:
         tls.load_cert_chain(str(certificate), str(key))
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise Invalid(f"certificate={str(certificate)!r} and key={str(key)!r} are not a pair of PEM files: {error}") from None
+        pair = f"certificate={str(certificate)!r} and key={str(key)!r}"
+        raise Invalid(f"{pair} are not a pair of PEM files: {error}") from None
     known = Tokens.parse(contents["tokens"])
     service: Service | None = service_of(store)
     if service is None:

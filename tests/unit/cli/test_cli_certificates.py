@@ -26,7 +26,8 @@ def test_a_client_connects_with_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "certificates", str(folder), "--host", "localhost", "--host", "::1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.split() == [str(folder / name) for name in FILES]
-    tokens.write_text(f'[tokens.me]\nsha256 = "{hashlib.sha256(b"secret").hexdigest()}"\nrights = {{ "*" = "admin" }}\n')
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tokens.write_text(f'[tokens.me]\nsha256 = "{digest}"\nrights = {{ "*" = "admin" }}\n')
     with penstock.open(tmp_path / "store") as store:
         certificate, key, authority = (folder / name for name in ("server.pem", "server.key", "authority.pem"))
         port = penstock.serve_tcp(store, certificate=certificate, key=key, tokens=tokens)
