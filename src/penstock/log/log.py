@@ -206,8 +206,10 @@ class Log:
         if self._closed or self._failure is not None:
             self._check_writable()
         try:
-            segment = self._segment_for(size)
-            if segment.end + size > segment.claimed:
+            segment = self._active
+            if segment is None or segment.end + size > min(segment.claimed, self._settings.segment_bytes):
+                segment = self._segment_for(size)
+                segment.file.hold()
                 segment.claim(size)
             if self._synced < self._last:  # records were appended without a sync
                 self._sync()

@@ -255,6 +255,8 @@ class SimulatedFile:
     def fdatasync(self) -> None:
         self._sync("fdatasync")
 
+    def hold(self) -> None: ...
+
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
         for piece in pieces:
             self.pwrite(piece, offset)

@@ -1222,6 +1222,41 @@ def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
     assert group.box.state() is State.IDLE
 
 
+def test_a_thread_that_gathers_can_be_woken_to_apply(group: Threads) -> None:
+    """It has the apply turn then, and the write turn can still be taken from it."""
+    group.write(2, 3)
+    assert (group.join(2), group.join(3), group.join(2)) == (GATHER_S, LOOK_AGAIN_S, 0.0)
+
+    def interrupt(where: str) -> None:
+        if where == "apply":
+            group.box.flusher.watch = lambda where: None
+            group.executor.waiters.discard(group.waiters[3])  # its wait ended
+            group.write(1)
+            assert group.join(1) == GATHER_S
+            raise KeyboardInterrupt
+
+    group.box.flusher.watch = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        group.work(2)
+    group.executor.leave(group.waiters[2])
+    assert group.executor.leading is group.executor.applying is group.waiters[1]
+    assert group.join(1) == 0.0
+    group.work(1)
+    assert group.box.coordinator.seal_pending().view == {"a": 8}  # applied; its own write is not flushed
+    assert group.executor.leading is group.waiters[1]
+    assert group.join(1) == 0.0  # its time is over
+    group.work(1)
+    assert group.box.state() is State.IDLE
+
+
+def test_a_batch_whose_apply_fails_at_once_is_durable_and_the_failure_is_told(box: Box) -> None:
+    epoch = box.write()
+    box.flusher.apply_errors.append(OSError("apply"))
+    with pytest.raises(Poisoned, match="is durable, but its apply failed"):
+        box.coordinator.wait_applied(epoch)
+    assert box.coordinator.durable >= epoch
+
+
 def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: Threads) -> None:
     group.write(1, 2, 3)
     assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, LOOK_AGAIN_S, 0.0)
