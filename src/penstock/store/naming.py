@@ -37,5 +37,5 @@ class NamedTables(InThisProcess, ABC):
 def check_kind(info: TableInfo, kind: Kind) -> None:
     """`KindMismatch` if a table is of another kind."""
     if info.kind != kind.name:
-        method = info.kind if any(built_in.name == info.kind for built_in in BUILT_IN) else "table"
-        raise KindMismatch(f"table {info.name} is a {info.kind} table, not {kind.name}: use {method}({info.name!r})")
+        call = f"{info.kind if info.kind in (built_in.name for built_in in BUILT_IN) else 'table'}({info.name!r})"
+        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, not {kind.name}: use {call}")
