@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.errors import Invalid
 
 SCHEME = "penstock://"
+CHECK_S_MIN, CHECK_S_MAX = 0.05, 5.0  # after that, gRPC finds out by itself
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([\w.-]+)):([0-9]{1,5})")
 _WRONG_HOST = (62, 64)  # OpenSSL's codes: of another name, of another address
 
@@ -51,8 +52,10 @@ class ServerCertificate:
         `Invalid` if the certificate is not accepted, or the server does not speak TLS.
         """
         try:
+            addresses = len(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
+            each_s = max(CHECK_S_MIN, min(CHECK_S_MAX, timeout_s) / addresses)  # they are tried one after the other
             with (
-                socket.create_connection((self._host, self._port), max(0.05, timeout_s)) as plain,
+                socket.create_connection((self._host, self._port), each_s) as plain,
                 self._tls.wrap_socket(plain, server_hostname=self._host),
             ):
                 return True
