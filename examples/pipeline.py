@@ -297,8 +297,16 @@ def join(folder: str) -> None:
 # -- the whole
 
 
+def number(name: str, default: int) -> int:
+    """Return a variable of the environment; one that is not a number above 0 ends the program in a line."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise SystemExit(f"{name} is {text!r}: give a whole number above 0")
+    return int(text)
+
+
 def main() -> int:
-    rate, seconds = int(os.environ.get("RATE", "2000")), float(os.environ.get("SECONDS", "60"))
+    rate, seconds = number("RATE", 2_000), number("SECONDS", 60)
     data = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
     data.mkdir(parents=True, exist_ok=True)
     run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
@@ -308,6 +316,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped: what was produced is in {run.folder}, and DATA={data} make run goes on from there")
         return INTERRUPTED
+    except penstock.errors.PenstockError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
 
 
 def work(run: Run, data: Path) -> int:
