@@ -21,17 +21,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import penstock
 from examples import live, report
+from examples.accounting import CONSUMER, JOIN, account, point_in_time, reasons
 from examples.run import MicroBatch, Run, Sample, percentile
 
 DEVICES = 200
 BROKEN = 0.01  # of the fleet's records
-CONSUMER = "router"
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
@@ -223,9 +222,6 @@ def chaos(running: Query, run: Run) -> None:
         running.wait_until_running()
 
 
-# -- accounting
-
-
 def wait_for_lag(store: penstock.Store, running: Query) -> None:
     """Until every message is read."""
     consumer, deadline_s = store.queue("events").consumer(CONSUMER), time.monotonic() + END_WAIT_S
@@ -237,67 +233,10 @@ def wait_for_lag(store: penstock.Store, running: Query) -> None:
         time.sleep(0.2)
 
 
-def account(store: penstock.Store) -> dict[str, int]:
-    """Count everything at one LSN; the last number is the difference."""
-    position = store.queue("events").consumer(CONSUMER).position
-    with store.snapshot() as snapshot:
-        expected = dict(snapshot.kv("expected", value="int64").scan())
-        totals = sum(value for _, value in snapshot.kv("totals", value="int64").scan())
-        dead = snapshot.queue("dead").to_arrow().num_rows
-        produced = snapshot.queue("events").to_arrow().num_rows
-    read = sum(place - 1 for place in position.values())
-    sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
-    difference = abs(produced - sound - broken) + abs(produced - read) + abs(sound - totals) + abs(broken - dead)
-    return {
-        "produced": produced,
-        "read by Spark": read,
-        "accepted (sound records produced)": sound,
-        "in the running totals": totals,
-        "dead-lettered": dead,
-        "difference": difference,
-    }
-
-
-def reasons(store: penstock.Store) -> dict[str, int]:
-    """Count the dead letters by the reason they carry."""
-    payloads = store.queue("dead").to_arrow().column("payload").to_pylist()
-    return dict(Counter(json.loads(payload)["reason"] for payload in payloads).most_common())
-
-
-JOIN = """
-SELECT a.device, a.value AS high, count(*) AS readings_before, round(avg(b.value), 2) AS mean_before
-FROM readings a JOIN readings b
-  ON a.device = b.device AND b.put_us <= a.put_us AND b.put_us > a.put_us - 10000000
-WHERE a.value >= 24.99
-GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
-
-
-def point_in_time(folder: str) -> list[dict[str, object]]:
-    """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
-    command = [sys.executable, "-m", "examples.pipeline", "join", folder]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
-    found: list[dict[str, object]] = json.loads(lines[-1])
-    return found
-
-
-def join(folder: str) -> None:
-    from pyspark.sql import functions as F
-
-    import penstock.spark
-
-    spark = penstock.spark.session("join")
-    penstock.spark.views(spark, folder)
-    parsed = F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
-    spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-    rows = [row.asDict() for row in spark.sql(JOIN).collect()]
-    spark.stop()
-    print(json.dumps(rows))
-
-
 # -- the whole
 
 
-def number(name: str, default: int) -> int:
+def variable(name: str, default: int) -> int:
     """Return a variable of the environment; one that is not a number above 0 ends the program in a line."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal() or int(text) < 1:
@@ -306,7 +245,7 @@ def number(name: str, default: int) -> int:
 
 
 def main() -> int:
-    rate, seconds = number("RATE", 2_000), number("SECONDS", 60)
+    rate, seconds = variable("RATE", 2_000), variable("SECONDS", 60)
     data = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
     data.mkdir(parents=True, exist_ok=True)
     run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
@@ -415,7 +354,5 @@ def finish(
 if __name__ == "__main__":
     if sys.argv[1:2] == ["query"]:
         query(sys.argv[2], sys.argv[3])
-    elif sys.argv[1:2] == ["join"]:
-        join(sys.argv[2])
     else:
         sys.exit(main())
