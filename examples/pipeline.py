@@ -269,7 +269,8 @@ def work(run: Run, data: Path) -> int:
         store.kv("expected", value="int64")
         before, reasons_before = account(store), reasons(store)
         if before["produced"]:
-            print(f"  {before['produced']:,} events are there from earlier runs")
+            unread = before["produced"] - before["read by Spark"]
+            print(f"  {before['produced']:,} events are there from earlier runs, {unread:,} of them still to be read")
         running = Query(run, str(data / "checkpoint"))
         try:
             with live.shown(run):
@@ -332,12 +333,9 @@ def finish(
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
     waits = run.steady_ms()
-    again = bool(before["produced"])
-    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if again else ""))
-    for name, value in after.items():
-        print(
-            f"  {name:<40}" + (f" {before[name]:>12,} {value - before[name]:>12,}" if again else "") + f" {value:>12,}"
-        )
+    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if before["produced"] else ""))
+    for name, *counts in report.sums(before, after):
+        print(f"  {name:<40}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
     print(f"\n  {report.proved(run, before, after)}")
     print(
         f"  put to visible in `latest`: median {percentile(waits, 0.5):,.0f} ms, 99 % {percentile(waits, 0.99):,.0f} ms"

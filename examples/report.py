@@ -48,6 +48,18 @@ def proved(run: Run, before: Mapping[str, int], after: Mapping[str, int]) -> str
     return f"Each of {new:,} events went through Spark and counts exactly once{killed}: the difference is 0."
 
 
+def sums(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[object]]:
+    """Return a row for each number: its name, and if there was an earlier run what is old and what is new, and all.
+
+    The difference, the last one, is a state: what an interrupted run left to be read is not new.
+    """
+    if not before["produced"]:
+        return [[name, after[name]] for name in after]
+    rows: list[list[object]] = [[name, before[name], after[name] - before[name], after[name]] for name in after]
+    rows[-1][1:3] = ["", ""]
+    return rows
+
+
 def write(
     run: Run,
     *,
@@ -60,8 +72,6 @@ def write(
 ) -> Path:
     """Write the page beside the store; return its path."""
     again = bool(before["produced"])
-    header = ["", "before", "this run", "in all"] if again else ["", ""]
-    sums = [[name, *([before[name], after[name] - before[name]] if again else []), after[name]] for name in after]
     waits = run.steady_ms()
     starting = [latency.ms for latency in run.latencies if latency.while_starting]
     shares = [(name, f"{percentile(waits, share):,.0f} ms") for name, share in SHARES]
@@ -74,7 +84,7 @@ def write(
             f"{run.folder}, with {size_bytes / max(1, after['produced']):,.0f} bytes on disk for each event."
         ),
         proof=html.escape(proved(run, before, after)),
-        sums=table(header, sums, name="sums"),
+        sums=table(["", "before", "this run", "in all"] if again else ["", ""], sums(before, after), name="sums"),
         backlog=chart([(sample.at_s, sample.backlog) for sample in run.samples], marks=run.kills) + _marks_note(run),
         batches=chart([(batch.at_s, batch.rows) for batch in run.batches], marks=run.kills, bars=True),
         latency=histogram(waits),

@@ -47,6 +47,7 @@ def test_a_run_on_a_folder_that_was_used_before(run: Run) -> None:
     assert "Each of 200 events" in text
     assert "<td>produced</td><td>100</td><td>200</td><td>300</td>" in text
     assert "<td>no device</td><td>1</td><td>2</td><td>3</td>" in text
+    assert "<td>difference</td><td></td><td></td><td>0</td>" in text
 
 
 def test_a_difference_is_said_first(run: Run) -> None:
