@@ -257,6 +257,9 @@ class WriteCoordinator(Generic[D, F, V]):
         except BaseException:
             executor.leave(waiter)
             raise
+        finally:
+            if waiter.next is not None:
+                waiter.next.wake()
 
     def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, patience_s: float = LOOK_AGAIN_S) -> float:
         """Sleep until woken, for at most `patience_s`; return the time left."""

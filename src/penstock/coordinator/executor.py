@@ -15,9 +15,6 @@ or a waiter of that batch. So no work moves to another thread while a caller can
 the next fsync. When many batches wait to be applied, flushes wait too: the next batch gets larger instead, and readers
 never read through many layers. The background thread takes batches without a waiter.
 
-A lone writer, with nobody waiting and nothing pending behind it, keeps the write turn while it applies, and publishes
-`durable` and `applied` in one step (`_finish_alone`).
-
 Groups. Sixteen threads that each write durable rows in a loop wake together, and the first to return would sync its row
 alone while fifteen wait for the next fsync. So, if the threads woken last (their ids are recorded) all returned within
 one flush, the next group is expected to be as large: the first to arrive takes the turn but sleeps, the last to arrive
@@ -188,7 +185,7 @@ class FlushExecutor(Generic[D, F, V]):
             if follower is not None:
                 self.leading = follower
                 follower.wake()
-        if layers.results and self.can_apply():
+        if layers.results and self.applying is None and self.can_apply():
             follower = waiters.take_worker(layers.applied, applied=True)
             if follower is not None:
                 self.applying = follower
@@ -262,9 +259,6 @@ class FlushExecutor(Generic[D, F, V]):
                 self.leading = None
                 self._pass_turns()
             return
-        if waiter.applied and not self.waiters.all and batch.last == self._epochs.last and not self._unapplied():
-            self._finish_alone(waiter, result, trigger, begin_s)
-            return
         with self._lock:
             self._harden(result, trigger, begin_s)
             reached = self._take_reached(waiter, applied=False) if self.waiters.all or not waiter.applied else []
@@ -272,37 +266,11 @@ class FlushExecutor(Generic[D, F, V]):
                 self.applying = waiter
             self.leading = None
             self._pass_turns()  # the next fsync can begin while the waiters wake up
-        for other in reached:
-            other.wake()
-
-    def _unapplied(self) -> bool:
-        """Whether other batches wait to be applied, or none can be."""
-        return self.apply_failed or len(self._buffer.layers.results) > 0
-
-    def _finish_alone(self, waiter: Waiter, result: F, trigger: Trigger, begin_s: float) -> None:
-        """Apply a durable batch and publish both at once, for a lone writer.
-
-        With the write turn and no other durable batch, nothing else can apply.
-        """
-        try:
-            view = self._flusher.apply(result)
-        except Exception as error:
-            with self._lock:
-                self._harden(result, trigger, begin_s)
-                self.leading = None
-                self._fail_apply(error)
-            return
-        with self._lock:
-            self._buffer.layers = self._buffer.layers.complete(view)
-            self._count_flush(trigger, begin_s)
-            reached = self._take_reached(waiter, applied=True)
-            self.leading = None
-            self._pass_turns()
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Remove and return the waiters whose epoch is reached; the caller wakes them. Requires: _lock.
+        """Remove and return the waiters whose epoch is reached; the caller wakes the first. Requires: _lock.
 
         They, and `waiter` if its wait is over too, form a group. Whether the last group returned in full decides how
         many are expected next.
@@ -327,9 +295,6 @@ class FlushExecutor(Generic[D, F, V]):
 
     def _harden(self, result: F, trigger: Trigger, begin_s: float) -> None:
         self._buffer.layers = self._buffer.layers.harden(result)
-        self._count_flush(trigger, begin_s)
-
-    def _count_flush(self, trigger: Trigger, begin_s: float) -> None:
         self.flushes[trigger] += 1
         self.flush_s_last = self._clock.monotonic_s() - begin_s
         self.flush_s_total += self.flush_s_last
@@ -357,8 +322,8 @@ class FlushExecutor(Generic[D, F, V]):
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None
             self._pass_turns()  # also to a waiter that too many unapplied batches kept from flushing
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     # -- after a failure
 

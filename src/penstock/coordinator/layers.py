@@ -82,13 +82,6 @@ class Layers(NamedTuple, Generic[D, V]):
         last = batches[len(results)].last
         return _new(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
 
-    def complete(self, view: V) -> Layers[D, V]:
-        """Return layers with the only batch in the view: `harden` and `retire` in one step."""
-        pending, deltas, _, _, _, taken, sealed, batches, results = self
-        (batch,) = batches
-        deltas = deltas[: len(deltas) - len(batch.deltas)]
-        return _new(Layers, (pending, deltas, view, batch.last, batch.last, taken, sealed, (), results))
-
     def retire(self, view: V) -> Layers[D, V]:
         """Return layers with the oldest batch in the view, and without its deltas."""
         pending, deltas, _, _, durable, taken, sealed, batches, results = self

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
+from itertools import pairwise
 from typing import Generic
 
 from penstock.coordinator.epochs import Epoch
@@ -29,7 +30,7 @@ LOOK_AGAIN_S = 0.5
 class Waiter:
     """A thread that waits for an epoch. It is also the owner of a turn: see `executor`."""
 
-    __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "reached", "thread", "works")
+    __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "next", "reached", "thread", "works")
 
     def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
         self.epoch = epoch
@@ -39,6 +40,7 @@ class Waiter:
         self.joined = False  # has asked for a turn
         self.gathered = False  # has waited once for others to share its flush
         self.reached = False  # its epoch was reached while it slept, and it is no longer in `Waiters`
+        self.next: Waiter | None = None  # to be woken when this wait ends: see `take_reached`
         self._signal: threading.Lock | None = None  # made on first use: a thread that finds a turn free never sleeps
 
     def prepare(self) -> None:
@@ -78,8 +80,13 @@ class Waiters:
         self.all.pop(waiter, None)
 
     def take_reached(self, durable: int, applied: int) -> list[Waiter]:
-        """Remove and return the waiters whose epoch is reached; the caller wakes them."""
+        """Remove and return the waiters whose epoch is reached; the caller wakes the first, and each wakes its `next`.
+
+        Woken all at once, they would fight for the interpreter lock: with sixteen, a quarter of their time was that.
+        """
         reached = [waiter for waiter in self.all if waiter.epoch <= (applied if waiter.applied else durable)]
+        for waiter, following in pairwise(reached):
+            waiter.next = following
         for waiter in reached:
             del self.all[waiter]
             waiter.reached = True  # after the removal: it need not check again

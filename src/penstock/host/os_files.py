@@ -118,7 +118,8 @@ class OsFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # else the interpreter is ending, and the system closes the file
+            self.close()
 
 
 class OsFolder:

@@ -1249,6 +1249,27 @@ def test_a_thread_that_gathers_can_be_woken_to_apply(group: Threads) -> None:
     assert group.box.state() is State.IDLE
 
 
+def test_waiters_wake_each_other_and_an_interrupt_does_not_break_the_chain(
+    group: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.write(1, 2, 3)
+    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, LOOK_AGAIN_S, 0.0)
+    assert group.work(3) == {1, 2}
+    first, second = group.waiters[1], group.waiters[2]
+    assert first.wait(0.0)
+    assert not second.wait(0.0)  # the first wakes it
+
+    def interrupt(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    first.epoch = Epoch(group.box.write())  # a wait that is not over
+    monkeypatch.setattr(group.box.coordinator, "_sleep", interrupt)
+    group.executor.leading = second
+    with pytest.raises(KeyboardInterrupt):
+        group.box.coordinator._await(first, PATIENCE_S)
+    assert second.wait(0.0)
+
+
 def test_a_batch_whose_apply_fails_at_once_is_durable_and_the_failure_is_told(box: Box) -> None:
     epoch = box.write()
     box.flusher.apply_errors.append(OSError("apply"))
