@@ -21,7 +21,7 @@ from typing import IO
 
 import pytest
 from owner_processes import owners, until
-from tests.cluster.users_day import SERVICES, line
+from users_day import SERVICES, line
 
 import penstock
 

@@ -108,16 +108,17 @@ def report(path: str) -> None:
     import polars
 
     with penstock.open(path) as store, store.snapshot() as snapshot:
-        lines, dead = snapshot.queue("lines").to_arrow(), snapshot.queue("dead").to_arrow()
-        by_service = duckdb.sql(
+        lines = snapshot.queue("lines").to_arrow()  # noqa: F841 - DuckDB finds it by its name
+        dead = snapshot.queue("dead").to_arrow()
+        counts: Any = duckdb.sql(
             "SELECT CAST(key AS VARCHAR), count(*), count(DISTINCT payload) FROM lines GROUP BY 1 ORDER BY 1"
-        ).fetchall()
-        letters = polars.from_arrow(dead).select(polars.col("payload").cast(polars.String).str.json_decode(
+        )
+        letters = polars.DataFrame(dead).select(polars.col("payload").cast(polars.String).str.json_decode(
             polars.Struct({"reason": polars.String, "payload": polars.String})
         )).unnest("payload")  # fmt: skip
         tell(json.dumps({
             "installed": os.path.dirname(penstock.__file__),
-            "lines": by_service,
+            "lines": counts.fetchall(),
             "dead": sorted(letters.rows()),
             "check": [str(trouble) for trouble in store.check()],
             **{
@@ -128,4 +129,5 @@ def report(path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "count": count, "route": route, "report": report}[sys.argv[1]](*sys.argv[2:])
+    programs: dict[str, Any] = {"produce": produce, "count": count, "route": route, "report": report}
+    programs[sys.argv[1]](*sys.argv[2:])

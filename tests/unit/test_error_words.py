@@ -54,9 +54,10 @@ def test_words(store: Any, act: Callable[[Any], object], kind: type[PenstockErro
 
 
 def test_a_write_that_is_too_large_names_the_setting(tmp_path: Path) -> None:
-    with penstock.open(tmp_path, settings=penstock.StoreSettings(memory_bytes_max=256 << 20)) as store:
-        with pytest.raises(Invalid, match=r"split it, or open the store with a larger memory_bytes_max$"):
-            store.kv("users").put(b"k", bytes(32 << 20))
+    small = penstock.StoreSettings(memory_bytes_max=256 << 20)
+    words = r"split it, or open the store with a larger memory_bytes_max$"
+    with penstock.open(tmp_path, settings=small) as store, pytest.raises(Invalid, match=words):
+        store.kv("users").put(b"k", bytes(32 << 20))
     large = penstock.StoreSettings(memory_bytes_max=4 << 30)
     assert large.coordinator.bytes_max_remedy == "split it, or use store.load"
 
@@ -74,7 +75,7 @@ def test_a_dropped_table_is_named(store: Any) -> None:
         (lambda: users.delete_range(b"a", b"b", durable=True), "users"),
         (lambda: events.put(b"m", durable=True), "events"),
         (lambda: events.append(b"m"), "events"),
-        (lambda: events.read(), "events"),
+        (events.read, "events"),
         (lambda: consumer.get(1), "events"),
         (lambda: consumer.lag, "events"),
     ]:  # fmt: skip

@@ -25,7 +25,13 @@ def page(run: Run, *, produced: int, difference: int = 0, before: int = 0) -> st
     after = {"produced": produced, "dead-lettered": 3, "difference": difference}
     rows = [{"device": "<b>", "high": 24.99}]
     path = report.write(
-        run, before=earlier, after=after, reasons={"no device": (1, 3)}, sql="SELECT 1 < 2", joined=rows, size_bytes=9_000
+        run,
+        before=earlier,
+        after=after,
+        reasons={"no device": (1, 3)},
+        sql="SELECT 1 < 2",
+        joined=rows,
+        size_bytes=9_000,
     )
     return path.read_text()
 

@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 import penstock
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
-from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.errors import Invalid, WaitExpired
 from penstock.host.waiting import pause
 from penstock.partition.ledger import TableInfo
 from penstock.protocol import wire
