@@ -382,10 +382,10 @@ class SimulatedDisk:
     """A file system in memory that can crash, fail, fill up and rot.
 
     >>> disk = SimulatedDisk()
-    >>> with penstock.open("/data", fs=disk, settings=penstock.StoreSettings(background=False)) as store:
-    ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
-    >>> disk.exists("/data/STORE")
-    True
+    >>> file = disk.create("/file")
+    >>> file.pwrite(b"word", 0)
+    >>> disk.open("/file").pread(4, 0)
+    b'word'
     """
 
     def __init__(self, *, faults: tuple[Fault, ...] = (), capacity_bytes: int | None = None, seed: int = 0) -> None:
