@@ -44,13 +44,14 @@ def test_the_examples_in_docstrings_run(spark: Any, tmp_path: Path) -> None:
         store.kv("users", value="utf8").put(b"ada", "Ada")
         store.kv("totals", value="int64")
         store.queue("events").put(b"hello", key=b"ada", durable=True)
-        names = {"penstock": penstock, "spark": spark, "path": path}
+        names = {"penstock": penstock, "spark": spark, "path": path, "threading": threading}
         public = dict(public_objects("penstock.spark"))
         first = [f"penstock.spark.{name}" for name in ("views", "stream", "commit")]
         for name in [*first, *sorted(set(public) - set(first))]:
             example = example_of(name, public[name], names)
             assert example is not None, f"{name} has no example in its docstring"
             assert failures(example) == ""
+            names |= {"query": example.globs.get("query")}
 
 
 def check_tutorial(names: dict[str, Any]) -> None:

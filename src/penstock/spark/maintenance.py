@@ -75,7 +75,9 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
 
     Without `stop`, SIGTERM and SIGINT end it. A job that is running then is abandoned, and the owner does it.
 
-    >>> penstock.spark.maintain(spark, path, once=True)  # there is nothing large to do
+    >>> stop = threading.Event()
+    >>> threading.Timer(0.1, stop.set).start()
+    >>> penstock.spark.maintain(spark, path, stop=stop)  # there was nothing large to do
     0
     """
     ref, done = TableRef.of({"path": path}, table=False), 0
