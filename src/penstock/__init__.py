@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from penstock.coordinator.protocols import Acknowledgement, Durability
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
-    from penstock.log.log import LogSettings
+    from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
     from penstock.partition.aside import Trouble
+    from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
-    from penstock.partition.dispatcher import DispatcherSettings
     from penstock.partition.reference import StagedFile
     from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
@@ -80,7 +80,7 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
-    "DispatcherSettings": "partition.dispatcher",
+    "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.epochs",
     "Json": "kv.values",
@@ -88,7 +88,7 @@ _HOMES = {
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
-    "LogSettings": "log.log",
+    "LogSettings": "log.settings",
     "Message": "queue.table",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",

@@ -381,7 +381,7 @@ def _read_index(content: bytes) -> None:
         assert len(part.keys) == len(part.values)
     with contextlib.suppress(Invalid):
         kv_received.check_table(table, "bytes")  # its merges are for others to refuse
-    table.check_places()  # what passes this is read by key
+    table.check_locations()  # what passes this is read by key
     for key in (b"", b"counter", b"row/007", b"zzzz", *(b"row/%03d" % number for number in range(9))):
         table.get(key)
 
@@ -404,7 +404,7 @@ def _qmft(data: bytes) -> bool:
             _same(QmftManifest.decode(manifest.encode(), "manifest.1"), manifest)
             entries = list(manifest.files)
             assert [entry.start_sequence for entry in entries] == manifest.files.starts.tolist()
-            manifest.files.place_of(5)
+            manifest.files.index_of(5)
             accepted = True
     return accepted
 

@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock import aio
+from penstock.aio.bridge import THREADS_MAX
 from penstock.errors import Closed, Invalid, NotFound
 
 Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
@@ -94,7 +95,7 @@ def test_the_loop_goes_on_while_calls_wait(run: Callable[[Scenario], None]) -> N
 
     async def scenario(store: aio.AsyncStore) -> None:
         events, users = await store.queue("events"), await store.kv("users")
-        waiting = [asyncio.create_task(events.consumer(f"c{n}").get(1, 30)) for n in range(2 * aio.THREADS_MAX)]
+        waiting = [asyncio.create_task(events.consumer(f"c{n}").get(1, 30)) for n in range(2 * THREADS_MAX)]
         await asyncio.sleep(0.1)
         await users.put(b"ada", b"1", durable=True)
         assert not any(task.done() for task in waiting)

@@ -24,7 +24,7 @@ from penstock.protocol import wire
 
 T = TypeVar("T")
 Page = list[tuple[int, Any]]  # record batches, each with the number of its range in the request
-PATIENCE_S = 30.0  # for an owner to be found (again) and to answer
+OWNER_TIMEOUT_S = 30.0  # for an owner to be found (again) and to answer
 FORGET_S = 5.0  # for requests whose answer nobody needs
 CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
 
@@ -58,10 +58,10 @@ class GoneError(Exception):
 class Connection:
     """Sends requests to the owner of one store."""
 
-    def __init__(self, locator: OwnerLocator, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, locator: OwnerLocator, *, clock: Clock, owner_timeout_s: float = OWNER_TIMEOUT_S) -> None:
         self._locator = locator
         self._clock = clock
-        self._patience_s = patience_s
+        self._owner_timeout_s = owner_timeout_s
         self._lock = threads.lock("client.connection")
         self._line: flight.FlightClient | None = None  # guarded by _lock
         self._owner: wire.Owner | None = None  # guarded by _lock; of the newest line
@@ -87,13 +87,13 @@ class Connection:
         return self._locator.folder
 
     @property
-    def patience_s(self) -> float:
+    def owner_timeout_s(self) -> float:
         """How long a call waits, in seconds."""
-        return self._patience_s
+        return self._owner_timeout_s
 
     def deadline_s(self, more_s: float = 0.0) -> float:
         """Return the deadline of a call that begins now."""
-        return self._clock.monotonic_s() + self._patience_s + more_s
+        return self._clock.monotonic_s() + self._owner_timeout_s + more_s
 
     def _left_s(self, deadline_s: float) -> float:
         return max(CALL_S_MIN, deadline_s - self._clock.monotonic_s())
@@ -197,7 +197,7 @@ class Connection:
         line = self._line  # without the lock: a finalizer may call this in a thread that holds it
         if line is not None:
             try:
-                self._send(line, wire.pack(request), min(FORGET_S, self._patience_s))
+                self._send(line, wire.pack(request), min(FORGET_S, self._owner_timeout_s))
             except (GoneError, PenstockError):
                 return
 
@@ -238,7 +238,9 @@ class Connection:
                 self._line = None
 
     def _no_answer(self, gone: Exception) -> WaitExpired:
-        return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
+        return WaitExpired(
+            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({gone}): try again"
+        )
 
     def close(self) -> None:
         """Close the connection."""

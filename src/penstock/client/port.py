@@ -96,7 +96,7 @@ class _FlightReading:
         check_query(info, name, argument, timeout_s)
         self._flush_writes()
         scan = self._random.randbytes(16).hex()
-        request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
+        request = wire.RunQuery(scan, self.snapshot_id, info.table_id, name, argument, timeout_s)
         # The first page waits for two batches: the one it sends, and the next, to know whether there is one.
         return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)
 
@@ -174,7 +174,7 @@ class FlightPort(_FlightReading):
         self._write_into = self._coordinator.write_into
         self._refusals = self._flusher.refusals
         self._durability = self._flusher.durability
-        self._write_s = min(AHEAD_S, connection.patience_s)
+        self._write_s = min(AHEAD_S, connection.owner_timeout_s)
         self._coordinator.start()
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
@@ -183,15 +183,15 @@ class FlightPort(_FlightReading):
 
     def learn(self, tables: Sequence[TableInfo]) -> None:
         """Remember the kinds of tables: they encode the writes to them."""
-        kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
+        kinds = {info.table_id: kind_named(info.kind, info.name) for info in tables}
         with self._lock:
             self._kinds.update(kinds)
 
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        if self._refusals.news:
-            self._refusals.raise_news()
+        if self._refusals.unraised:
+            self._refusals.raise_unraised()
         epoch = self._write_into(insert, size, partition, a, b, self._write_s)
         flusher = self._flusher
         flusher.unsent_bytes += size  # approximate: no lock guards it
@@ -209,8 +209,8 @@ class FlightPort(_FlightReading):
         whole = WholeGroup(group, awaited=True)
         if timeout_s is None:
             adopts = any(isinstance(part, Reference) for section in group.sections.values() for part in parts(section))
-            patience_s = self._connection.patience_s
-            timeout_s = max(patience_s, FILES_S) if adopts else patience_s
+            owner_timeout_s = self._connection.owner_timeout_s
+            timeout_s = max(owner_timeout_s, FILES_S) if adopts else owner_timeout_s
         try:
             epoch = self._submit(whole, size)
             self._wait(epoch, timeout_s)
@@ -232,9 +232,9 @@ class FlightPort(_FlightReading):
         )
 
     def flush(self, epoch: int | None, timeout_s: float | None = None, *, table: int | None = None) -> Acknowledgement:
-        patience_s = self._connection.patience_s
+        owner_timeout_s = self._connection.owner_timeout_s
         try:
-            self.wait_sent(epoch, patience_s if timeout_s is None else min(timeout_s, patience_s), table)
+            self.wait_sent(epoch, owner_timeout_s if timeout_s is None else min(timeout_s, owner_timeout_s), table)
         except WaitExpired as error:
             raise self._in_doubt(error, None) from error
         return self.acknowledgement()
@@ -247,7 +247,7 @@ class FlightPort(_FlightReading):
         """Wait until writes up to an epoch (None: all so far) are durable; raises if the owner refused some of them."""
         self._wait(self._coordinator.last if epoch is None else epoch, timeout_s)
         if epoch is None:
-            self._refusals.raise_news()
+            self._refusals.raise_unraised()
         else:
             self._refusals.raise_for(epoch, table)
 
@@ -266,7 +266,7 @@ class FlightPort(_FlightReading):
 
     def _flush_writes(self) -> None:
         if self._coordinator.applied < self._coordinator.last:
-            self._wait(self._coordinator.last, self._connection.patience_s)
+            self._wait(self._coordinator.last, self._connection.owner_timeout_s)
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything."""
@@ -292,7 +292,7 @@ class FlightPort(_FlightReading):
             except WaitExpired as error:
                 if self._flusher.answers == answers:
                     raise self._in_doubt(error, None) from error
-        self._refusals.raise_news()
+        self._refusals.raise_unraised()
 
     def close(self) -> None:
         """Stop sending; `OutcomeUnknown` if some writes are not acknowledged."""
@@ -363,8 +363,8 @@ class FlightPort(_FlightReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._flush_writes()
-        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
-        request = wire.CallService(info.table, name, argument)
+        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable_calls
+        request = wire.CallService(info.table_id, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:

@@ -84,14 +84,14 @@ class RemoteStore(Tables):
         durable: bool,
         clock: Clock,
         random: Random,
-        patience_s: float,
+        owner_timeout_s: float,
         send_s: float = SEND_S,
     ) -> None:
         self._locator = locator
         self._durable = durable
         self._process = threads.process_id()
         self._closed = False
-        self._connection = Connection(locator, clock=clock, patience_s=patience_s)
+        self._connection = Connection(locator, clock=clock, owner_timeout_s=owner_timeout_s)
         owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
         self.identity = owner.identity
@@ -110,8 +110,8 @@ class RemoteStore(Tables):
         `timeout_s=None` means that of `connect`. After `WaitExpired` sending continues: wait again.
         """
         self._check_usable()
-        patience_s = self._connection.patience_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
-        self._port.wait_sent(check_epoch(epoch), patience_s)
+        wait_s = self._connection.owner_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
+        self._port.wait_sent(check_epoch(epoch), wait_s)
         return self._port.acknowledgement()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002

@@ -122,7 +122,7 @@ class DeltaBuffer(Generic[D, V]):
         "_make",
         "_pending_bytes",
         "bytes_max",
-        "held",
+        "hold_reason",
         "layers",
         "room",
         "taken_bytes",
@@ -137,7 +137,7 @@ class DeltaBuffer(Generic[D, V]):
         self._allowed = SHUT  # `room` when it was opened: the difference has been written since
         self._pending_bytes = 0
         self.taken_bytes = 0  # total put into batches
-        self.held: str | None = None  # why writes are blocked for now
+        self.hold_reason: str | None = None  # why writes are blocked for now
 
     @property
     def pending_bytes(self) -> int:
@@ -154,7 +154,7 @@ class DeltaBuffer(Generic[D, V]):
         return self.pending_bytes >= self._flush_bytes
 
     def fits(self, size: int) -> bool:
-        return self.held is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
+        return self.hold_reason is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -164,7 +164,7 @@ class DeltaBuffer(Generic[D, V]):
         """Let writes skip the full check, up to the next limit."""
         self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
-        if self.held is not None:
+        if self.hold_reason is not None:
             return
         room = self.bytes_max - self._pending_bytes
         for batch in self.layers.batches:  # few, if any

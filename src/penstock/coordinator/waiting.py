@@ -166,8 +166,8 @@ class Admission(Generic[D, V]):
 
     def backpressure(self, reason: str) -> Backpressure:
         self.refused += 1
-        if self._buffer.held is not None:
-            return Backpressure(f"{self._buffer.held}, and {reason}: retry later")
+        if self._buffer.hold_reason is not None:
+            return Backpressure(f"{self._buffer.hold_reason}, and {reason}: retry later")
         unapplied = self._buffer.pending_bytes + self._buffer.in_flight_bytes
         limit = self._buffer.bytes_max
         return Backpressure(f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later")

@@ -36,8 +36,8 @@ class StreamSource(Protocol):
     def offsets(self, start: str) -> dict[int, int]:
         """Return the first sequence for each shard from the text of an option: earliest, latest, consumer:NAME."""
 
-    def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """Return, for each shard, the end of a batch that begins at `places` and keeps within the limits."""
+    def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+        """Return, for each shard, the end of a batch that begins at `start` and keeps within the limits."""
 
     def lag(self, consumer: str) -> int:
         """Return how many rows a consumer has not acknowledged."""
@@ -75,13 +75,13 @@ class Loadable(Protocol):
 
     staged_suffix: str  # of files that are built outside the owner
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        """Return the Arrow schema to cast rows of schema `given` to; `Invalid` if they do not fit."""
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        """Return the Arrow schema to cast rows of schema `input_schema` to; `Invalid` if they do not fit."""
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         """Prepare rows outside the owner: few rows as sections, many as files."""
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         """Arrange the loads of several processes for one group."""
         return list(loads)
 
@@ -100,7 +100,7 @@ class Replaceable(Protocol):
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
-        place: BuildContext,
+        context: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
         """Arrange loads for one group that first deletes the rows in the key range `replaced`."""
@@ -195,8 +195,8 @@ class Host(Protocol):
 class Serviced(Protocol):
     """The owner runs a service for each table."""
 
-    asking: frozenset[str]  # read-only calls
-    repeatable: frozenset[str]  # calls that a client may repeat when it got no answer
+    read_only_calls: frozenset[str]
+    repeatable_calls: frozenset[str]  # calls that a client may repeat when it got no answer
 
     def service(self, info: TableInfo, host: Host) -> TableService:
         """Create the service of a table."""

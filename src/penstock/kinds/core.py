@@ -139,7 +139,7 @@ class Kind(Protocol):
     def check_options(self, options: bytes) -> None:
         """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> Machine:
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> Machine:
         """Open the state machine of a shard."""
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:

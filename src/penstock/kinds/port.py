@@ -152,4 +152,4 @@ class Conditional(Protocol):
 
 def partitions_of(info: TableInfo) -> Sequence[PartitionId]:
     """Return the partitions of a table, ordered by shard."""
-    return [partition_id(info.table, shard) for shard in range(info.shards)]
+    return [partition_id(info.table_id, shard) for shard in range(info.shards)]

@@ -62,12 +62,17 @@ class Verdict(IntEnum):
 class TableInfo(msgspec.Struct, frozen=True, array_like=True):
     """A table as the ledger knows it."""
 
-    table: int
+    table_id: int
     name: str
     kind: str
     shards: int
     options: bytes
     created_lsn: int
+
+    @property
+    def table(self) -> int:
+        """The earlier name of `table_id`, which scripts use."""
+        return self.table_id
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
@@ -172,7 +177,7 @@ class Ledger:
     def _load(self) -> None:
         tables = [_read_table(key, value) for key, value in self.tree.scan(prefix=b"n")]
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
-        self.tables_by_id = {table.table: table for table in tables}
+        self.tables_by_id = {table.table_id: table for table in tables}
 
     # -- lookups
 
@@ -219,12 +224,12 @@ class Ledger:
         if tables is not self._tables:
             self._note_dropped(judgement.dropped)  # first: a caller that misses the table finds its name
             self._tables = tables
-            self.tables_by_id = {table.table: table for table in tables.values()}
+            self.tables_by_id = {table.table_id: table for table in tables.values()}
         return judgement
 
     def _note_dropped(self, tables: tuple[TableInfo, ...]) -> None:
         for info in tables:
-            self._dropped[info.table] = info.name
+            self._dropped[info.table_id] = info.name
         while len(self._dropped) > DROPPED_NAMES_MAX:
             del self._dropped[next(iter(self._dropped))]
 
@@ -388,9 +393,9 @@ class _LedgerChanges:
             self.tables = {other: table for other, table in self.tables.items() if other != name}
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
-            prefix = kind_rows(info.table)
+            prefix = kind_rows(info.table_id)
             self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
-            self._ranges.append((prefix, kind_rows(info.table + 1)))
+            self._ranges.append((prefix, kind_rows(info.table_id + 1)))
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {

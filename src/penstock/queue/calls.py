@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 LEASES_MAX = 65_536  # of one call
-PLACES_MAX = 1_024  # a queue has at most that many shards
+POSITIONS_MAX = 1_024  # a queue has at most that many shards
 
 
 class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,7 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deliveries_max: int | None = None
     dead_letter: str | None = None
     leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
-    places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
+    positions: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=POSITIONS_MAX)] = []  # (shard, sequence)
     bytes_max: int = 0  # 0: no limit; the same for `count` in `advance`
     delay_s: float = 0.0
 

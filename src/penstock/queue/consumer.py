@@ -109,7 +109,7 @@ class Consumer(InThisProcess):
         if not leased:
             return
         try:  # the numbers of a message may be forged
-            data = argument(self._info.table, _acknowledging(self.name, leased))
+            data = argument(self._info.table_id, _acknowledging(self.name, leased))
         except (TypeError, ValueError, OverflowError):
             raise Invalid(NOT_GOT) from None
         if batch is not None:
@@ -134,7 +134,7 @@ class Consumer(InThisProcess):
 
     def positions(self) -> list[ConsumerPosition]:
         """Return the consumer's position in each shard."""
-        positions = self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
+        positions = self._ask("positions", QueueCall(consumer=self.name), list[ConsumerPosition])
         known = {position.shard: position for position in positions}
         return [
             known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
@@ -166,11 +166,11 @@ class Consumer(InThisProcess):
         for one, sequence in sequences.items():
             shard = whole(one, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
             checked[shard] = whole(sequence, f"a sequence of shard {shard}", 1, bounds[shard].next)
-        self._command(SEEK, argument(self._info.table, Seek(self.name, sorted(checked.items()), "leased")))
+        self._command(SEEK, argument(self._info.table_id, Seek(self.name, sorted(checked.items()), "leased")))
 
     def forget(self) -> None:
         """Delete the consumer and its acknowledgements; it no longer delays retention."""
-        self._command(FORGET, argument(self._info.table, ForgetConsumer(self.name, self._info.shards)))
+        self._command(FORGET, argument(self._info.table_id, ForgetConsumer(self.name, self._info.shards)))
 
     def _bounds(self) -> list[ShardBounds]:
         bounds: list[ShardBounds] = self._ask("bounds", QueueCall(), list[ShardBounds])

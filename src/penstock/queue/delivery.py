@@ -46,7 +46,7 @@ from penstock.queue.positions import (
     Seek,
     argument,
     read_argument,
-    read_place,
+    read_row,
     runs,
 )
 
@@ -113,13 +113,13 @@ class Deliveries:
 
     def get(self, call: QueueCall) -> list[Delivery]:
         """Lease messages; wait for some if there are none."""
-        graves = self._graves(call)  # before anything is leased
+        letters_to = self._dead_letter_table(call)  # before anything is leased
         deadline_s = self._host.clock.monotonic_s() + min(call.timeout_s, WAIT_S_MAX)
         while claims := self._claim_or_wait(call, deadline_s):
             try:
                 deliveries = self._read(call.consumer, claims)
                 if call.deliveries_max is not None:
-                    deliveries = self._without_spent(call, deliveries, graves)
+                    deliveries = self._without_spent(call, deliveries, letters_to)
                 if deliveries:
                     self._count(call.consumer, claims, deliveries)
                     return deliveries
@@ -158,7 +158,7 @@ class Deliveries:
         count, until_s, full = call.count, now_s + call.visibility_timeout_s, False
         for shard in self._leases.shards_in_turn(call.consumer, len(self._machines)):
             within = self._machines[shard].first, self._machines[shard].next
-            row = self._place(call.consumer, shard)
+            row = self._row(call.consumer, shard)
             if row.mode != "leased":
                 for earlier in claims:
                     self._leases.undo(call.consumer, earlier)
@@ -176,9 +176,9 @@ class Deliveries:
             self._changed.notify_all()  # these may expire before the sleeping waiters wake up
         return claims, full
 
-    def _place(self, consumer: str, shard: int) -> ConsumerRow:
+    def _row(self, consumer: str, shard: int) -> ConsumerRow:
         """Return a consumer's row, with its floor raised above trimmed messages."""
-        row = read_place(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
+        row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer) or ConsumerRow("leased")
         return row.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -217,18 +217,20 @@ class Deliveries:
 
     # -- dead letters
 
-    def _graves(self, call: QueueCall) -> TableInfo | None:
+    def _dead_letter_table(self, call: QueueCall) -> TableInfo | None:
         """Return the queue for messages that were delivered too often."""
         if call.dead_letter is None:
             return None
         info = self._host.port.table(call.dead_letter)
         if info is None or info.kind != "queue":
             raise NotFound(f"there is no queue {call.dead_letter} for dead letters: create it first")
-        if info.table == self._info.table:
+        if info.table_id == self._info.table_id:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
         return info
 
-    def _without_spent(self, call: QueueCall, deliveries: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
+    def _without_spent(
+        self, call: QueueCall, deliveries: list[Delivery], letters_to: TableInfo | None
+    ) -> list[Delivery]:
         """Acknowledge messages that were delivered too often and move them to the dead letters, in one group."""
         spent, others = list[Delivery](), list[Delivery]()
         for delivery in deliveries:
@@ -243,11 +245,11 @@ class Deliveries:
         ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
         leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
         ack = Ack(call.consumer, ranges, leases)
-        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, ack)),))))
-        if graves is not None:
+        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table_id, ack)),))))
+        if letters_to is not None:
             for delivery in spent:
                 letters = Messages.of(delivery.payloads, delivery.keys, delivery.times)
-                for partition, part in section.by_shard(letters, partitions_of(graves), spare=0):
+                for partition, part in section.by_shard(letters, partitions_of(letters_to), spare=0):
                     puts: section.Puts = group.sections.setdefault(partition, section.Puts())
                     puts.add_many(part)
         # A refusal means that another client moved the consumer meanwhile: its leases on these messages have ended.
@@ -261,7 +263,7 @@ class Deliveries:
         """Record deliveries, without waiting: a crash may lose the newest counts, with all later writes."""
         first = {claim.shard: claim.first for claim in claims}
         request = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in deliveries])
-        data = argument(self._info.table, request)
+        data = argument(self._info.table_id, request)
         self._host.port.submit(PendingGroup(encode_condition(Condition(None, ((DELIVER, data),)))), len(data))
 
     # -- returning messages
@@ -270,7 +272,7 @@ class Deliveries:
         """Release leases, so that their messages are delivered again after `delay_s`; return how many."""
         with self._changed:
             now_s = self._host.clock.monotonic_s()
-            released = self._leases.release(call.consumer, call.leases, self._place, now_s, now_s + call.delay_s)
+            released = self._leases.release(call.consumer, call.leases, self._row, now_s, now_s + call.delay_s)
             self._changed.notify_all()
             return released
 
@@ -309,7 +311,7 @@ class Deliveries:
     def _check_use(self, consumer: str, mode: Mode) -> None:
         """Raise `KindMismatch` if a consumer is used in the other mode in some shard."""
         for shard in range(len(self._machines)):
-            row = read_place(self._host.ledger_row, self._info.table, shard, consumer)
+            row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer)
             if row is not None and row.mode != mode:
                 raise self._other_use(consumer, mode)
 
@@ -327,11 +329,11 @@ class Deliveries:
     def has_leases(self) -> bool:
         """Whether unacknowledged messages are under a lease."""
         with self._changed:
-            return self._leases.some_out(self._place, self._host.clock.monotonic_s())
+            return self._leases.has_leased(self._row, self._host.clock.monotonic_s())
 
     def _gone(self) -> PenstockError:
         info = self._host.port.table(self._info.name)
-        if info is None or info.table != self._info.table:
+        if info is None or info.table_id != self._info.table_id:
             return NotFound(f"queue {self._info.name} was dropped")
         return Closed("the store was closed: open it again")
 

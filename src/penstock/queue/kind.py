@@ -46,8 +46,8 @@ from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, bundle, load_schema
 from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, filtered_sequence_range, in_table_schema
 from penstock.queue.validation import (
-    ASKING,
-    REPEATABLE,
+    READ_ONLY_CALLS,
+    REPEATABLE_CALLS,
     check_call,
     check_condition,
     check_options,
@@ -66,8 +66,8 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     conditions = CONDITIONS
     columns = StreamColumns("shard", "sequence", "payload", carried=("key", "timestamp"))
     staged_suffix = ".arrow"
-    asking = ASKING
-    repeatable = REPEATABLE
+    read_only_calls = READ_ONLY_CALLS
+    repeatable_calls = REPEATABLE_CALLS
 
     def options(self, retention: Retention | None) -> bytes:
         """Return the options of a queue; `Invalid` if `retention` is not one."""
@@ -105,8 +105,8 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def frees_space(self, part: Any) -> bool:
         return isinstance(part, section.Trim)
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> QueueMachine:
-        return QueueMachine(descriptor, site)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> QueueMachine:
+        return QueueMachine(descriptor, context)
 
     def service(self, info: TableInfo, host: Host) -> QueueService:
         return QueueService(info, host)
@@ -132,7 +132,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return KEY.pack(sequence)
 
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        return MOVE, argument(info.table, Move(consumer, list(ranges)))
+        return MOVE, argument(info.table_id, Move(consumer, list(ranges)))
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
         return QueueTable(port, info, durable=durable)
@@ -154,14 +154,14 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_sequence_range(filters, QueueTable(port, info), shard)
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given)
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema)
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return MessageLoader(info, place).run(batches)
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return MessageLoader(info, context).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return bundle(loads, info, place)
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return bundle(loads, info, context)
 
     def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)

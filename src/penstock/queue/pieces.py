@@ -45,7 +45,7 @@ _decoder = msgspec.msgpack.Decoder(_QueuePiece)
 def describe_piece(view: FilesView, folder: str, low: int, high: int) -> tuple[bytes, int]:
     """Encode which files hold the messages [low, high), and estimate the bytes to read."""
     spans: list[_Span] = []
-    index = view.files.place_of(low)
+    index = view.files.index_of(low)
     while index <= len(view.files):
         span = view.span(index)
         if span.first >= high:

@@ -20,7 +20,7 @@ from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, Shard
 from penstock.queue.delivery import Deliveries
 from penstock.queue.machine import QueueMachine
 from penstock.queue.options import Retention, decode_queue_options
-from penstock.queue.positions import decode_position, parse_row_key, rows_of
+from penstock.queue.positions import decode_row, parse_row_key, rows_of
 from penstock.queue.retention import trim_before
 from penstock.queue.validation import check_request
 
@@ -52,7 +52,7 @@ class QueueService:
             "statistics": self._statistics,
             "get": self._deliveries.get,
             "nack": self._deliveries.nack,
-            "places": self._places,
+            "positions": self._positions,
             "advance": self._advance,
         }
 
@@ -104,14 +104,14 @@ class QueueService:
     def _statistics(self, call: QueueCall) -> QueueTotals:
         numbers = [self._machine(partition).queue.statistics() for partition in self._partitions]
         files, size = sum(shard.files for shard in numbers), sum(shard.bytes for shard in numbers)
-        return QueueTotals(self._bounds(call), files, size, self._places(call))
+        return QueueTotals(self._bounds(call), files, size, self._positions(call))
 
     def _advance(self, call: QueueCall) -> dict[int, int]:
-        """Return the end of a batch from `places`: within `count` and `bytes_max`, shared among the shards."""
+        """Return the end of a batch from `positions`: within `count` and `bytes_max`, shared among the shards."""
         ends, rows, size = {}, call.count, call.bytes_max
         waiting = sorted(
             (self._machine(self._partitions[shard]).queue.next_sequence - start, shard, start)
-            for shard, start in call.places
+            for shard, start in call.positions
         )
         for number, (ahead, shard, start) in enumerate(waiting):  # shortest first: the others get its unused share
             left = len(waiting) - number
@@ -136,13 +136,13 @@ class QueueService:
             end = batches[-1].next
         return end, used
 
-    def _places(self, call: QueueCall) -> list[ConsumerPosition]:
+    def _positions(self, call: QueueCall) -> list[ConsumerPosition]:
         """Return the positions of one consumer, or of all."""
         positions = []
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            shard, consumer = parse_row_key(self._info.table_id, key)
             if call.consumer in ("", consumer):
-                position, machine = decode_position(row), self._machine(self._partitions[shard])
+                position, machine = decode_row(row), self._machine(self._partitions[shard])
                 position = position if position.mode == "streamed" else position.raised(machine.first)
                 lag = max(0, machine.next - max(position.floor, machine.first) - int(position.flags().sum()))
                 positions.append(ConsumerPosition(consumer, shard, position.mode, position.floor, lag))
@@ -178,11 +178,11 @@ class QueueService:
     def _floors(self, shard: int) -> list[int]:
         """Return the floors of all consumers in a shard; 1 for a consumer that has no row for it yet."""
         floors: dict[str, int] = {}
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            row_shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            row_shard, consumer = parse_row_key(self._info.table_id, key)
             floors.setdefault(consumer, 1)
             if row_shard == shard:
-                floors[consumer] = decode_position(row).floor
+                floors[consumer] = decode_row(row).floor
         return list(floors.values())
 
     def has_leases(self) -> bool:

@@ -50,14 +50,14 @@ FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
 _NOT_ROWS = ("shard", "sequence")  # columns of a queue that are ignored in a load
 
 
-def load_schema(given: Any) -> Any:
+def load_schema(input_schema: Any) -> Any:
     """Return the schema that messages are cast to; `Invalid` if their columns do not fit."""
-    names = [name for name in given.names if name not in _NOT_ROWS]
+    names = [name for name in input_schema.names if name not in _NOT_ROWS]
     if "payload" not in names or set(names) - {"payload", "key", "timestamp"} or len(set(names)) != len(names):
         raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
     fields = []
     for name in names:
-        actual = given.field(name).type
+        actual = input_schema.field(name).type
         text = pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual)
         if name == "timestamp" and not pa.types.is_timestamp(actual):
             raise Invalid(f"column timestamp is {actual}, and must be a timestamp")
@@ -70,10 +70,10 @@ def load_schema(given: Any) -> Any:
 class MessageLoader:
     """Prepares messages outside the owner: few as sections, many as files, in the order of the input."""
 
-    def __init__(self, info: TableInfo, place: BuildContext) -> None:
-        self._place = place
-        self._now_us = place.time_us  # for messages without a time
-        self._fs = place.fs
+    def __init__(self, info: TableInfo, context: BuildContext) -> None:
+        self._context = context
+        self._now_us = context.time_us  # for messages without a time
+        self._fs = context.fs
         self._partitions = partitions_of(info)
         self._held: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
@@ -147,8 +147,8 @@ class MessageLoader:
     def _write(self, partition: PartitionId) -> None:
         parts = self._held.pop(partition)
         self._bytes[partition] = 0
-        staged = self._place.reserve(partition, 1)[0]
-        path = f"{self._place.root}/{staged.file_name}"
+        staged = self._context.reserve(partition, 1)[0]
+        path = f"{self._context.root}/{staged.file_name}"
         make_dirs(self._fs, parent(path))
         file = self._fs.create(path)
         try:
@@ -166,12 +166,12 @@ class MessageLoader:
         file.fsync()
 
     def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> PreparedRows:
-        return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+        return PreparedRows(partition, file=sealed(self._fs, self._context.root, staged), rows=rows)
 
 
-def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+def bundle(loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
     """Arrange loads for one group: each shard has either sections or files, because files are applied alone."""
     shards = {load.partition for load in loads if load.file is not None}
     beside = [load for load in loads if load.file is None and load.partition in shards]
     others = [load for load in loads if load.file is not None or load.partition not in shards]
-    return others + MessageLoader(info, place).as_files(beside)
+    return others + MessageLoader(info, context).as_files(beside)

@@ -204,7 +204,7 @@ class QueueTable(QueueView):
             flag(durable, "durable")
         message = _checked(payload, key, time)
         size = len(payload) + len(key or b"") + MESSAGE_BYTES
-        partition = self._place(key)
+        partition = self._partition_of(key)
         if token is not None:
             return self._put_once(token, partition, section.put, message, size)
         return self._end(self._port.write(partition, section.put, size, message, None), durable)
@@ -249,7 +249,7 @@ class QueueTable(QueueView):
     def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
         """Add a message, wait until it is durable and applied, and return its position."""
         message = _checked(payload, key, time)
-        shard = self._partitions.index(self._place(key))
+        shard = self._partitions.index(self._partition_of(key))
         request = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
         lsn, sequence = self._port.ask(self._info, "append", request, tuple[int, int])
         return Position(shard, sequence, lsn)
@@ -261,7 +261,7 @@ class QueueTable(QueueView):
         before = whole(before, "before, the sequence of the first message to keep,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
-    def _place(self, key: bytes | None) -> PartitionId:
+    def _partition_of(self, key: bytes | None) -> PartitionId:
         if len(self._partitions) == 1:
             return self._partitions[0]
         if key is None:
@@ -283,7 +283,7 @@ class QueueTable(QueueView):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
     # -- queries
@@ -327,9 +327,9 @@ class QueueTable(QueueView):
             )
         return sequences
 
-    def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """Return the end of a batch that begins at `places`: within the limits, shared fairly among the shards."""
-        request = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
+    def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+        """Return the end of a batch that begins at `start`: within the limits, shared fairly among the shards."""
+        request = QueueCall(positions=sorted(start.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
         return self._port.ask(self._info, "advance", request, dict[int, int])
 
     def lag(self, consumer: str) -> int:

@@ -39,8 +39,8 @@ from penstock.queue.positions import (
     read_argument,
 )
 
-ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
-REPEATABLE = ASKING | {"get", "nack"}  # the lease of a message that was lost in transit expires
+READ_ONLY_CALLS = frozenset({"seek", "bounds", "statistics", "positions", "advance"})
+REPEATABLE_CALLS = READ_ONLY_CALLS | {"get", "nack"}  # the lease of a message that was lost in transit expires
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # memory of the objects around a batch
@@ -114,7 +114,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
     elif isinstance(request, Move):
         numbers = [(shard, [start, end]) for shard, start, end in request.ranges]
     elif isinstance(request, Seek):
-        numbers = [(shard, [sequence]) for shard, sequence in request.places]
+        numbers = [(shard, [sequence]) for shard, sequence in request.positions]
     elif isinstance(request, ForgetConsumer) and request.shards != info.shards:
         raise Invalid(f"queue {info.name} has {info.shards} shards")
     for shard, sequences in numbers:
@@ -134,7 +134,7 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
 
 def check_request(info: TableInfo, call: QueueCall) -> None:
     """Raise `Invalid` if the values of a call are out of range or do not fit the queue."""
-    shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
+    shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.positions)]
     if any(not 0 <= shard < info.shards for shard in shards):
         raise Invalid(f"queue {info.name} has the shards 0 to {info.shards - 1}")
     if len(call.payload) > VALUE_BYTES_MAX or len(call.key or b"") > KEY_BYTES_MAX:
@@ -142,7 +142,7 @@ def check_request(info: TableInfo, call: QueueCall) -> None:
     if len(call.consumer.encode()) > CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers = [call.count, call.bytes_max, call.deliveries_max or 0]
-    numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
+    numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.positions]
     if any(not 0 <= number < SEQUENCE_MAX for number in numbers):
         raise Invalid("a call has a number out of range")
     if any(not 0 <= lease < LEASE_MAX for _, _, lease in call.leases):

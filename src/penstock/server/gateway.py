@@ -28,15 +28,16 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
-from penstock.server.offer_desk import OfferDesk
+from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.applied import AppliedReading
 from penstock.store.querying import check_query
+from penstock.store.snapshot_port import SnapshotPort
 from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
@@ -111,7 +112,7 @@ class Gateway:
             wire.CloseSnapshot: lambda request, work: self._snapshots.close(request.snapshot, work.rights.client),
             wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
             wire.ReceivedWrite: self._taker.take,
-            **OfferDesk(store.offers, store.files, store.path).answers,
+            **OfferRequests(store.offers, store.files, store.path).answers,
         }
         requests = store.metrics.counter("requests_total", "Requests of other processes, by name", ["request"])
         self._counters = {
@@ -151,11 +152,13 @@ class Gateway:
             raise rights.dropped_table(request.table, self._port.dropped_name(request.table))
         rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
         kind = as_serviced(kind_named(info.kind, info.name), info)
-        rights.check(READ if request.name in kind.asking else WRITE, info.name)
+        rights.check(READ if request.name in kind.read_only_calls else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
-        activity = READING if request.name in kind.asking else WRITING
-        return WAITING if kind.waits(request.name, request.argument) else activity, request.name not in kind.repeatable
+        activity = READING if request.name in kind.read_only_calls else WRITING
+        return WAITING if kind.waits(
+            request.name, request.argument
+        ) else activity, request.name not in kind.repeatable_calls
 
     @contextmanager
     def _at_work(self, rights: Rights, size: int) -> Iterator[Work]:
@@ -253,7 +256,7 @@ class Gateway:
         return PartitionId(partition)
 
     def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
-        info = next((info for info in reading.tables() if info.table == table), None)
+        info = next((info for info in reading.tables() if info.table_id == table), None)
         if info is None and self._port.table_by_id(table) is not None:
             raise NotFound("this table was made after the snapshot: take another snapshot")
         if info is None:

@@ -95,7 +95,7 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
     """Ask an owner that a client started to yield; `StoreLocked` if it does not before the deadline."""
     answer, reason = None, "its owner does not answer"
     try:
-        answer = locator.knock(path, "yield", deadline_s - clock.monotonic_s())
+        answer = locator.ask_owner(path, "yield", deadline_s - clock.monotonic_s())
     except WaitExpired as error:
         reason = str(error)
     if answer is not None and not answer.detached:

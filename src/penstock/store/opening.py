@@ -144,7 +144,7 @@ class OpenedParts(Tables):
             offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         self._parts.callback(self._maintenance.close)
         self._collector = Collector(
@@ -158,7 +158,7 @@ class OpenedParts(Tables):
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
-        self._site = MachineContext(
+        self._machine_context = MachineContext(
             fs=self._fs,
             root=self.path,
             identity=self.identity,
@@ -249,7 +249,7 @@ class OpenedParts(Tables):
         )
 
     def _make_room(self) -> bool:
-        return self._space.give_up_reserve()
+        return self._space.release_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -267,7 +267,9 @@ class OpenedParts(Tables):
         """For the dispatcher: return the state machine of a shard."""
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
-            return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
+            return kind.open_machine(
+                descriptor, options, replace(self._machine_context, settings=self.settings.of_kind(kind))
+            )
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
@@ -284,7 +286,7 @@ class OpenedParts(Tables):
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        state = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
         return SpillLog(
             self._fs,
             folder,
@@ -377,8 +379,8 @@ class OpenedParts(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._save_time()
-        self._governor.look()
-        self._space.mend()
+        self._governor.rebalance()
+        self._space.reclaim()
         self._dropped.remove()
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
 
@@ -390,7 +392,7 @@ class OpenedParts(Tables):
         """Back up the manifest, and delete old finished jobs and stale staged files."""
         self._manifest.backup()
         self._jobs.prune(FINISHED_JOBS_KEPT)
-        self._staging.purge(info.table for info in self._ledger.tables())
+        self._staging.purge(info.table_id for info in self._ledger.tables())
         return None
 
     def _forget_verdicts(self, before: int) -> None:
@@ -403,10 +405,10 @@ class OpenedParts(Tables):
         """Wake waiters for records; every few megabytes, check memory and disk space."""
         self._port.applied()
         if self._governor.applied(size):
-            self._space.look()
+            self._space.check()
 
-    def _relieved(self) -> None:
-        self._governor.look()
+    def _on_maintained(self) -> None:
+        self._governor.rebalance()
         self._wake("checkpoint")  # a flush may let it drop some of the journal
 
     def _flush_soon(self, tree: Tree) -> None:

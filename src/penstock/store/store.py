@@ -91,7 +91,7 @@ class Store(OpenedParts):
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):
             self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
-        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
@@ -106,7 +106,7 @@ class Store(OpenedParts):
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain, as `check` does."""
         info = self._info(name)
-        self._dispatcher.resume(info.table)
+        self._dispatcher.resume(info.table_id)
         self._port.applied()
         return [trouble for trouble in self.check() if trouble.table == info.name]
 

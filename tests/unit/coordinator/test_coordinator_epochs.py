@@ -34,9 +34,9 @@ def test_an_epoch_fits_into_64_bits(incarnation: int) -> None:
 
 
 def test_commands_come_before_the_timer_and_the_timer_before_the_size() -> None:
-    for asked, timer_due, size_due in itertools.product([False, True], repeat=3):
-        wanted = [Trigger.EXPLICIT] * asked + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
-        chosen = choose_trigger(asked=asked, timer_due=timer_due, size_due=size_due)
+    for requested, timer_due, size_due in itertools.product([False, True], repeat=3):
+        wanted = [Trigger.EXPLICIT] * requested + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
+        chosen = choose_trigger(requested=requested, timer_due=timer_due, size_due=size_due)
         assert chosen is (wanted[0] if wanted else None)
 
 

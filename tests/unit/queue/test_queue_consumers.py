@@ -30,7 +30,7 @@ from penstock.queue.positions import (
     Move,
     Seek,
     argument,
-    read_place,
+    read_row,
     runs,
 )
 from penstock.queue.table import QueueTable
@@ -628,7 +628,7 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     assert info is not None
     deliveries = real._port._service(info)._deliveries  # type: ignore[union-attr]
     with deliveries._changed:  # it must not be the waiter who takes it
-        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._place, real._clock.monotonic_s(), 0.0)
+        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())
     assert [message.deliveries for message in waiter.result()] == [3]
 
@@ -735,7 +735,7 @@ def move(store: Store, consumer: str, ranges: list[tuple[int, int, int]], mark: 
     assert info is not None
     with store.batch() as batch:
         batch.kv("results").merge(b"log", mark, operator="append")
-        batch.require(MOVE, argument(info.table, Move(consumer, ranges)))
+        batch.require(MOVE, argument(info.table_id, Move(consumer, ranges)))
     return batch.duplicate
 
 
@@ -825,7 +825,7 @@ class Rows:
         return verdict
 
     def place(self, shard: int) -> ConsumerRow | None:
-        return read_place(self.rows.get, 7, shard, "c")
+        return read_row(self.rows.get, 7, shard, "c")
 
 
 sequences = st.lists(st.integers(1, 40), max_size=5)

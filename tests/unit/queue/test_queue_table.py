@@ -60,7 +60,7 @@ def store(disk: SimulatedDisk, clock: FakeClock) -> Any:
 def files_of(store: Store, name: str, shard: int = 0) -> list[str]:
     info = store._ledger.table(name)
     assert info is not None
-    return list(data_files(store._fs, f"{store.path}/tables/{info.table}/{shard}"))
+    return list(data_files(store._fs, f"{store.path}/tables/{info.table_id}/{shard}"))
 
 
 # -- writing and reading
@@ -384,7 +384,9 @@ def test_a_section_holds_the_same_messages_when_decoded(parts: list[Any]) -> Non
     queue = store.queue("q")
     info = store._ledger.table("q")
     assert info is not None
-    store._port.write(PartitionId(info.table << 16), lambda d, p, a, b: d.begin().update({p: decoded}), 10, None, None)
+    store._port.write(
+        PartitionId(info.table_id << 16), lambda d, p, a, b: d.begin().update({p: decoded}), 10, None, None
+    )
     store.flush()
     found = [(message.payload, message.key, message.time_us) for message in queue.read()]
     assert found == [(payload, key, 99 if time is None else time) for payload, key, time in expected]
@@ -692,7 +694,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     consumer.ack(held[:1])
     store.drop("events")
     store._retry_task()
-    assert str(info.table) not in disk.listdir("/store/tables")
+    assert str(info.table_id) not in disk.listdir("/store/tables")
     assert list(store._port.ledger_rows(b"k")) == []
     for use in (
         lambda: queue.put(b"x"),
@@ -707,7 +709,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     fresh = store.queue("events")
     assert fresh.append(b"first").sequence == 1
     assert [message.payload for message in fresh.consumer("c").get()] == [b"first"]
-    assert list(store._port._services) == [store._ledger.table("events").table]  # type: ignore[union-attr]
+    assert list(store._port._services.running()) == [store._ledger.table("events").table_id]  # type: ignore[union-attr]
 
 
 def test_a_write_that_a_drop_overtakes_leaves_nothing(store: Store) -> None:
@@ -792,7 +794,7 @@ def test_files_that_lost_messages_are_refused(disk: SimulatedDisk, clock: FakeCl
     info = store._ledger.table("events")
     assert info is not None
     store.close()
-    folder = f"/store/tables/{info.table}/0"
+    folder = f"/store/tables/{info.table_id}/0"
     for path in [*data_files(disk, folder), "manifest.current", "manifest.1", "manifest.2"]:
         if disk.exists(f"{folder}/{path}"):
             disk.unlink(f"{folder}/{path}")
@@ -852,7 +854,7 @@ def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
     queue = store.queue("events")
     for number in range(20):
         queue.put(b"%d" % number * 50, durable=True)
-    store._space.give_up_reserve()
+    store._space.release_reserve()
     with pytest.raises(Exception, match="full"):
         queue.put(b"x")
     queue.trim(11, durable=True)

@@ -48,7 +48,7 @@ def gateway(store: Store) -> Gateway:
 def number(store: Store, name: str) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table
+    return info.table_id
 
 
 def rows(**given: bytes) -> bytes:
@@ -91,7 +91,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
         ("read", wire.CallService(events, "statistics", b"")),
-        ("read", wire.CallService(events, "places", b"")),
+        ("read", wire.CallService(events, "positions", b"")),
         ("read", wire.CallService(events, "seek", b"")),
         ("read", wire.CallService(events, "advance", b"")),
         ("write", wire.CallService(events, "append", encode_call(QueueCall(payload=b"x")))),
@@ -300,7 +300,7 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
     ]
     began = gateway.page(wire.pack(wire.Scan("t", "", shard, b"", None, True)), READER)[1]
     next(began)
-    reading, memory = gateway._work.places["reading"].taken, gateway._work.memory.taken
+    reading, memory = gateway._work.slots["reading"].taken, gateway._work.memory.taken
     assert reading["reader"] == 3
     assert memory["reader"] > 0
     del kept, began
