@@ -19,20 +19,22 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement ArrowSource CheckpointReport CheckpointSettings CollectionSettings CompactionReport Consumer
-        ConsumerPosition ConsumerSettings DispatcherSettings Durability Epoch Json KvReader KvTable LeasedMessage
-        LoadReport LogSettings Message Position PreparedLoad QueueSettings QueueTable QueueTotals QueueView
-        RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble
-        ValueType __version__ connect errors open serve_tcp union_items union_of
+        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings CollectionSettings
+        CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings
+        Durability Epoch Json KvReader
+        KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings
+        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention SeriesOptions SeriesReader SeriesTable
+        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType __version__ connect errors
+        open serve_tcp union_items union_of
     """,
     "penstock.aio": """
-        AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSnapshot AsyncStore
-        connect open
+        AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader
+        AsyncSeriesTable AsyncSnapshot AsyncStore connect open
     """,
     "penstock.errors": """
         Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
         LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked TokenTooOld
+        PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked TokenTooOld
         UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
@@ -62,6 +64,7 @@ INTERNAL = {
     "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
+    "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
@@ -74,6 +77,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
+    *("timedelta", "npt", "ArrayLike"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

@@ -27,7 +27,7 @@ LAYERS = [
     {"partition"},
     {"coordinator"},
     {"kinds"},
-    {"queue", "kv"},
+    {"queue", "kv", "series"},
     {"registry"},
     {"store"},
     {"protocol"},

@@ -10,7 +10,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue      the kinds
+    kv, queue, series  the kinds
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
-    from penstock.coordinator.epochs import Epoch
-    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
     from penstock.log.settings import LogSettings
@@ -52,11 +51,14 @@ if TYPE_CHECKING:
     from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
-    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.series.options import SeriesOptions
+    from penstock.series.section import MetricMetadata
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -72,7 +74,9 @@ _MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on 
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
+    "AggregateFunction": "series.table",
     "ArrowSource": "arguments",
+    "Cardinality": "series.table",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -80,9 +84,10 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
+    "ConsumerSummary": "queue.calls",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
-    "Epoch": "coordinator.epochs",
+    "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvTable": "kv.table",
@@ -90,6 +95,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -99,6 +105,9 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "SeriesOptions": "series.options",
+    "SeriesReader": "series.table",
+    "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
     "Store": "store.store",
@@ -116,7 +125,9 @@ _HOMES = {
 
 __all__ = [
     "Acknowledgement",
+    "AggregateFunction",
     "ArrowSource",
+    "Cardinality",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -124,6 +135,7 @@ __all__ = [
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
+    "ConsumerSummary",
     "DispatcherSettings",
     "Durability",
     "Epoch",
@@ -134,6 +146,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "MetricMetadata",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -143,6 +156,9 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "SeriesOptions",
+    "SeriesReader",
+    "SeriesTable",
     "ShardBounds",
     "StagedFile",
     "Store",

@@ -130,6 +130,32 @@ def test_a_cancelled_get_loses_no_message(run: Callable[[Scenario], None]) -> No
     run(scenario)
 
 
+def test_a_cancelled_loop_over_messages_loses_none(run: Callable[[Scenario], None]) -> None:
+    """`async for`, cancelled at every moment: what it has not handed out comes to the next one."""
+
+    async def scenario(store: aio.AsyncStore) -> None:
+        events = await store.queue("events")
+        consumer = events.consumer("worker", visibility_timeout_s=3600)
+        taken: list[bytes] = []
+
+        async def work() -> None:
+            async for message in consumer:
+                taken.append(message.payload)
+                await consumer.ack(message)
+
+        for number in range(30):
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0.0007 * (number % 7))
+            await events.put(b"%d" % number, durable=True)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        rest = [message.payload for message in await consumer.get(100, 0)]
+        assert sorted([*taken, *rest]) == sorted(b"%d" % number for number in range(30)), "each once"
+
+    run(scenario)
+
+
 def test_a_cancelled_write_has_ended(run: Callable[[Scenario], None]) -> None:
     """After the cancellation nothing is under way any more: what is there stays, and nothing comes later."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -41,6 +42,9 @@ BAD: dict[str, list[Any]] = {
     "operator": [None, 1, "plus", b"add_i64", "append", SOME_OBJECT],
     "value type": [1, "int", b"bytes", True, int, SOME_OBJECT],
     "retention": [1, "1d", {"age_s": 1}, True, SOME_OBJECT],
+    "new retention": [None, 1, "1d", {"age_s": 1}, True, SOME_OBJECT],
+    "headers": [1, "a", b"a", True, {"a": 1}, {1: b"v"}, {"": b"v"}, {"a": b"v"}, SOME_OBJECT],
+    "optional seconds": ["1", b"1", True, math.nan, 0, -1, math.inf, [1], SOME_OBJECT],
     "messages": [None, 1, SOME_OBJECT, ["m"], [1], "m"],
     "pairs": [None, 1, [1], [(b"k",)], {"k": b"v"}, {b"k": "v"}, [(b"k", b"v", 1)], SOME_OBJECT],
     "keys": [None, 1, b"k", ["k"], [1], SOME_OBJECT],
@@ -48,6 +52,36 @@ BAD: dict[str, list[Any]] = {
     "position": [None, "first", 0, -1, True, 1.5, {0: 0}, {9: 1}, {"0": 1}, SOME_OBJECT],
     "time": ["now", True, math.nan, b"1", SOME_OBJECT],
     "epoch": ["1", True, -1, 1.5, 1 << 80, SOME_OBJECT],
+    "selector": [None, 1, b"cpu", "", "cpu{", 'cpu{host="a}', '{a=~"("}', "cpu{}x", "\ud800", SOME_OBJECT],
+    "metric": [None, 1, b"cpu", "", True, "m" * 5_000, "\ud800", SOME_OBJECT],
+    "label": [None, 1, b"l", "", True, "l" * 300, "a\0b", SOME_OBJECT],
+    "labels": [1, "a", [("a", "b")], {1: "b"}, {"a": 1}, {"a": None}, {"": "b"}, {"__name__": "b"}, SOME_OBJECT],
+    "number": [None, "1", b"1", True, [1.0], 10**400, SOME_OBJECT],
+    "values": [None, "1", 1.0, ["a"], [[1.0]], [1.0, 2.0], [None], SOME_OBJECT],
+    "times": [None, "now", 1, ["a"], [1.5], [1, 2], [1 << 62], [-(1 << 62)], SOME_OBJECT],
+    "far time": ["now", True, math.nan, b"1", 1 << 62, -(1 << 62), 4_000_000_000_000_000, SOME_OBJECT],
+    "function": [None, 1, b"sum", "", "median", "quantile", SOME_OBJECT],
+    "by": [None, 1, "host", [1], [None], ["host", "host"], [""], SOME_OBJECT],
+    "step": ["1", b"1", True, 0, -1, math.nan, math.inf, SOME_OBJECT],
+    "quantile": ["1", True, -1, 2, math.nan, 0.5, SOME_OBJECT],
+    "series options": [1, "1d", {"bucket_s": 300}, True, SOME_OBJECT],
+    "samples": [
+        None,
+        1,
+        "cpu",
+        [1],
+        {"value": [1.0]},
+        SOME_OBJECT,
+        pa.table({"time": [1], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [1]}),
+        pa.table({"metric": ["a"], "value": [1.0]}),
+        pa.table({"metric": [None], "time": [1], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [None], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [1], "value": ["x"]}),
+        pa.table({"metric": ["a"], "time": [1], "value": [1.0], "host": [1]}),
+    ],
+    "metric type": [None, 1, b"gauge", "gauge!", SOME_OBJECT],
+    "description": [None, 1, b"s", "h" * 5_000, SOME_OBJECT],
 }
 
 
@@ -78,7 +112,8 @@ CALLS = [
     Call("kv", lambda s, **a: s.kv(**a), {"name": "bytes"},
          {"name": "name", "shards": "shards", "value": "value type", "create": "flag"}),
     Call("queue", lambda s, **a: s.queue(**a), {"name": "events"},
-         {"name": "name", "shards": "shards", "retention": "retention", "create": "flag"}),
+         {"name": "name", "shards": "shards", "retention": "retention", "headers": "flag", "create": "flag"}),
+    Call("compact", lambda s, **a: s.compact(**a), {"name": "bytes"}, {"name": "name", "timeout_s": "seconds"}),
     Call("table", lambda s, **a: s.table(**a), {"name": "bytes"}, {"name": "name"}),
     Call("drop", lambda s, **a: s.drop(**a), {"name": "unknown"}, {"name": "name"}),
     Call("flush", lambda s, **a: s.flush(**a), {}, {"epoch": "epoch"}),
@@ -106,11 +141,12 @@ CALLS = [
     Call("merge", lambda s, **a: s.kv("numbers").merge(**a), {"key": b"k", "operand": 1, "operator": "add_i64"},
          {"key": "key", "operand": "int64", "operator": "operator", "ttl_s": "ttl", "durable": "flag"}),
     Call("queue put", lambda s, **a: s.queue("events").put(**a), {"payload": b"m"},
-         {"payload": "bytes", "key": "optional key", "time": "time", "token": "token", "durable": "flag"}),
+         {"payload": "bytes", "key": "optional key", "time": "time", "headers": "headers", "token": "token",
+          "durable": "flag"}),
     Call("queue put_many", lambda s, **a: s.queue("events").put_many(**a), {"messages": [b"m"]},
-         {"messages": "messages", "token": "token", "durable": "flag"}),
+         {"messages": "messages", "headers": "headers", "token": "token", "durable": "flag"}),
     Call("append", lambda s, **a: s.queue("events").append(**a), {"payload": b"m"},
-         {"payload": "bytes", "key": "optional key", "time": "time"}),
+         {"payload": "bytes", "key": "optional key", "time": "time", "headers": "headers"}),
     Call("read", lambda s, **a: s.queue("events").read(**a), {},
          {"shard": "shard", "from_sequence": "optional count", "limit": "optional count"}),
     Call("trim", lambda s, **a: s.queue("events").trim(**a), {"before": 1},
@@ -125,7 +161,37 @@ CALLS = [
          {"batch": "flag"}),
     Call("nack", lambda s, **a: s.queue("events").consumer("c").nack(**a), {"messages": []},
          {"messages": "leased", "delay_s": "seconds"}),
+    Call("extend", lambda s, **a: s.queue("events").consumer("c").extend(**a), {"messages": []},
+         {"messages": "leased", "visibility_timeout_s": "optional seconds"}),
+    Call("alter", lambda s, **a: s.queue("altered").alter(**a), {"retention": penstock.Retention()},
+         {"retention": "new retention", "headers": "flag"}),
     Call("consumer seek", lambda s, **a: s.queue("events").consumer("c").seek(**a), {"to": 1}, {"to": "position"}),
+    Call("series", lambda s, **a: s.series(**a), {"name": "metrics"},
+         {"name": "name", "shards": "shards", "options": "series options", "create": "flag"}),
+    Call("write", lambda s, **a: s.series("metrics").write(**a), {"metric": "cpu", "value": 1.0, "time": 1},
+         {"metric": "metric", "value": "number", "labels": "labels", "time": "far time", "durable": "flag"}),
+    Call("write_columns", lambda s, **a: s.series("metrics").write_columns(**a),
+         {"metric": "cpu", "values": [1.0], "times": [1]},
+         {"metric": "metric", "values": "values", "times": "times", "labels": "labels", "durable": "flag"}),
+    Call("write_arrow", lambda s, **a: s.series("metrics").write_arrow(**a),
+         {"rows": pa.table({"metric": ["cpu"], "time": [1], "value": [1.0]})}, {"rows": "samples", "durable": "flag"}),
+    Call("select", lambda s, **a: s.series("metrics").select(**a), {"selector": "cpu"},
+         {"selector": "selector", "start": "time", "end": "time", "timeout_s": "seconds"}),
+    Call("scan samples", drained(lambda s, **a: s.series("metrics").scan_arrow(**a)), {},
+         {"selector": "selector", "start": "time", "end": "time"}),
+    Call("aggregate", lambda s, **a: s.series("metrics").aggregate(**a), {"selector": "cpu", "function": "sum"},
+         {"selector": "selector", "start": "time", "function": "function", "by": "by", "step": "step",
+          "quantile": "quantile"}),
+    Call("label_values", lambda s, **a: s.series("metrics").label_values(**a), {"name": "host"},
+         {"name": "label", "selector": "selector", "start": "time"}),
+    Call("cardinality", lambda s, **a: s.series("metrics").cardinality(**a), {},
+         {"start": "time", "top": "optional count"}),
+    Call("delete samples", lambda s, **a: s.series("metrics").delete(**a), {"selector": "gone"},
+         {"selector": "selector", "start": "time", "end": "time", "durable": "flag"}),
+    Call("set_metadata", lambda s, **a: s.series("metrics").set_metadata(**a), {"metric": "cpu"},
+         {"metric": "metric", "type": "metric type", "unit": "description", "help": "description", "durable": "flag"}),
+    Call("batch series", in_batch(lambda b, **a: b.series("metrics").write(**a)),
+         {"metric": "cpu", "value": 1.0, "time": 1}, {"metric": "metric", "value": "number", "labels": "labels"}),
     Call("batch put", in_batch(lambda b, **a: b.kv("bytes").put(**a)), PAIR,
          {"key": "key", "value": "bytes", "ttl_s": "ttl"}),
     Call("batch kv", in_batch(lambda b, **a: b.kv(**a)), {"name": "bytes"}, {"name": "name"}),
@@ -169,6 +235,8 @@ def owner(folder: Path) -> Iterator[penstock.Store]:
         store.kv("texts", value="utf8").put(b"a", "1")
         store.kv("documents", value="json").put(b"a", [1])
         store.queue("events", shards=2).put(b"m", key=b"k")
+        store.series("metrics", shards=2).write("cpu", 1.0, {"host": "a"}, time=1)
+        store.queue("altered")
         store.flush()
         yield store
     with penstock.open(folder) as store:
@@ -187,11 +255,10 @@ def store(request: pytest.FixtureRequest, owner: penstock.Store) -> Iterator[Any
 def content(store: Any) -> Any:
     store.flush()
     with store.snapshot() as snapshot:
+        tables = {name: snapshot.table(name).to_arrow() for name in snapshot.tables()}
         return {
-            name: sorted(
-                map(repr, snapshot.table(name).to_arrow().drop_columns(["lsn"] if name != "events" else []).to_pylist())
-            )
-            for name in snapshot.tables()
+            name: sorted(map(repr, table.drop_columns([n for n in ("lsn",) if n in table.column_names]).to_pylist()))
+            for name, table in tables.items()
         }
 
 

@@ -22,6 +22,8 @@ from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
+from penstock.series.options import SeriesOptions
+from penstock.series.table import SeriesReader, SeriesTable
 from penstock.server.opening import YIELD_S
 from penstock.store.batch import StoreBatch
 from penstock.store.settings import StoreSettings
@@ -34,6 +36,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
+R = TypeVar("R", bound=SeriesReader)
 
 
 class AsyncKvReader(AsyncForm[K]):
@@ -122,6 +125,8 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
     seek = awaited(QueueTable.seek)
     bounds = awaited(QueueTable.bounds)
     statistics = awaited(QueueTable.statistics)
+    alter = awaited(QueueTable.alter)
+    consumers = awaited(QueueTable.consumers)
 
     def consumer(
         self,
@@ -141,6 +146,30 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
         return AsyncConsumer(sync, self._threads)
 
 
+class AsyncSeriesReader(AsyncForm[R]):
+    """A series table of a snapshot. Methods are those of `SeriesReader`."""
+
+    select = awaited(SeriesReader.select)
+    to_arrow = awaited(SeriesReader.to_arrow)
+    aggregate = awaited(SeriesReader.aggregate)
+    series = awaited(SeriesReader.series)
+    labels = awaited(SeriesReader.labels)
+    label_values = awaited(SeriesReader.label_values)
+    metadata = awaited(SeriesReader.metadata)
+    cardinality = awaited(SeriesReader.cardinality)
+    scan_arrow = iterated(SeriesReader.scan_arrow)
+
+
+class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
+    """A series table. Methods are those of `SeriesTable`."""
+
+    write = awaited(SeriesTable.write)
+    write_columns = awaited(SeriesTable.write_columns)
+    write_arrow = awaited(SeriesTable.write_arrow)
+    delete = awaited(SeriesTable.delete)
+    set_metadata = awaited(SeriesTable.set_metadata)
+
+
 class AsyncConsumer(AsyncForm[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`.
 
@@ -157,6 +186,7 @@ class AsyncConsumer(AsyncForm[Consumer]):
     """
 
     nack = awaited(Consumer.nack)
+    extend = awaited(Consumer.extend)
     seek = awaited(Consumer.seek)
     forget = awaited(Consumer.forget)
 
@@ -214,6 +244,7 @@ class AsyncBatch(AsyncForm[StoreBatch]):
     """
 
     queue = awaited(StoreBatch.queue)
+    series = awaited(StoreBatch.series)
     commit = awaited(StoreBatch.commit)
 
     @overload
@@ -297,6 +328,10 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
         """Return a queue at that LSN."""
         return AsyncQueueView(await self._threads.run(partial(self._sync.queue, name)), self._threads)
 
+    async def series(self, name: str) -> AsyncSeriesReader[SeriesReader]:
+        """Return a series table at that LSN."""
+        return AsyncSeriesReader(await self._threads.run(partial(self._sync.series, name)), self._threads)
+
     async def __aenter__(self) -> AsyncSnapshot:
         return self
 
@@ -358,13 +393,25 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         return AsyncKvTable(table, self._threads)
 
     async def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> AsyncQueueTable:
         """Return a queue; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(
-            lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
-        )
+        options = {"shards": shards, "retention": retention, "headers": headers, "create": create}
+        table = await self._threads.run(lambda: self._sync.queue(name, **options))  # type: ignore[arg-type]
         return AsyncQueueTable(table, self._threads)
+
+    async def series(
+        self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
+    ) -> AsyncSeriesTable:
+        """Return a series table; create it if it does not exist, unless `create=False`."""
+        sync = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
+        return AsyncSeriesTable(sync, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
@@ -391,9 +438,9 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
 
 
 def open(  # noqa: A001 - aio.open reads well
-    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
+    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, like `penstock.open`.
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
 
     >>> async def main():
     ...     async with penstock.aio.open("data/") as store:
@@ -402,7 +449,8 @@ def open(  # noqa: A001 - aio.open reads well
     >>> asyncio.run(main())
     ['users']
     """
-    return AsyncOpening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
+    opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
+    return AsyncOpening(None, opens, _close, AsyncStore)
 
 
 def connect(

@@ -16,7 +16,7 @@ from penstock.arguments import flag
 from penstock.client.certificates import SCHEME, ServerCertificate
 from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
-from penstock.client.store import RemoteStore
+from penstock.client.store import TIMEOUT_S_MAX, RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_open_errors
@@ -29,7 +29,6 @@ from penstock.host.waiting import Retries
 from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
-TIMEOUT_S_MAX = 24 * 3600.0
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

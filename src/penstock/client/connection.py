@@ -132,9 +132,9 @@ class Connection:
             raise
 
     def _send(self, line: flight.FlightClient, body: bytes, timeout_s: float) -> bytes:
-        action = flight.Action(wire.PROTOCOL, body)
+        action, options = flight.Action(wire.PROTOCOL, body), self._options(timeout_s)
         try:
-            answers = list(line.do_action(action, self._options(timeout_s)))
+            answers = threads.run_interruptible(lambda: list(line.do_action(action, options)))
         except flight.FlightError as error:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
@@ -157,9 +157,10 @@ class Connection:
                     raise self._no_answer(gone) from None
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
-        more, batches = False, list[tuple[int, Any]]()
+        more, batches, options = False, list[tuple[int, Any]](), self._options(timeout_s)
         try:
-            for chunk in line.do_get(flight.Ticket(ticket), self._options(timeout_s)):
+            chunks = threads.run_interruptible(lambda: list(line.do_get(flight.Ticket(ticket), options)))
+            for chunk in chunks:
                 mark = chunk.app_metadata
                 source, more = (0, False) if mark is None else wire.read_mark(mark.to_pybytes())
                 batches.append((source, chunk.data))
@@ -206,14 +207,22 @@ class Connection:
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout_s, headers=self._locator.headers())
 
-    def _open(self, deadline_s: float) -> flight.FlightClient:
+    def check_open(self) -> None:
+        """Raise `Closed` if this connection was closed, or made before a fork."""
         if self._in_child:
             raise Closed("this connection was made before a fork: connect in this process")
+        if self._closed:  # without the lock: it never becomes False again
+            raise self.closed()
+
+    def closed(self) -> Closed:
+        """Return the error for a use after `close`."""
+        return Closed(f"the connection to {self._locator.name} was closed: connect again")
+
+    def _open(self, deadline_s: float) -> flight.FlightClient:
+        if self._in_child:
+            self.check_open()
         while (line := self._line) is None:  # several threads may look for the owner: the first line wins
-            with self._lock:
-                closed = self._closed
-            if closed:
-                raise Closed(f"the connection to {self._locator.name} was closed: connect again")
+            self.check_open()
             self._find_owner(deadline_s)
         return line
 

@@ -29,17 +29,19 @@ from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import QUERY_S, BuildContext, Insert, Kind, Piece, as_serviced
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
-from penstock.registry import kind_named
+from penstock.registry import check_altered, kind_named
 from penstock.scheduler.offers import Offer
 from penstock.store.querying import check_query
 
 T = TypeVar("T")
+COMPACT_S = 3600.0  # for a compaction, after others on its table have ended
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is being sent; more than this waits, so that both sides work at once
@@ -165,9 +167,9 @@ class FlightPort(_FlightReading):
         self._clock = clock
         self._lock = threads.lock("client.port")
         self._kinds: dict[int, Kind] = {}  # guarded by _lock; by table
-        self._flusher = RemoteFlusher(
-            connection, self._kind_of, producer=f"client-{random.randbytes(16).hex()}", clock=clock, send_s=send_s
-        )
+        self.holder = f"client-{random.randbytes(16).hex()}"
+        self._farewells: dict[tuple[int, str], bytes] = {}  # calls to make at close: their arguments
+        self._flusher = RemoteFlusher(connection, self._kind_of, producer=self.holder, clock=clock, send_s=send_s)
         self._coordinator: WriteCoordinator[PendingDelta, int, int] = WriteCoordinator(
             self._flusher, PendingDelta, view=0, incarnation=1, clock=clock, settings=SETTINGS
         )
@@ -245,6 +247,7 @@ class FlightPort(_FlightReading):
 
     def wait_sent(self, epoch: int | None, timeout_s: float, table: int | None = None) -> None:
         """Wait until writes up to an epoch (None: all so far) are durable; raises if the owner refused some of them."""
+        self._connection.check_open()
         self._wait(self._coordinator.last if epoch is None else epoch, timeout_s)
         if epoch is None:
             self._refusals.raise_unraised()
@@ -294,10 +297,20 @@ class FlightPort(_FlightReading):
                     raise self._in_doubt(error, None) from error
         self._refusals.raise_unraised()
 
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        self._farewells[info.table_id, name] = argument
+
     def close(self) -> None:
         """Stop sending; `OutcomeUnknown` if some writes are not acknowledged."""
+        farewells, self._farewells = self._farewells, {}
+        for (table, name), argument in farewells.items():
+            self._connection.forget(wire.CallService(table, name, argument))  # if it is lost, leases expire
+        self._write_into = self._refuse_closed
         self._flusher.end()
         self._coordinator.shutdown(0.0)
+
+    def _refuse_closed(self, *_: Any, **__: Any) -> NoReturn:
+        raise self._connection.closed()
 
     # -- reading
 
@@ -330,9 +343,19 @@ class FlightPort(_FlightReading):
         self._flush_writes()
         self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
 
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        return self._connection.ask(wire.AlterTable(info.table_id, info.options, options), TableInfo)
+
     def check(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why."""
         return self._connection.ask(wire.CheckStore(), list[Trouble])
+
+    def compact(self, name: str, timeout_s: float) -> CompactionReport:
+        """Merge a table into as few files as possible; the owner may take COMPACT_S for it."""
+        self._flush_writes()
+        request = wire.CompactTable(name, timeout_s)
+        return self._connection.ask(request, CompactionReport, wait_s=timeout_s + COMPACT_S)
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain."""
@@ -340,6 +363,9 @@ class FlightPort(_FlightReading):
 
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)
+
+    def now_us(self) -> int:
+        return self._clock.time_us()
 
     def plan_batch(
         self,

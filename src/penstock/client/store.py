@@ -21,10 +21,14 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
 from penstock.kinds import Piece, partitions_of
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
+from penstock.store.store import COMPACT_WAIT_S
 from penstock.store.tables import StoreSnapshot, Tables, check_epoch
+
+TIMEOUT_S_MAX = 24 * 3600.0
 
 
 class RemoteSnapshot(StoreSnapshot):
@@ -129,6 +133,14 @@ class RemoteStore(Tables):
         """
         self._check_usable()
         return RemoteSnapshot(self._port.query_snapshot(query, lease_s))
+
+    def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
+        """Merge a table into as few files as possible.
+
+        `GateShut` if other work on the table does not end within `timeout_s` seconds, at most a day.
+        """
+        self._check_usable()
+        return self._port.compact(check_name(name), seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain, as `check` does."""

@@ -10,10 +10,9 @@ import logging
 import threading
 from typing import Generic, cast
 
-from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer
-from penstock.coordinator.protocols import D, F, V
+from penstock.coordinator.protocols import D, EpochTracker, F, V
 from penstock.coordinator.settings import Trigger, choose_trigger
 from penstock.coordinator.waiting import Waiter
 from penstock.host.clock import Clock

@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.coordinator.background import Background
-from penstock.coordinator.epochs import Epoch, EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer, Layers, Subscription
-from penstock.coordinator.protocols import Acknowledgement, D, F, Flusher, V
+from penstock.coordinator.protocols import Acknowledgement, D, Epoch, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics, State, Trigger
-from penstock.coordinator.waiting import LOOK_AGAIN_S, Admission, Waiter, WaitingWrite
+from penstock.coordinator.waiting import RECHECK_S, Admission, Waiter, WaitingWrite
 from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -261,7 +260,7 @@ class WriteCoordinator(Generic[D, F, V]):
             if waiter.next is not None:
                 waiter.next.wake()
 
-    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, sleep_s: float = LOOK_AGAIN_S) -> float:
+    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, sleep_s: float = RECHECK_S) -> float:
         """Sleep until woken, for at most `sleep_s`; return the time left."""
         slice_s = sleep_s if sleep_s < left_s else left_s
         if waiter.wait(slice_s):

@@ -25,8 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from penstock.coordinator.epochs import Epoch
-from penstock.coordinator.protocols import Batch, D, V
+from penstock.coordinator.protocols import Batch, D, Epoch, V
 
 V_co = TypeVar("V_co", covariant=True)
 
@@ -76,7 +75,7 @@ class Layers(NamedTuple, Generic[D, V]):
         batches = (*batches, _new(Batch, (taking, taken + 1, last, size)))
         return _new(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
 
-    def harden(self, result: Any) -> Layers[D, V]:
+    def mark_durable(self, result: Any) -> Layers[D, V]:
         """Return layers with the oldest batch that was not durable marked durable."""
         pending, deltas, view, applied, _, taken, sealed, batches, results = self
         last = batches[len(results)].last

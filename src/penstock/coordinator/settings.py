@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.coordinator.epochs import Epoch
+from penstock.coordinator.protocols import Epoch
 from penstock.errors import Invalid
 
 

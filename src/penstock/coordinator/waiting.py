@@ -3,7 +3,7 @@
 A waiter sleeps on a lock of its own rather than on a condition: waking takes no other lock, so sixteen waiters that
 wake together do not queue again, and an interrupt never leaves a shared lock in doubt.
 
-A wake-up is a hint, not a message. A sleeper checks the state again after LOOK_AGAIN_S at the latest, so a wake-up lost
+A wake-up is a hint, not a message. A sleeper checks the state again after RECHECK_S at the latest, so a wake-up lost
 to an interrupt delays a thread but never blocks it.
 
 Thread: the coordinator's lock guards `Waiters` and `Admission`; any thread may wake a `Waiter`.
@@ -18,13 +18,12 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Generic
 
-from penstock.coordinator.epochs import Epoch
 from penstock.coordinator.layers import DeltaBuffer
-from penstock.coordinator.protocols import D, V
+from penstock.coordinator.protocols import D, Epoch, V
 from penstock.coordinator.settings import CoordinatorSettings
 from penstock.errors import Backpressure, DiskFull
 
-LOOK_AGAIN_S = 0.5
+RECHECK_S = 0.5
 
 
 class Waiter:

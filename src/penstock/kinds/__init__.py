@@ -8,6 +8,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     Replaceable    a load replaces the rows in a range of keys            Spark overwrites
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
+    Selectable     a selector is read in ranges of keys                   Spark reads
     Serviced       the owner does more for a table than read and write    leases, retention
 
 A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
@@ -29,6 +30,7 @@ from penstock.kinds.capabilities import (
     Queryable,
     QueryContext,
     Replaceable,
+    Selectable,
     Serviced,
     Streamable,
     StreamColumns,
@@ -37,6 +39,7 @@ from penstock.kinds.capabilities import (
     as_loadable,
     as_queryable,
     as_replaceable,
+    as_selectable,
     as_serviced,
     as_streamable,
 )
@@ -87,6 +90,7 @@ __all__ = [
     "Queryable",
     "Reading",
     "Replaceable",
+    "Selectable",
     "Serviced",
     "ShardSnapshot",
     "SnapshotReading",
@@ -98,6 +102,7 @@ __all__ = [
     "as_loadable",
     "as_queryable",
     "as_replaceable",
+    "as_selectable",
     "as_serviced",
     "as_streamable",
     "partitions_of",

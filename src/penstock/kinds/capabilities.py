@@ -192,6 +192,17 @@ class Host(Protocol):
 
 
 @runtime_checkable
+class Selectable(Protocol):
+    """The rows of a selector, a text of the kind's own language, can be read in ranges of keys."""
+
+    def select_range(self, selector: str, shard: int, start: bytes, end: bytes | None) -> tuple[str, bytes]:
+        """Return the query that reads the rows of a selector in [start, end) of one shard, and its argument.
+
+        `Invalid` if it is not a selector.
+        """
+
+
+@runtime_checkable
 class Serviced(Protocol):
     """The owner runs a service for each table."""
 
@@ -226,6 +237,11 @@ def as_replaceable(kind: Kind, info: TableInfo) -> Replaceable:
 def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
     """Return the kind if it answers queries, or raise `KindMismatch`."""
     return kind if isinstance(kind, Queryable) else _lacks(info, "which has no queries: scan it instead")
+
+
+def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
+    """Return the kind if its rows can be selected, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
 
 
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:

@@ -38,6 +38,7 @@ class MachineContext:
     settings: Any  # the kind's settings, of the type of `Kind.settings`
     published: Callable[[], int]  # the last LSN whose sections are all applied
     may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
+    options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
 
 
 class InThisProcess:
@@ -130,6 +131,13 @@ class Kind(Protocol):
         `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
+    def admit(self, info: TableInfo, section: Any, machine: Any, time_us: int) -> None:
+        """Raise `Invalid` if the state of a shard, or the store's time, forbids a section: a limit would be passed.
+
+        The owner asks this before a group enters the pending delta. Apply accepts every section.
+        """
+        return
+
     def frees_space(self, section: Any) -> bool:
         """Whether a section may be written when the disk is full, because it deletes."""
         return False
@@ -138,6 +146,10 @@ class Kind(Protocol):
 
     def check_options(self, options: bytes) -> None:
         """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
+
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        """Raise `Invalid` if the options of an existing table cannot become `options`."""
+        raise Invalid(f"the options of table {info.name} are fixed: create another table")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> Machine:
         """Open the state machine of a shard."""

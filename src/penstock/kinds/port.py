@@ -97,6 +97,13 @@ class SnapshotReading(Reading, Protocol):
 class Port(Reading, Protocol):
     """A store, as an API class sees it."""
 
+    @property
+    def holder(self) -> str:
+        """The name of a client, different for each connection; empty in the owner."""
+
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Call the service of a table, once, when this client closes its connection. Nothing happens in the owner."""
+
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         """Add a write to the pending delta."""
 
@@ -112,6 +119,9 @@ class Port(Reading, Protocol):
         `table`: of the epoch's write; only errors of that table's writes are raised.
         """
 
+    def now_us(self) -> int:
+        """Return the time for new data without a request: the store's in the owner, a client's own elsewhere."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         """Call the service of a table; `wait_s`: how long the call may wait there."""
 
@@ -126,6 +136,9 @@ class Port(Reading, Protocol):
 
     def drop(self, name: str) -> None:
         """Delete a table; `NotFound` if there is none."""
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        """Replace the options of a table durably, unless they are no longer `info`'s; return the table after that."""
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for `count` files that are built outside the owner."""

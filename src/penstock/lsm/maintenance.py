@@ -24,6 +24,7 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
+from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
@@ -82,7 +83,14 @@ class Maintenance:
 
     # -- trees
 
-    def open_tree(self, db_id: int, shard: int, folder: str, settings: TreeSettings | None = None) -> Tree:
+    def open_tree(
+        self,
+        db_id: int,
+        shard: int,
+        folder: str,
+        settings: TreeSettings | None = None,
+        memtable: type[Memtable] = Memtable,
+    ) -> Tree:
         """Open the tree of a shard, with the files that the manifest lists. `folder` is relative to the store."""
         with self._changed:
             if (db_id, shard) in self._trees:
@@ -99,6 +107,7 @@ class Maintenance:
             stored=stored,
             time_us=progress.time_us,
             operators=None if known is None else frozenset(known),
+            memtable=memtable,
             wake=self._wake,
             on_maintained=self._on_maintained,
         )

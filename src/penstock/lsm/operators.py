@@ -6,6 +6,9 @@
     append             concatenation, cut after the first 64 MiB
     union              a set: its 65,536 smallest items, each `u32 length | bytes`, ascending, at most 1,020 bytes
 
+Kinds of tables above this layer have operators of their own (`KIND_OPERATORS`), found by name, so that every process
+that merges files has them. All operands of such a key have one operator.
+
 There is no sum of floats: it is not associative, and replicas would drift apart. An operand is a row of its own kind;
 operands of one operator fold into one, operands of several become a *chain* row that lists them, oldest first. Folding
 onto a delete, or onto nothing at the bottom, gives a put. Folding never fails: a number that is not 8 bytes long, or a
@@ -18,7 +21,9 @@ Invariant: fold(fold(a, b), c) == fold(a, fold(b, c)) for all rows a, b, c, byte
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +42,13 @@ OPERATORS = {
     "max_f64": MAX_F64,
     "append": APPEND,
     "union": UNION,
+}
+
+SERIES_SAMPLES, SERIES_IDS = 32, 33
+# By row kind: (values oldest first, whether nothing is below them) -> value.
+KIND_OPERATORS = {
+    SERIES_SAMPLES: "penstock.series.operators:fold_samples",
+    SERIES_IDS: "penstock.series.operators:fold_ids",
 }
 
 UNION_ITEMS_MAX = 1 << 16
@@ -148,6 +160,13 @@ def _fold_pair(kind: int, older: bytes, newer: bytes) -> bytes:
     return fold_numbers(kind, bits, np.zeros(1, np.int64)).astype("<i8").tobytes()
 
 
+@cache
+def _of_kind(kind: int) -> Callable[[Sequence[bytes], bool], bytes]:
+    module, _, name = KIND_OPERATORS[kind].partition(":")
+    function: Callable[[Sequence[bytes], bool], bytes] = getattr(import_module(module), name)
+    return function
+
+
 def _operands(kind: int, value: bytes) -> list[Operand]:
     if kind != CHAIN:
         return [(kind, value)]
@@ -171,6 +190,8 @@ def fold(older: Operand | None, newer: Operand) -> Operand:
     kind, value = newer
     if kind < MERGE:
         return newer
+    if kind in KIND_OPERATORS:
+        return fold_all(older, [newer], older is None or older[0] < MERGE)
     operands = _operands(kind, value)
     if older is not None and older[0] >= MERGE:
         joined = _operands(*older)
@@ -188,3 +209,16 @@ def fold(older: Operand | None, newer: Operand) -> Operand:
         base = operand if base is None else _fold_pair(operator, base, operand)
     assert base is not None
     return PUT, base
+
+
+def fold_all(base: Operand | None, operands: Sequence[Operand], certain: bool) -> Operand:
+    """Fold operands, oldest first, onto `base`. `certain`: all that is below them is known, so the result is a put."""
+    kind = operands[0][0]
+    if kind in KIND_OPERATORS:
+        below = [] if base is None or base[0] == DELETE else [base[1]]
+        return PUT if certain else kind, _of_kind(kind)([*below, *(value for _, value in operands)], certain)
+    row = base
+    for operand in operands:
+        row = operand if row is None and not certain else fold(row, operand)
+    assert row is not None
+    return row

@@ -97,13 +97,21 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
     name: str
 
 
+class Alter(msgspec.Struct, frozen=True, array_like=True, tag="alter"):
+    """Replace the options of a table, if they are still `before`: the kind checked the new ones against those."""
+
+    table_id: int
+    before: bytes
+    options: bytes
+
+
 class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Delete the verdicts of records below an LSN: they are no longer needed."""
 
     before: int
 
 
-LedgerOp = Create | Drop | ForgetVerdicts
+LedgerOp = Create | Drop | Alter | ForgetVerdicts
 
 
 class _Tokens(msgspec.Struct, frozen=True, array_like=True):
@@ -365,6 +373,8 @@ class _LedgerChanges:
                 self._create(operation)
             elif isinstance(operation, Drop):
                 self._drop(operation.name)
+            elif isinstance(operation, Alter):
+                self._alter(operation)
             else:
                 self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
                 self._expire_producers()
@@ -396,6 +406,13 @@ class _LedgerChanges:
             prefix = kind_rows(info.table_id)
             self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
             self._ranges.append((prefix, kind_rows(info.table_id + 1)))
+
+    def _alter(self, wanted: Alter) -> None:
+        info = next((info for info in self.tables.values() if info.table_id == wanted.table_id), None)
+        if info is not None and info.options == wanted.before:
+            info = msgspec.structs.replace(info, options=wanted.options)
+            self.put(b"n" + info.name.encode(), _encode(info))
+            self.tables = {**self.tables, info.name: info}
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {

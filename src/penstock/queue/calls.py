@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.queue.headers import COUNT_MAX
+
 LEASES_MAX = 65_536  # of one call
 POSITIONS_MAX = 1_024  # a queue has at most that many shards
 
@@ -30,6 +32,8 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     positions: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=POSITIONS_MAX)] = []  # (shard, sequence)
     bytes_max: int = 0  # 0: no limit; the same for `count` in `advance`
     delay_s: float = 0.0
+    holder: str = ""  # the client that gets messages; empty: the owner itself
+    headers: Annotated[dict[str, bytes], msgspec.Meta(max_length=COUNT_MAX)] | None = None  # of a message to append
 
 
 class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +62,7 @@ class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # 
     payload: bytes
     deliveries: int  # this one included
     lease: int
+    headers: dict[str, bytes] | None = None  # None: it has none
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +77,17 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
     mode: str
     floor: int  # all messages below are acknowledged
     lag: int  # number of messages that are not acknowledged
+
+
+class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer of a queue at one moment."""
+
+    name: str
+    mode: str  # "leased" (get and ack), "streamed" (moved by a stream) or "new" (it has got no message yet)
+    position: dict[int, int]  # for each shard, the sequence below which everything is acknowledged
+    lag: int  # number of messages that are not acknowledged
+    leased: int  # number of messages that it holds under leases
+    last_seen_us: int | None  # when it last got or acknowledged messages; None: not since the store was opened
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,7 @@ expired, and when the queue is closed. (4) a `get` that fails leases nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress
@@ -27,9 +28,11 @@ from penstock.lsm.rows import bytes_list
 from penstock.partition.ledger import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue import section
+from penstock.queue.headers import dicts
 from penstock.queue.leases import Claim, Leases
 from penstock.queue.machine import QueueMachine
 from penstock.queue.messages import MessageBatch, Messages
+from penstock.queue.options import has_headers
 from penstock.queue.positions import (
     ACK,
     DELIVER,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.queue.calls import QueueCall
 
 WAIT_S_MAX = 30.0  # of one call: to wait longer, call again
+SEEN_MAX = 10_000  # consumers whose last activity is remembered
 GET_BYTES_MAX = 16 << 20  # of one call: may return fewer messages than requested
 
 
@@ -67,6 +71,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
     keys: list[bytes | None]
     payloads: list[bytes]
     deliveries: list[int]  # including this one
+    headers: list[dict[str, bytes] | None] | None = None  # None: no message has any
 
     def only(self, chosen: Sequence[bool]) -> Delivery:
         """Return the chosen messages."""
@@ -78,6 +83,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
             list(compress(self.keys, chosen)),
             list(compress(self.payloads, chosen)),
             list(compress(self.deliveries, chosen)),
+            None if self.headers is None else list(compress(self.headers, chosen)),
         )
 
 
@@ -95,6 +101,7 @@ class Deliveries:
         self._closed = False  # guarded by _changed
         self._leases = Leases(host.incarnation)  # guarded by _changed
         self._arrived = False  # messages arrived since the last wake-up; set by apply
+        self._seen: OrderedDict[str, int] = OrderedDict()  # guarded by _changed: when each was last seen, oldest first
         for machine in machines:
             machine.changed = self._note_arrival
         self._ignore_applied = host.on_applied(self._applied)
@@ -131,6 +138,7 @@ class Deliveries:
     def _claim_or_wait(self, call: QueueCall, deadline_s: float) -> list[Claim]:
         clock, blocked = self._host.clock, False
         with self._changed:
+            self._note_seen(call.consumer)
             self._waiting += 1  # before the check: an apply after it sees this
             try:
                 while True:
@@ -164,7 +172,14 @@ class Deliveries:
                     self._leases.undo(call.consumer, earlier)
                 raise self._other_use(call.consumer, "leased")
             claim = self._leases.claim(
-                call.consumer, shard, row, within=within, limit=count, now_s=now_s, until_s=until_s
+                call.consumer,
+                shard,
+                row,
+                within=within,
+                limit=count,
+                now_s=now_s,
+                until_s=until_s,
+                holder=call.holder,
             )
             if claim is not None:
                 claims.append(claim)
@@ -226,6 +241,9 @@ class Deliveries:
             raise NotFound(f"there is no queue {call.dead_letter} for dead letters: create it first")
         if info.table_id == self._info.table_id:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
+        source = self._host.port.table(self._info.name) or self._info  # its options may have been altered
+        if has_headers(source.options) and not has_headers(info.options):
+            raise Invalid(f"queue {info.name} takes no headers, so it cannot take dead letters: alter(headers=True) it")
         return info
 
     def _without_spent(
@@ -248,7 +266,7 @@ class Deliveries:
         group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table_id, ack)),))))
         if letters_to is not None:
             for delivery in spent:
-                letters = Messages.of(delivery.payloads, delivery.keys, delivery.times)
+                letters = Messages.of(delivery.payloads, delivery.keys, delivery.times, delivery.headers)
                 for partition, part in section.by_shard(letters, partitions_of(letters_to), spare=0):
                     puts: section.Puts = group.sections.setdefault(partition, section.Puts())
                     puts.add_many(part)
@@ -271,10 +289,42 @@ class Deliveries:
     def nack(self, call: QueueCall) -> int:
         """Release leases, so that their messages are delivered again after `delay_s`; return how many."""
         with self._changed:
+            self._note_seen(call.consumer)
             now_s = self._host.clock.monotonic_s()
             released = self._leases.release(call.consumer, call.leases, self._row, now_s, now_s + call.delay_s)
             self._changed.notify_all()
             return released
+
+    def extend(self, call: QueueCall) -> None:
+        """Renew leases, for `visibility_timeout_s` from now; `LeaseLost`, and none is renewed, if one has ended."""
+        with self._changed:
+            self._note_seen(call.consumer)
+            now_s = self._host.clock.monotonic_s()
+            until_s = now_s + call.visibility_timeout_s
+            if not self._leases.extend(call.consumer, call.leases, self._row, now_s, until_s):
+                raise LeaseLost(f"consumer {call.consumer} no longer holds these messages: no lease was extended")
+            if until_s < self._asleep_until_s:
+                self._changed.notify_all()  # these may expire before the sleeping waiters wake up
+
+    def leave(self, call: QueueCall) -> None:
+        """End the leases of a client that closes its connection: others get its messages at once."""
+        with self._changed:
+            self._leases.leave(call.holder)
+            self._changed.notify_all()
+
+    # -- consumers
+
+    def _note_seen(self, consumer: str) -> None:
+        """Remember when a consumer was active. Requires: _changed."""
+        self._seen[consumer] = self._host.port.time_us()
+        self._seen.move_to_end(consumer)
+        if len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    def activity(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return, by consumer, when each was last seen in microseconds, and how many messages it has leased."""
+        with self._changed:
+            return dict(self._seen), self._leases.count_leased(self._row, self._host.clock.monotonic_s())
 
     # -- conditions
 
@@ -285,6 +335,7 @@ class Deliveries:
             assert isinstance(ack, Ack)
             self._check_use(ack.consumer, "leased")
             with self._changed:
+                self._note_seen(ack.consumer)
                 holds_leases = self._leases.hold(ack, self._host.clock.monotonic_s())
             if not holds_leases:
                 raise LeaseLost(f"consumer {ack.consumer} no longer holds these messages: nothing was written")
@@ -292,15 +343,21 @@ class Deliveries:
             _, move = read_argument(data, Move)
             assert isinstance(move, Move)
             self._check_use(move.consumer, "streamed")
+            with self._changed:
+                self._note_seen(move.consumer)
         elif name == SEEK:
             _, seek = read_argument(data, Seek)
             assert isinstance(seek, Seek)
             self._check_use(seek.consumer, seek.mode)
             self._end_leases(seek.consumer)
+            with self._changed:
+                self._note_seen(seek.consumer)
         elif name == FORGET:
             _, forget = read_argument(data, ForgetConsumer)
             assert isinstance(forget, ForgetConsumer)
             self._end_leases(forget.consumer)
+            with self._changed:
+                self._seen.pop(forget.consumer, None)
 
     def _end_leases(self, consumer: str) -> None:
         """End all leases of a consumer, because it moves to another position."""
@@ -349,13 +406,18 @@ def _delivery(claim: Claim, batches: list[MessageBatch]) -> Delivery:
     keys: list[bytes | None] = []
     times: list[int] = []
     payloads: list[bytes] = []
+    headers: list[dict[str, bytes] | None] | None = None
+    if any(batch.messages.headers is not None for batch in batches):
+        headers = []
     for batch in batches:
         messages, count = batch.messages, len(batch)
         keys += [None] * count if messages.keys is None else messages.keys.to_pylist()
         times += [batch.time_us] * count if messages.times is None else messages.times.tolist()
         payloads += bytes_list(messages.payloads)
+        if headers is not None:
+            headers += [None] * count if messages.headers is None else dicts(messages.headers)
     sequences, deliveries = claim.sequences, claim.deliveries
     if len(payloads) < len(sequences):  # some were trimmed meanwhile, or there was no room
         read = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
         sequences, deliveries = read, deliveries[np.searchsorted(sequences, read)]
-    return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist())
+    return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist(), headers)

@@ -10,6 +10,7 @@ ledger can record.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -68,6 +69,7 @@ class Leases:
         self._windows: dict[tuple[str, int], _Window] = {}
         self._base = incarnation << 32  # ids differ from those of other openings of the store
         self._turns: dict[str, int] = {}
+        self._held: dict[str, set[int]] = {}  # by client: the leases it was given, also some that have ended
 
     def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
         """Return all shards, beginning with another one each time, so that none is starved."""
@@ -84,6 +86,7 @@ class Leases:
         limit: int,
         now_s: float,
         until_s: float,
+        holder: str = "",
     ) -> Claim | None:
         """Lease up to `limit` messages of [first, next) that are neither leased nor acknowledged."""
         window, (first, end) = self._window(consumer, shard, row), within
@@ -94,6 +97,8 @@ class Leases:
         if not len(chosen):
             return None
         lease = self._base + next(_numbers)
+        if holder:
+            self._held.setdefault(holder, set()).add(lease)
         window.until_s[chosen] = until_s
         window.lease[chosen] = lease
         window.counts[chosen] = np.minimum(window.counts[chosen].astype(np.int64) + 1, DELIVERIES_MAX)
@@ -156,14 +161,56 @@ class Leases:
                 released += 1
         return released
 
-    def has_leased(self, row_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
-        """Whether a message is leased and not acknowledged. Requires: `row_of` returns rows as `claim` gets them."""
-        for (consumer, shard), window in self._windows.items():
+    def extend(
+        self,
+        consumer: str,
+        leases: Sequence[tuple[int, int, int]],
+        row_of: Callable[[str, int], ConsumerRow],
+        now_s: float,
+        until_s: float,
+    ) -> bool:
+        """Extend leases until `until_s`; False, and nothing changes, if one has ended. Requires: as `has_leased`."""
+        columns = np.array(leases, np.int64).reshape(-1, 3)
+        extended: list[tuple[_Window, NDArray[np.int64]]] = []
+        for shard in np.unique(columns[:, 0]).tolist():
+            window = self._windows.get((consumer, shard))
+            if window is None:
+                return False
             row = row_of(consumer, shard)
             window.move(row)
-            if ((window.until_s > now_s) & (window.lease > 0) & ~row.flags()).any():
-                return True
-        return False
+            _, sequences, numbers = columns[columns[:, 0] == shard].T
+            indexes = window.indexes(sequences)
+            if indexes is None or row.flags()[indexes].any():
+                return False
+            if (window.lease[indexes] != numbers).any() or (window.until_s[indexes] <= now_s).any():
+                return False
+            extended.append((window, indexes))
+        for window, indexes in extended:
+            window.until_s[indexes] = until_s
+        return True
+
+    def has_leased(self, row_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
+        """Whether a message is leased and not acknowledged. Requires: `row_of` returns rows as `claim` gets them."""
+        return any(self._leased_in(key, row_of, now_s) for key in self._windows)
+
+    def count_leased(self, row_of: Callable[[str, int], ConsumerRow], now_s: float) -> Counter[str]:
+        """Count the messages that each consumer has leased and not acknowledged. Requires: as `has_leased`."""
+        counts: Counter[str] = Counter()
+        for key in self._windows:
+            counts[key[0]] += self._leased_in(key, row_of, now_s)
+        return counts
+
+    def _leased_in(self, key: tuple[str, int], row_of: Callable[[str, int], ConsumerRow], now_s: float) -> int:
+        window, row = self._windows[key], row_of(*key)
+        window.move(row)
+        return int(((window.until_s > now_s) & (window.lease > 0) & ~row.flags()).sum())
+
+    def leave(self, holder: str) -> None:
+        """End all leases of a client that has closed its connection."""
+        leases = np.fromiter(self._held.pop(holder, ()), np.int64)
+        for window in self._windows.values() if len(leases) else ():
+            left = np.isin(window.lease, leases)
+            window.until_s[left], window.lease[left] = 0, 0
 
     def end(self, consumer: str) -> None:
         """End all leases of a consumer."""
@@ -180,4 +227,6 @@ class Leases:
         """Discard windows without leases: the ledger has everything else."""
         self._windows = {key: window for key, window in self._windows.items() if (window.until_s > now_s).any()}
         names = {name for name, _ in self._windows}
+        out = {lease for window in self._windows.values() for lease in np.unique(window.lease).tolist()}
+        self._held = {holder: some for holder, leases in self._held.items() if (some := leases & out)}
         self._turns = {name: turn for name, turn in self._turns.items() if name in names}

@@ -29,6 +29,7 @@ from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
+from penstock.queue.options import has_headers, no_headers
 from penstock.queue.persistent import PersistentQueue
 from penstock.queue.pieces import describe_piece, gathered
 from penstock.queue.staged import staged_batches
@@ -107,6 +108,11 @@ class QueueMachine(Machine):
     def stored(self) -> int:
         return self._stored
 
+    @property
+    def takes_headers(self) -> bool:
+        """Whether its messages may have headers, now."""
+        return has_headers(self._context.options_of(self._descriptor.table_id))
+
     def _visible(self) -> _Progress:
         """Return the progress that readers may see: all sections of its record, in every table, are applied."""
         now, before = self._progress
@@ -176,7 +182,10 @@ class QueueMachine(Machine):
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         for file in files:
             for batch in staged_batches(self._context.fs, f"{self._context.root}/{file.file_name}"):
-                Messages.from_arrow(batch).check()
+                messages = Messages.from_arrow(batch)
+                messages.check()
+                if messages.headers is not None and not self.takes_headers:
+                    raise no_headers(self._descriptor.name)
 
     # -- reading
 
@@ -255,6 +264,7 @@ class QueueState:
         self._partition = partition
         self.first = first
         self.next = next_sequence
+        self._headers = machine.takes_headers  # whether scans have the column
 
     def _queue(self) -> PersistentQueue:
         if self._machine is None:
@@ -297,7 +307,7 @@ class QueueState:
                 part = batch.slice(low, high)
                 low = part.next
                 if len(part):
-                    yield part.record_batch()
+                    yield part.record_batch(headers=self._headers)
                 if low >= high:
                     break
 
@@ -308,7 +318,9 @@ class QueueState:
         last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
         borders = [first + (last - first) * index // count for index in range(count)] + [last]
         return [
-            Piece(self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high))
+            Piece(
+                self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high, self._headers)
+            )
             for low, high in pairwise(borders)
             if low < high
         ]

@@ -23,6 +23,7 @@ from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Reading, as_serviced, partitions_of
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
@@ -52,8 +53,9 @@ VALUE_BYTES_SMALL = 1 << 10  # below this a value is not counted: KEYS_MAX of th
 LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only one
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
-_WRITES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.StageFiles, wire.SendFile, wire.WriteOffered)
-_BINDS = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.SendFile, wire.TakeSnapshot)
+_CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.SendFile)
+_WRITES = (*_CHANGES, wire.CompactTable, wire.StageFiles, wire.WriteOffered)
+_BINDS = (*_CHANGES, wire.TakeSnapshot, wire.CompactTable)
 
 
 class Gateway:
@@ -102,6 +104,8 @@ class Gateway:
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
+            wire.AlterTable: self._alter,
+            wire.CompactTable: self._compact,
             wire.CheckStore: self._check,
             wire.ResumeTable: self._resume,
             wire.StageFiles: self._stage,
@@ -234,6 +238,18 @@ class Gateway:
         check_name(request.name)
         work.rights.check(ADMIN, request.name)
         self._port.drop(request.name)
+
+    def _alter(self, request: wire.AlterTable, work: Work) -> TableInfo:
+        info = self._port.table_by_id(request.table)
+        if info is None:
+            raise NotFound(f"table {request.table} was dropped")
+        work.rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
+        work.rights.check(ADMIN, info.name)
+        return info if info.options != request.before else self._port.alter(info, request.options)
+
+    def _compact(self, request: wire.CompactTable, work: Work) -> CompactionReport:
+        work.rights.check(ADMIN, check_name(request.name))
+        return self._store.compact(request.name, timeout_s=request.timeout_s)
 
     def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
         return self._visible(self._store.check(), work.rights)

@@ -28,7 +28,7 @@ from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
 from penstock.spark.table_ref import TableRef, check_options
 
-BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
+BATCH_OPTIONS = ("start", "end", "selector", "splits", "snapshot", "pushdown")
 
 
 class PenstockSource(DataSource):

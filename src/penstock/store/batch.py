@@ -20,7 +20,8 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_cond
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import KV, QUEUE, kind_named, kind_of_condition
+from penstock.registry import KV, QUEUE, SERIES, kind_named, kind_of_condition
+from penstock.series.table import SeriesTable
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, is_arrow, prepare
 from penstock.store.naming import NamedTables
 
@@ -81,6 +82,10 @@ class StoreBatch(NamedTables):
     def queue(self, name: str) -> QueueTable:
         """Return an existing queue, whose writes join this batch."""
         return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
+
+    def series(self, name: str) -> SeriesTable:
+        """Return an existing series table, whose writes join this batch."""
+        return SERIES.table(self._writes, self._info(name, SERIES), durable=False)
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_open()
@@ -217,6 +222,8 @@ class StoreBatch(NamedTables):
 class _BatchPort:
     """Collects the writes of tables for a batch; reads raise."""
 
+    holder = ""
+
     def __init__(self, batch: StoreBatch) -> None:
         self._batch = batch
 
@@ -237,6 +244,12 @@ class _BatchPort:
 
     def time_us(self) -> int:
         return self._batch._port.time_us()
+
+    def now_us(self) -> int:
+        return self._batch._port.now_us()
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._batch._find(name)
 
     def __getattr__(self, name: str) -> Any:
         return _refuse_reads

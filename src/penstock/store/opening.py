@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
+from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned, ReadOnly
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
@@ -89,13 +89,22 @@ class OpenedParts(Tables):
     _port: LocalPort
 
     def __init__(
-        self, path: str, *, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random, engine: EngineOpener
+        self,
+        path: str,
+        *,
+        settings: StoreSettings,
+        fs: FileSystem,
+        clock: Clock,
+        random: Random,
+        engine: EngineOpener,
+        read_only: bool = False,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
+        self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._started = False  # background threads run
         self._seen_lsn, self._seen_s = -1, 0.0  # the last record the checkpoint task saw, and when
@@ -111,6 +120,10 @@ class OpenedParts(Tables):
             self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
+            if read_only:
+                self._port.refuse_changes(
+                    ReadOnly(f"{self.path} was opened with read_only=True: open it without, or connect, to write")
+                )
             self._start()
         except BaseException as error:
             self._closed = True
@@ -169,6 +182,7 @@ class OpenedParts(Tables):
             settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
+            options_of=self._options_of,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
@@ -247,6 +261,10 @@ class OpenedParts(Tables):
             clock=self._clock,
             waiting_bytes_max=settings.coordinator.bytes_max,
         )
+
+    def _options_of(self, table: int) -> bytes:
+        info = self._ledger.table_by_id(table)
+        return b"" if info is None else info.options
 
     def _make_room(self) -> bool:
         return self._space.release_reserve()
@@ -442,7 +460,8 @@ class OpenedParts(Tables):
             self._port.close()
         finally:
             self._coordinator.shutdown()
-        self._shorten_journal()
+        if not self.read_only:
+            self._shorten_journal()
 
     def _close_parts(self, failure: BaseException | None) -> None:
         """Close every part. Raises the first error; if there is a `failure` already, adds a note to that instead."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
-from penstock.errors import Closed, DiskFull, Invalid, NotFound
+from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import translate_os_errors
@@ -36,6 +36,7 @@ from penstock.partition.backlog import Partition
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
+    Alter,
     Create,
     Drop,
     TableInfo,
@@ -47,7 +48,7 @@ from penstock.partition.ledger import (
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_create, kind_named
+from penstock.registry import check_altered, check_create, kind_named
 from penstock.store.flusher import Flushed
 from penstock.store.querying import check_query
 from penstock.store.services import TableServices
@@ -63,6 +64,8 @@ WAIT_S = 60.0
 
 class LocalPort:
     """The live port of the process that owns the store."""
+
+    holder = ""
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class LocalPort:
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
+        self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
         self._service = self._services.of
         self._lock = threads.lock("local.listeners")
@@ -93,6 +97,9 @@ class LocalPort:
     def time_us(self) -> int:
         """Return the store's time, which decides what has expired; never before the newest record."""
         return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
+
+    def now_us(self) -> int:
+        return self.time_us()
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
@@ -104,6 +111,15 @@ class LocalPort:
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
         self._refuse(_Refusal("the store was closed: open it again"))
+
+    def refuse_changes(self, error: PenstockError) -> None:
+        """Refuse every change from now on with `error`; reads go on."""
+        self._changes_refused = error
+        self._write_into = self._check_changes  # type: ignore[assignment]
+
+    def _check_changes(self, *_: Any) -> None:
+        if self._changes_refused is not None:
+            raise self._changes_refused
 
     def _refuse(self, refusal: _Refusal) -> None:
         self._ended = True  # first: a read that is under way checks it at its end
@@ -140,6 +156,7 @@ class LocalPort:
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
+        self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
@@ -153,7 +170,18 @@ class LocalPort:
                 service = self._service(self._existing(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
+            self._admit_sections(group)
         return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
+
+    def _admit_sections(self, group: PendingGroup) -> None:
+        """Let the kinds refuse sections by the state of their shards."""
+        for partition, sections in group.sections.items():
+            info = self._dispatcher.ledger.table_by_id(table_of(partition))
+            if partition != LEDGER and info is not None:
+                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                for part in parts(sections):
+                    if not isinstance(part, Reference):
+                        kind.admit(info, part, machine, self.time_us())
 
     def _check_condition(self, name: str, argument: bytes) -> None:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
@@ -204,6 +232,7 @@ class LocalPort:
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
+        self._check_changes()
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -211,11 +240,21 @@ class LocalPort:
         return info
 
     def drop(self, name: str) -> None:
+        self._check_changes()
         info = self.table(name)
         if info is None:
             raise NotFound(f"there is no table {name}")
         self._command(encode_ops(Drop(name)))
         self._services.end(info.table_id)
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        self._check_changes()
+        self._command(encode_ops(Alter(info.table_id, info.options, options)))
+        now = self.table_by_id(info.table_id)
+        if now is None:
+            raise NotFound(f"table {info.name} was dropped")
+        return now
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
@@ -226,6 +265,7 @@ class LocalPort:
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
+        self._check_changes()
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
         return self._staging.reserve(descriptor.table_id, descriptor.folder, suffix, count, lease_s)
@@ -235,6 +275,7 @@ class LocalPort:
         def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
             return self.stage(partition, count, lease_s)
 
+        self._check_changes()
         staging, name = self._staging, threads.process_name()
         yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
@@ -263,9 +304,15 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Do nothing: what the owner holds in memory ends with it."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
+        kind = as_serviced(kind_named(info.kind, info.name), info)
+        if name not in kind.read_only_calls:
+            self._check_changes()
+        kind.check_call(info, name, argument)
         try:
             service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
@@ -276,7 +323,8 @@ class LocalPort:
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info)
+        if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
+            self._check_changes()
         try:
             service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services

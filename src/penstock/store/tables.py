@@ -20,7 +20,9 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import KINDS, KV, QUEUE, check_name, check_shards, find_kind, kind_named
+from penstock.registry import KINDS, KV, QUEUE, SERIES, check_name, check_shards, find_kind, kind_named
+from penstock.series.options import SeriesOptions
+from penstock.series.table import SeriesReader, SeriesTable
 from penstock.store.batch import StoreBatch
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
 from penstock.store.naming import NamedTables, check_kind
@@ -78,12 +80,29 @@ class Tables(NamedTables):
         return of_value_type(KV.table(self._port, info, durable=self._durable), value)
 
     def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> QueueTable:
-        """Return a queue; create it, with `retention`, if it does not exist, unless `create=False` (`NotFound`)."""
-        info = self._table(name, QUEUE, shards, QUEUE.options(retention), create=create)
-        QUEUE.check_made(info, retention)
+        """Return a queue; create it if it does not exist, unless `create=False` (`NotFound`).
+
+        `retention` and `headers` (whether its messages may have some) are for a new queue; `alter` changes them.
+        """
+        info = self._table(name, QUEUE, shards, QUEUE.options(retention, headers=headers), create=create)
+        QUEUE.check_made(info, retention, headers=headers)
         return QUEUE.table(self._port, info, durable=self._durable)
+
+    def series(
+        self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
+    ) -> SeriesTable:
+        """Return a series table; create it, with `options`, if it does not exist, unless `create=False`."""
+        info = self._table(name, SERIES, shards, SERIES.options(options), create=create)
+        SERIES.check_made(info, options)
+        return SERIES.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
         """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
@@ -222,6 +241,10 @@ class StoreSnapshot(NamedTables):
     def queue(self, name: str) -> QueueView:
         """Return a queue."""
         return QUEUE.reader(self._port, self._info(name, QUEUE))
+
+    def series(self, name: str) -> SeriesReader:
+        """Return a series table."""
+        return SERIES.reader(self._port, self._info(name, SERIES))
 
     def _find(self, name: str) -> TableInfo | None:
         return self._port.table(name)

@@ -30,7 +30,7 @@ from penstock.partition.reference import sealed
 from penstock.queue import section
 from penstock.queue.files import DataWriter
 from penstock.queue.messages import Messages, encode_payloads
-from penstock.queue.options import Retention
+from penstock.queue.options import Retention, encode_queue_options, queue_options
 from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import Message, Position
@@ -155,7 +155,7 @@ def test_many_with_keys_and_times(store: Store) -> None:
     queue.put_many(table.slice(2).to_batches()[0])
     queue.put_many(pa.table({"payload": [b"t"], "time": pa.array([0], pa.timestamp("s"))}))
     store.flush()
-    assert [message[2:] for message in queue.read()] == [
+    assert [message[2:5] for message in queue.read()] == [
         (START_US, b"k", b"a"),
         (START_US, None, b"b"),
         (START_US, b"h", b"g"),
@@ -1003,3 +1003,92 @@ def test_the_bytes_of_sections() -> None:
     sizes = len(first).to_bytes(8, "little") + len(second).to_bytes(8, "little")
     assert section.encode(puts) == head + sizes + first + second
     assert section.encode(section.Trim(258)) == b"\x01" + bytes(7) + b"\x02\x01" + bytes(6)
+
+
+# -- options
+
+
+def test_a_retention_is_altered(store: Store, disk: SimulatedDisk, clock: FakeClock) -> None:
+    queue = store.queue("events", retention=Retention(age_s=3600))
+    queue.put_many([b"%d" % n for n in range(5)], durable=True)
+    assert queue.retention == Retention(age_s=3600)
+    queue.alter(retention=Retention(age_s=10))
+    assert queue.retention == store.queue("events").retention == Retention(age_s=10)
+    assert store.queue("events", retention=Retention(age_s=10.0)).name == "events"
+    with pytest.raises(KindMismatch, match="alter"):
+        store.queue("events", retention=Retention(age_s=3600))
+    clock.advance(30)
+    store._port.maintain()
+    store.flush()
+    assert payloads(queue) == [], "the service follows"
+    again = open_queues(disk.image().restore("strict"), clock)
+    assert again.queue("events").retention == Retention(age_s=10), "it was durable when alter returned"
+    again.close()
+
+
+def test_a_queue_that_keeps_everything_again(store: Store, clock: FakeClock) -> None:
+    queue = store.queue("events", retention=Retention(age_s=10))
+    queue.alter(retention=Retention())
+    queue.put(b"m", durable=True)
+    clock.advance(30)
+    store._port.maintain()
+    store.flush()
+    assert payloads(queue) == [b"m"]
+    with pytest.raises(Invalid):
+        queue.alter(retention=None)
+    with store.snapshot() as snapshot:
+        store.drop("events")
+        with pytest.raises(NotFound):
+            queue.alter(retention=Retention())
+        store.queue("events")
+        with pytest.raises(NotFound):
+            queue.alter(retention=Retention(age_s=1))
+        assert snapshot.queue("events").to_arrow().num_rows == 1
+    assert store.queue("events").retention == Retention()
+
+
+def test_an_alteration_that_comes_second_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, port = store.queue("events"), store._port
+    alter, others = port.alter, [Retention(age_s=1), Retention(age_s=2)]
+
+    def after_another(info: Any, options: bytes) -> Any:
+        if others:
+            alter(info, encode_queue_options(queue_options(others.pop())))
+        return alter(info, options)
+
+    monkeypatch.setattr(port, "alter", after_another)
+    queue.alter(retention=Retention(age_s=9))
+    assert queue.retention == Retention(age_s=9)
+    assert others == []
+
+
+# -- all shards
+
+
+def test_all_shards_are_read(store: Store) -> None:
+    queue = store.queue("spread", shards=3)
+    for n in range(30):
+        queue.put(b"%d" % n, key=b"%d" % n)
+    store.flush()
+    messages = queue.read()
+    assert len(messages) == 30
+    assert messages == [message for shard in range(3) for message in queue.read(shard)]
+    assert queue.read(limit=12) == messages[:12]
+    assert queue.read(limit=0) == []
+    assert queue.read(from_sequence=4) == [message for message in messages if message.sequence >= 4]
+    with store.snapshot() as snapshot:
+        assert snapshot.queue("spread").read() == messages
+    queue.trim(3, shard=1, durable=True)
+    assert queue.read() == [message for message in messages if message.shard != 1 or message.sequence >= 3]
+    with pytest.raises(NotFound):
+        queue.read(from_sequence=2)
+
+
+def test_all_shards_are_read_at_one_moment(store: Store) -> None:
+    """A batch that is committed while the first shard is read is not in the second either."""
+    queue = store.queue("spread", shards=2)
+    queue.put_many([b"a"] * 4, keys=[b"0", b"1", b"2", b"3"], durable=True)
+    batches = queue.scan_arrow()
+    first = next(batches)
+    queue.put_many([b"b"] * 4, keys=[b"0", b"1", b"2", b"3"], durable=True)
+    assert [row["payload"] for batch in (first, *batches) for row in batch.to_pylist()] == [b"a"] * 4

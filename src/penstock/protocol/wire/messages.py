@@ -150,6 +150,21 @@ class DropTable(_Message, frozen=True):
     name: str
 
 
+class AlterTable(_Message, frozen=True):
+    """Replace the options of a table, if they are still `before`."""
+
+    table: int
+    before: bytes
+    options: bytes
+
+
+class CompactTable(_Message, frozen=True):
+    """Merge a table into as few files as possible; `timeout_s`: for other work on it to end."""
+
+    name: str
+    timeout_s: float
+
+
 class CheckStore(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
 
@@ -342,6 +357,8 @@ OtherRequest = (
     | CallService
     | CreateTable
     | DropTable
+    | AlterTable
+    | CompactTable
     | CheckStore
     | ResumeTable
     | StageFiles

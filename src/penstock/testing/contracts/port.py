@@ -27,6 +27,7 @@ from penstock.lsm.writer import SstableWriter
 from penstock.partition.ledger import Condition, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.partition.reference import StagedFile, sealed
+from penstock.queue.options import Retention, encode_queue_options, queue_options
 from penstock.registry import QUEUE
 from penstock.testing.contracts.reading import ABSENT, MESSAGES, make_kv, make_queue, rows_of, table_of
 
@@ -103,6 +104,22 @@ class PortContract(ABC):
             with pytest.raises(Invalid):
                 port.create(name, kind, shards, given)
         assert port.tables() == before
+
+    def test_options_are_altered(self, port: Port) -> None:
+        queue, table = make_queue(port, _name()), make_kv(port, _name())
+        first, second = (encode_queue_options(queue_options(Retention(bytes_max=size))) for size in (1, 2))
+        altered = port.alter(queue, first)
+        assert (altered.options, altered.table_id, altered.created_lsn) == (first, queue.table_id, queue.created_lsn)
+        assert port.table(queue.name) == altered
+        assert altered in port.tables()
+        assert port.alter(queue, second) == altered, "these were no longer its options"
+        assert port.alter(altered, second).options == second
+        for info, options in ((altered, b"\xc1"), (table, table.options)):
+            with pytest.raises(Invalid):
+                port.alter(info, options)
+        port.drop(queue.name)
+        with pytest.raises(NotFound):
+            port.alter(altered, second)
 
     def test_a_dropped_table_is_gone(self, port: Port) -> None:
         name = _name()
