@@ -147,7 +147,17 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
 
 
 class AsyncSeriesReader(AsyncForm[R]):
-    """A series table of a snapshot. Methods are those of `SeriesReader`."""
+    """A series table of a snapshot. Methods are those of `SeriesReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.series("metrics")
+    ...         async with store.snapshot() as snapshot:
+    ...             metrics = await snapshot.series("metrics")
+    ...             return await metrics.labels()
+    >>> asyncio.run(main())
+    []
+    """
 
     select = awaited(SeriesReader.select)
     to_arrow = awaited(SeriesReader.to_arrow)
@@ -161,7 +171,16 @@ class AsyncSeriesReader(AsyncForm[R]):
 
 
 class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
-    """A series table. Methods are those of `SeriesTable`."""
+    """A series table. Methods are those of `SeriesTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         metrics = await store.series("metrics")
+    ...         await metrics.write("cpu", 0.42, {"host": "a"}, durable=True)
+    ...         return (await metrics.select("cpu")).num_rows
+    >>> asyncio.run(main())
+    1
+    """
 
     write = awaited(SeriesTable.write)
     write_columns = awaited(SeriesTable.write_columns)

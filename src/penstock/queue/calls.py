@@ -80,7 +80,12 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer of a queue at one moment."""
+    """A consumer of a queue at one moment.
+
+    >>> messages = store.queue("events").consumer("worker").get()
+    >>> [(consumer.name, consumer.leased) for consumer in store.queue("events").consumers()]
+    [('worker', 1)]
+    """
 
     name: str
     mode: str  # "leased" (get and ack), "streamed" (moved by a stream) or "new" (it has got no message yet)
