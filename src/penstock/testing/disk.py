@@ -112,7 +112,7 @@ class SimulatedDisk:
     def state(self) -> int:
         """Return a hash of all that a process can find here and a later crash can leave: equal disks behave alike."""
         with self._lock:
-            if any(node.changes for node in (*self._inodes.values(), *self._folders.values())):
+            if any(i.changes for i in self._inodes.values()) or any(f.changes for f in self._folders.values()):
                 files = [(n, i.synced, tuple(i.changes)) for n, i in self._inodes.items()]
                 folders = [(n, tuple(f.synced.items()), tuple(f.changes)) for n, f in self._folders.items()]
                 return hash((tuple(files), tuple(folders)))
