@@ -6,6 +6,7 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 export PYTHON
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile every module again
 SETUP := @sh tools/setup.sh
 PY := .venv/bin/python
 

@@ -20,12 +20,11 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "penstock": """
         Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings CollectionSettings
-        CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings
-        Durability Epoch Json KvReader
-        KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings
-        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention SeriesOptions SeriesReader SeriesTable
-        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType __version__ connect errors
-        open serve_tcp union_items union_of
+        CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings Durability Epoch
+        Json KvReader KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad
+        QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions
+        SeriesReader SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType
+        __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
-    from penstock.series.options import SeriesOptions
+    from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.section import MetricMetadata
     from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
@@ -105,6 +105,7 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "Rollup": "series.options",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.table",
     "SeriesTable": "series.table",
@@ -156,6 +157,7 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "Rollup",
     "SeriesOptions",
     "SeriesReader",
     "SeriesTable",

@@ -429,8 +429,8 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
     ) -> AsyncSeriesTable:
         """Return a series table; create it if it does not exist, unless `create=False`."""
-        sync = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
-        return AsyncSeriesTable(sync, self._threads)
+        table = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
+        return AsyncSeriesTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""

@@ -83,7 +83,7 @@ class LocalPort:
         self._staging = staging
         self.clock = clock
         self.incarnation = incarnation
-        self._identity = identity
+        self.identity = identity
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
@@ -277,7 +277,7 @@ class LocalPort:
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard

@@ -120,6 +120,16 @@ class Store(OpenedParts):
             lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
         )
 
+    def roll_up(self, name: str) -> int:
+        """Bring a rollup table up to date, in this thread; return the number of commits. The store does it by itself.
+
+        `KindMismatch` if the table is not computed from another one.
+        """
+        info = self._info(name)
+        self._port.flush(None)  # with all that was written so far
+        with translate_os_errors():
+            return self._derived.derive_now(info)
+
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again."""
         self._check_writable()

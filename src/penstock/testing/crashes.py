@@ -16,11 +16,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from penstock.errors import CorruptionError, Invalid, PenstockError
 from penstock.testing.disk import Fault, FaultKind, SimulatedDisk
 from penstock.testing.disk_image import Image, Mode
+
+T = TypeVar("T")
 
 
 class Violation(AssertionError):
@@ -111,7 +113,7 @@ class CrashReport:
     """
 
     operations: int = 0
-    crashes: int = 0
+    crashes: int = 0  # that left different disks, or the same to clients that knew something else
     crashes_in_recovery: int = 0
     faults: int = 0
     labels: set[str] = field(default_factory=set)
@@ -136,7 +138,7 @@ def absent(reached: Counter[str], *wanted: str) -> list[str]:
         operation, _, operation_path = label.partition(" ")
         return operation == name and path in operation_path
 
-    return [step for step in wanted if not any(is_at(step, label) for label in reached)]
+    return [step for step in wanted if not any(is_at(step, label) for label, count in reached.items() if count)]
 
 
 def steps(images: Sequence[Image]) -> Counter[str]:
@@ -178,6 +180,14 @@ def explore(
     return explorer.report
 
 
+def search_order(points: Sequence[T]) -> Sequence[T]:
+    """Return crash or fault points in the order to try them.
+
+    That of the run, so that the first violation is the earliest; a test that asks only for any may replace this.
+    """
+    return points
+
+
 class _Explorer:
     def __init__(
         self, scenario: Scenario, modes: tuple[Mode, ...], recovery_modes: tuple[Mode, ...], torn_seeds: int
@@ -198,7 +208,7 @@ class _Explorer:
 
     def faults(self, faults: Faults, depth: int) -> None:
         for kind in faults.kinds:
-            for at in self._places(faults):
+            for at in search_order(self._places(faults)):
                 self.report.faults += 1
                 self.report.faulted[_step(self._labels.get(at, "read"))] += 1
                 disk, history = self._run((Fault(at, kind),))
@@ -232,33 +242,28 @@ class _Explorer:
         self, images: Sequence[Image], history: History, depth: int, where: str, *, recovering: bool = False
     ) -> None:
         reached = self.report.crashed_in_recovery if recovering else self.report.crashed
-        tried: dict[tuple[int, int], bool] = {}
-        for image in images:
-            for mode in self._recovery_modes if where.endswith("then ") else self._modes:
-                state = (image.synced_version, image.mark)
-                if mode == "strict" and state in tried:  # nothing synced and no reply since: the same disk
-                    resumed = tried[state]
-                else:
-                    resumed = self._crash(image, mode, history, depth, where, recovering=recovering)
-                    if mode == "strict":
-                        tried[state] = resumed
-                if resumed:
-                    reached[_step(image.label)] += 1
+        modes = self._recovery_modes if where.endswith("then ") else self._modes
+        seeds = [(mode, seed) for mode in modes for seed in range(self._torn_seeds if mode == "torn" else 1)]
+        tried: dict[tuple[int, int], bool] = {}  # by the disk and what clients knew: whether it was resumed
+        for image in search_order(images):
+            for mode, seed in seeds:
+                disk = image.restore(mode, seed)
+                state = (disk.state(), image.mark)
+                if state not in tried:
+                    point = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
+                    tried[state] = self._crash(disk, history.cut(image.mark), depth, point, recovering=recovering)
+                reached[_step(image.label)] += tried[state]
 
-    def _crash(self, image: Image, mode: Mode, history: History, depth: int, where: str, *, recovering: bool) -> bool:
+    def _crash(self, disk: SimulatedDisk, past: History, depth: int, where: str, *, recovering: bool) -> bool:
         """Resume after this crash; return False if the scenario skipped it."""
-        resumed = False
-        for seed in range(self._torn_seeds if mode == "torn" else 1):
-            crash_point = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
-            disk, past = image.restore(mode, seed), history.cut(image.mark)
-            if depth > 1:
-                disk.on_image = lambda past=past: len(past.events)
-            resumed = self._resume(disk, past, crash_point)
-            self.report.crashes += resumed and not recovering
-            self.report.crashes_in_recovery += resumed and recovering
-            if depth > 1:
-                disk.images.append(disk.image())
-                self._crash_everywhere(disk.images, past, depth - 1, f"{crash_point}, then ", recovering=resumed)
+        if depth > 1:
+            disk.on_image = lambda: len(past.events)
+        resumed = self._resume(disk, past, where)
+        self.report.crashes += resumed and not recovering
+        self.report.crashes_in_recovery += resumed and recovering
+        if depth > 1:
+            disk.images.append(disk.image())
+            self._crash_everywhere(disk.images, past, depth - 1, f"{where}, then ", recovering=resumed)
         return resumed
 
     def _resume(self, disk: SimulatedDisk, past: History, where: str) -> bool:
