@@ -23,7 +23,7 @@ PUBLIC = {
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
-        QueueView RemoteSnapshot RemoteStore Retention SeriesOptions SeriesReader SeriesTable ShardBounds
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
         StagedFile Store StoreBatch StoreSettings StoreSnapshot TextKvReader TextKvTable Trouble ValueType
         __version__ connect errors open serve_tcp union_items union_of
     """,
@@ -105,11 +105,31 @@ def test_type_checkers_and_programs_find_the_same_names() -> None:
     assert imports == {name: f"penstock.{home}" for name, home in penstock._HOMES.items()}
     assert {*imports, "errors", "__version__"} == set(penstock.__all__)
     assert penstock.__all__ == sorted(penstock.__all__)
-    assert set(penstock.__all__) <= set(dir(penstock))
+    assert dir(penstock) == sorted({*penstock.__all__, *(name.partition(".")[2] for name in PUBLIC if "." in name)})
     for name, home in imports.items():
         public = getattr(penstock, name)
         if inspect.isclass(public) or inspect.isfunction(public):
             assert (public.__module__, public.__name__) == (home, name)
+
+
+def test_tab_shows_public_names_only() -> None:
+    """In a fresh process, before and after the store was used, which imports packages of ours."""
+    code = """
+import tempfile, penstock
+before = dir(penstock)
+with tempfile.TemporaryDirectory() as folder:
+    penstock.open(folder).close()
+import penstock.aio, penstock.testing
+assert before == dir(penstock), set(dir(penstock)) - set(before)
+for name in before:
+    if name != "spark":
+        getattr(penstock, name)
+print(*before)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == dir(penstock)
+    for name in ("penstock.aio", "penstock.testing", "penstock.spark"):
+        assert dir(importlib.import_module(name)) == sorted(PUBLIC[name].split())
 
 
 def test_an_unknown_name_is_told() -> None:

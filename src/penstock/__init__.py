@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
-    from penstock.series.options import SeriesOptions
+    from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.section import MetricMetadata
     from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from penstock.store.tables import StoreSnapshot
 
 __version__ = "0.1.0"
+
+_MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on first use
 
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
@@ -109,6 +111,7 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "Rollup": "series.options",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.table",
     "SeriesTable": "series.table",
@@ -165,6 +168,7 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "Rollup",
     "SeriesOptions",
     "SeriesReader",
     "SeriesTable",
@@ -192,8 +196,8 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use: a Spark task that only reads sstables needs much less than the store."""
-        if name == "errors":  # a module; `from penstock import errors` would ask here again
-            return importlib.import_module("penstock.errors")
+        if name in _MODULES:  # `from penstock import errors` would ask here again
+            return importlib.import_module(f"penstock.{name}")
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"penstock has no {name!r}")
@@ -202,4 +206,5 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names: packages that were imported meanwhile are not among them."""
+    return sorted({*__all__, *_MODULES})

@@ -318,7 +318,7 @@ def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.Monke
             for number in range(10):
                 batch.kv("users").put(b"%d" % number, b"")
                 batch.table("users").put(b"%d" % number, b"x")
-            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use table\('users'\)"):
+            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use kv\('users'\)"):
                 batch.queue("users")
         assert asked == ["users"]
         assert len(dict(store.kv("users").scan())) == 10

@@ -22,6 +22,7 @@ from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.reading import SeriesState
 from penstock.series.section import (
+    BucketTrim,
     MetricMetadata,
     Part,
     SampleBlock,
@@ -87,7 +88,7 @@ class SeriesModel:
         elif isinstance(part, SeriesDelete):
             gone = self.select(part.selector, part.start, part.end)
             self.samples = {key: bits for key, bits in self.samples.items() if key not in gone}
-        else:
+        elif isinstance(part, BucketTrim):
             floor = self._options.bucket(part.floor)
             self.samples = {k: bits for k, bits in self.samples.items() if self._options.bucket(k[1]) >= floor}
 

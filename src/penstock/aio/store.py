@@ -42,7 +42,17 @@ R = TypeVar("R", bound=SeriesReader)
 
 
 class AsyncKvReader(AsyncForm[K]):
-    """A kv table of a snapshot. Methods are those of `KvReader`."""
+    """A kv table of a snapshot. Methods are those of `KvReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.snapshot() as snapshot:
+    ...             users = await snapshot.kv("users")
+    ...             return await users.get(b"ada", b"unknown")
+    >>> asyncio.run(main())
+    b'unknown'
+    """
 
     multi_get = awaited(KvReader.multi_get)
     get_row = awaited(KvReader.get_row)
@@ -64,7 +74,16 @@ class AsyncKvReader(AsyncForm[K]):
 
 
 class AsyncKvTable(AsyncKvReader[KvTable[V]]):
-    """A kv table. Methods are those of `KvTable`."""
+    """A kv table. Methods are those of `KvTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815")
+    ...         return [key async for key, value in users.scan()]
+    >>> asyncio.run(main())
+    [b'ada']
+    """
 
     put = awaited(KvTable.put)
     put_many = awaited(KvTable.put_many)
@@ -100,7 +119,17 @@ class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
 
 
 class AsyncQueueView(AsyncForm[Q]):
-    """A queue of a snapshot. Methods are those of `QueueView`."""
+    """A queue of a snapshot. Methods are those of `QueueView`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.queue("events")
+    ...         async with store.snapshot() as snapshot:
+    ...             events = await snapshot.queue("events")
+    ...             return await events.read()
+    >>> asyncio.run(main())
+    []
+    """
 
     read = awaited(QueueView.read)
     read_arrow = awaited(QueueView.read_arrow)
@@ -109,7 +138,16 @@ class AsyncQueueView(AsyncForm[Q]):
 
 
 class AsyncQueueTable(AsyncQueueView[QueueTable]):
-    """A queue. Methods are those of `QueueTable`."""
+    """A queue. Methods are those of `QueueTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         return [message.payload for message in await events.read()]
+    >>> asyncio.run(main())
+    [b'hello']
+    """
 
     put = awaited(QueueTable.put)
     put_many = awaited(QueueTable.put_many)
@@ -140,7 +178,17 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
 
 
 class AsyncSeriesReader(AsyncForm[R]):
-    """A series table of a snapshot. Methods are those of `SeriesReader`."""
+    """A series table of a snapshot. Methods are those of `SeriesReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.series("metrics")
+    ...         async with store.snapshot() as snapshot:
+    ...             metrics = await snapshot.series("metrics")
+    ...             return await metrics.labels()
+    >>> asyncio.run(main())
+    []
+    """
 
     select = awaited(SeriesReader.select)
     to_arrow = awaited(SeriesReader.to_arrow)
@@ -154,7 +202,16 @@ class AsyncSeriesReader(AsyncForm[R]):
 
 
 class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
-    """A series table. Methods are those of `SeriesTable`."""
+    """A series table. Methods are those of `SeriesTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         metrics = await store.series("metrics")
+    ...         await metrics.write("cpu", 0.42, {"host": "a"}, durable=True)
+    ...         return (await metrics.select("cpu")).num_rows
+    >>> asyncio.run(main())
+    1
+    """
 
     write = awaited(SeriesTable.write)
     write_columns = awaited(SeriesTable.write_columns)
@@ -164,7 +221,19 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
 
 
 class AsyncConsumer(AsyncForm[Consumer]):
-    """A consumer: `async for message in consumer`, or `get` and `ack`."""
+    """A consumer: `async for message in consumer`, or `get` and `ack`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         consumer = events.consumer("worker")
+    ...         async for message in consumer:
+    ...             await consumer.ack(message)
+    ...             return message.payload
+    >>> asyncio.run(main())
+    b'hello'
+    """
 
     nack = awaited(Consumer.nack)
     extend = awaited(Consumer.extend)
@@ -211,7 +280,18 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
 
 class AsyncBatch(AsyncForm[StoreBatch]):
-    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
+    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.batch(token=("loader", 17)) as batch:
+    ...             users = await batch.kv("users")
+    ...             users.put(b"ada", b"1815")
+    ...         return batch.duplicate
+    >>> asyncio.run(main())
+    False
+    """
 
     queue = awaited(StoreBatch.queue)
     series = awaited(StoreBatch.series)
@@ -264,7 +344,16 @@ class AsyncBatch(AsyncForm[StoreBatch]):
 
 
 class AsyncSnapshot(AsyncForm[StoreSnapshot]):
-    """Read-only view of all tables at one LSN."""
+    """Read-only view of all tables at one LSN.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.snapshot() as snapshot:
+    ...             return snapshot.lsn > 0
+    >>> asyncio.run(main())
+    True
+    """
 
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
@@ -318,7 +407,16 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
 
 
 class AsyncStore(AsyncForm[Store | RemoteStore]):
-    """A store, opened or connected."""
+    """A store, opened or connected.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815", durable=True)
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
 
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
@@ -402,8 +500,8 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
     ) -> AsyncSeriesTable:
         """Return a series table; create it if it does not exist, unless `create=False`."""
-        sync = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
-        return AsyncSeriesTable(sync, self._threads)
+        table = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
+        return AsyncSeriesTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
@@ -432,7 +530,15 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
 def open(  # noqa: A001 - aio.open reads well
     path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, or to be read only, like `penstock.open`."""
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
     return AsyncOpening(None, opens, _close, AsyncStore)
 
@@ -446,7 +552,15 @@ def connect(
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Connect to the store in `path`, like `penstock.connect`."""
+    """Connect to the store in `path`, like `penstock.connect`.
+
+    >>> async def main():
+    ...     async with penstock.aio.connect("data/", create=True) as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     opens = partial(
         penstock.connect,
         path,

@@ -10,6 +10,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
     Selectable     a selector is read in ranges of keys                   Spark reads
+    Derived        tables are computed from others by jobs                rollups
     Serviced       the owner does more for a table than read and write    leases, retention
 
 A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
@@ -24,6 +25,8 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 """
 
 from penstock.kinds.capabilities import (
+    Derivation,
+    Derived,
     ExpectedRow,
     FileReadable,
     Host,
@@ -76,6 +79,8 @@ __all__ = [
     "QUERY_S_MAX",
     "BuildContext",
     "Conditional",
+    "Derivation",
+    "Derived",
     "ExpectedRow",
     "FileReadable",
     "Filters",

@@ -18,6 +18,7 @@ from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
+from penstock.scheduler.offers import JobPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,10 @@ class Host(Protocol):
     def incarnation(self) -> int:
         """The store's incarnation: different at every opening."""
 
+    @property
+    def identity(self) -> bytes:
+        """The store's UUID."""
+
     def machine(self, partition: PartitionId) -> Any: ...
 
     def ledger_row(self, key: bytes) -> bytes | None:
@@ -238,6 +243,30 @@ class Serviced(Protocol):
 
     def waits(self, name: str, argument: bytes) -> bool:
         """Whether a call waits for other clients. Requires: `check_call` has passed."""
+
+
+class Derivation(Protocol):
+    """A planned computation of a table: calls of one function in any process, then one commit in the owner."""
+
+    function: str  # `package.module:function`; it gets the arguments of a part and `root`, the store's folder
+    parts: Sequence[JobPart]
+
+    def commit(self, results: Sequence[Any]) -> None:
+        """Write the results of all parts."""
+
+    def close(self) -> None:
+        """Release what the parts read."""
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """Tables can be computed from other tables, by durable jobs of the owner."""
+
+    def is_derived(self, info: TableInfo) -> bool:
+        """Whether this table is computed."""
+
+    def derive(self, info: TableInfo, host: Host) -> Derivation | None:
+        """Plan the next computation of a table; None if it holds all that there is. Repeating one is safe."""
 
 
 def as_streamable(kind: Kind, info: TableInfo) -> Streamable:

@@ -78,7 +78,12 @@ class KvRow(NamedTuple, Generic[V]):
 
 
 class KvReader(ReadableMapping[bytes, V]):
-    """A read-only kv table, live or in a snapshot: a mapping of bytes to values."""
+    """A read-only kv table, live or in a snapshot: a mapping of bytes to values.
+
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.kv("users")[b"ada"]
+    b'1815'
+    """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -233,7 +238,17 @@ def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
 
 
 class KvTable(KvReader[V], WritableMapping[bytes, V]):
-    """A kv table of an open store: a mutable mapping of bytes to values."""
+    """A kv table of an open store: a mutable mapping of bytes to values.
+
+    >>> users = store.kv("users")
+    >>> epoch = users.put(b"bob", b"1912", durable=True)
+    >>> users[b"bob"], users.get(b"nobody")
+    (b'1912', None)
+    >>> list(users.scan(prefix=b"a"))
+    [(b'ada', b'1815')]
+    >>> users.to_arrow().column_names
+    ['key', 'value', 'lsn']
+    """
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)

@@ -89,14 +89,23 @@ def check_operand(name: str, operand: bytes) -> int:
 
 
 def union_of(items: set[bytes] | frozenset[bytes]) -> bytes:
-    """Encode a set."""
+    """Encode a set.
+
+    >>> penstock.union_items(penstock.union_of({b"b", b"a"}))
+    [b'a', b'b']
+    """
     if any(len(item) > UNION_ITEM_BYTES_MAX for item in items):
         raise Invalid(f"an item of a union has at most {UNION_ITEM_BYTES_MAX} bytes")
     return _encode(items)
 
 
 def union_items(value: bytes) -> list[bytes]:
-    """Decode the items of a set."""
+    """Decode the items of a set.
+
+    >>> epoch = store.kv("users").merge(b"tags", penstock.union_of({b"new"}), operator="union")
+    >>> penstock.union_items(store.kv("users")[b"tags"])
+    [b'new']
+    """
     items = _items(value)
     if items is None:
         raise Invalid("the value is not an encoded set")

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import Invalid
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.options import SECOND_US, SeriesOptions
-from penstock.series.section import SampleBlock, SeriesSection
+from penstock.series.section import BucketTrim, RollupProgress, SampleBlock, SeriesSection
 from penstock.series.shard import SeriesLimits
 
 
@@ -37,6 +37,10 @@ def admit_section(
     name: str, section: SeriesSection, options: SeriesOptions, limits: SeriesLimits, time_us: int
 ) -> None:
     """Raise `Invalid` if a section has times or new series that a table does not accept."""
+    if options.rollup is not None:
+        if not any(isinstance(part, (RollupProgress, BucketTrim)) for part in section.log):
+            raise Invalid(f"table {name} is a rollup of {options.rollup.source}: write there, and it follows")
+        return  # its series are those of its source
     for part in section.parts:
         if isinstance(part, SampleBlock):
             check_window(name, int(part.times.min()), int(part.times.max()), options, time_us)

@@ -98,7 +98,7 @@ def decode_aggregate(argument: bytes) -> AggregateQuery:
 def aggregate(query: AggregateQuery, shards: Sequence[SeriesShard], context: QueryContext) -> Iterator[Any]:
     """Yield record batches of `AGGREGATES`, ordered by group and time. Requires: `query` was checked."""
     groups: dict[tuple[str, ...], int] = {}
-    totals = _Values(query.quantile) if query.function == "quantile" else _Totals(query.function)
+    totals = _Values(query.quantile) if query.function == "quantile" else Totals(_NEEDS[query.function])
     samples = _rising_samples if query.function in ("rate", "increase") else _samples
     for shard in shards:
         for of_row, some, values in samples(query, shard, groups, context):
@@ -126,7 +126,7 @@ def _samples(
         of_row = np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)[of_distinct.reshape(-1)]
         for found, times, bits in shard.read(bucket, ids, query.start, query.end):
             context.check()
-            kept = _without_stale(Slice(places_of(ids, found), times, bits))
+            kept = without_stale(Slice(places_of(ids, found), times, bits))
             yield of_row, kept, kept.bits.view(np.float64)
 
 
@@ -138,7 +138,7 @@ def _rising_samples(
     of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
     before: tuple[int, float] | None = None  # series and value of the last sample of a slice
     for some in selected.slices(context):
-        kept = _without_stale(some)
+        kept = without_stale(some)
         if len(kept.times):
             values = kept.bits.view(np.float64)
             last = int(kept.rows[-1]), float(values[-1])
@@ -153,7 +153,8 @@ def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int
     return groups.setdefault(tuple(pairs.get(name, "") for name in by), len(groups))
 
 
-def _without_stale(some: Slice) -> Slice:
+def without_stale(some: Slice) -> Slice:
+    """Return the samples that are not staleness markers."""
     stale = some.bits == STALE_BITS
     if not stale.any():
         return some
@@ -187,11 +188,11 @@ _NEEDS = {  # what is kept of the samples of a group and step
 }
 
 
-class _Totals:
-    """Partial results by group and step, for all functions but `quantile`."""
+class Totals:
+    """Partial results by group and step: sum, count, min, max, time of the last sample, last."""
 
-    def __init__(self, function: str) -> None:
-        self._needs = _NEEDS[function]
+    def __init__(self, needs: Sequence[str]) -> None:
+        self._needs = needs
         self._parts: list[tuple[Any, ...]] = []  # group, step, and a column for each need
         self._runs = 0  # since the last fold
 
@@ -222,12 +223,17 @@ class _Totals:
         self._parts = [(groups[starts], steps[starts], *reduced)]
         self._runs = 0
 
-    def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
-        """Return group, step and value of each result, in order."""
+    def columns(self) -> tuple[I64, I64, list[npt.NDArray[Any]]]:
+        """Return group and step of each result, in order, and a column for each need."""
         self._fold()
         if not self._parts:
-            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+            return np.empty(0, np.int64), np.empty(0, np.int64), [np.empty(0) for _ in self._needs]
         groups, steps, *columns = self._parts[0]
+        return groups, steps, columns
+
+    def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
+        """Return group, step and value of each result, in order."""
+        groups, steps, columns = self.columns()
         value = columns[-1]
         if query.function == "avg":
             value = columns[0] / columns[1]

@@ -29,19 +29,23 @@ from penstock.lsm.view import View
 from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
+    ALL_METRICS,
+    PROGRESS,
     bucket_range,
+    change_key,
     dictionary_keys,
     forward_key,
     forward_keys,
     inverted_key,
     metadata_key,
     number_of,
+    prefix,
 )
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
 from penstock.series.operators import encode_ids
-from penstock.series.options import SeriesOptions
-from penstock.series.section import BucketTrim, MetricMetadata, Part, SampleBlock, SeriesDelete
+from penstock.series.options import HOUR_US, SeriesOptions
+from penstock.series.section import BucketTrim, MetricMetadata, Part, RollupProgress, SampleBlock, SeriesDelete
 from penstock.series.selectors import Matcher, parse_selector
 
 SERIES_REMEMBERED_MAX = 2_000_000  # in all buckets
@@ -234,6 +238,8 @@ class RecordDraft:
             self._metadata[metadata_key(part.metric)] = index.encode_metadata(part)
         elif isinstance(part, SeriesDelete):
             self._delete(part)
+        elif isinstance(part, RollupProgress):
+            self._metadata[prefix(ALL_METRICS, PROGRESS)] = index.encode_progress(part)
         else:
             self._trim(part)
 
@@ -245,6 +251,8 @@ class RecordDraft:
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
+        for part in self._parts:
+            puts.update(dict.fromkeys((change_key(part.bucket, hour) for hour in _hours(part)), b""))
         ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
         return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
 
@@ -370,6 +378,19 @@ class RecordDraft:
         self.buckets = {number: some for number, some in self.buckets.items() if number >= end}
         if next(index.buckets(self._view, 0, end), None) is not None:
             self.trimmed = max(self.trimmed, end)
+
+
+def _hours(part: SamplePart) -> set[int]:
+    """Return the hours, counted from 1970, of which a part changes samples: marks for rollups."""
+    hours: set[int] = set()
+    times = part.samples.times
+    if len(times):
+        first, last = int(times.min()) // HOUR_US, int(times.max()) // HOUR_US
+        hours.update((first, last) if last - first < 2 else np.unique(times // HOUR_US).tolist())
+    for start, end in zip(part.deleted.starts.tolist(), part.deleted.ends.tolist(), strict=True):
+        hours.update(range(start // HOUR_US, (end - 1) // HOUR_US + 1))
+        break  # a delete has one range for all its series
+    return hours
 
 
 def _members(codes: U32, ids: U32) -> Iterator[tuple[int, U32]]:

@@ -16,12 +16,15 @@ from penstock.errors import CorruptionError
 from penstock.lsm.view import View
 from penstock.series.keys import (
     ALL_METRICS,
+    CHANGES,
     FORWARD,
     INVERTED,
     METADATA,
+    PROGRESS,
     bucket_of,
     bucket_range,
     forward_key,
+    hour_of,
     inverted_key,
     label_of,
     number_of,
@@ -29,12 +32,13 @@ from penstock.series.keys import (
 )
 from penstock.series.labels import METRIC, U32, decode_labels
 from penstock.series.operators import decode_ids
-from penstock.series.section import MetricMetadata
+from penstock.series.section import MetricMetadata, RollupProgress
 from penstock.series.selectors import Matcher
 
 _GET_MAX = 64  # ids looked up one by one; more are scanned if they are close together
 _pack = msgspec.msgpack.Encoder().encode
 _metadata = msgspec.msgpack.Decoder(MetricMetadata)
+_progress = msgspec.msgpack.Decoder(RollupProgress)
 
 
 # -- values of rows
@@ -43,6 +47,23 @@ _metadata = msgspec.msgpack.Decoder(MetricMetadata)
 def encode_metadata(metadata: MetricMetadata) -> bytes:
     """Encode a metric's metadata."""
     return _pack(metadata)
+
+
+def encode_progress(progress: RollupProgress) -> bytes:
+    """Encode how far a rollup is computed."""
+    return _pack(progress)
+
+
+def rollup_progress(view: View) -> RollupProgress:
+    """Return how far a rollup is computed; LSN 0 if it is not."""
+    stored = view.get(prefix(ALL_METRICS, PROGRESS))
+    return RollupProgress(0) if stored is None else _progress.decode(stored)
+
+
+def changed_hours(view: View, bucket: int) -> Iterator[tuple[int, int]]:
+    """Yield the hours of a bucket whose samples were ever changed, each with the LSN of the last change."""
+    for columns in view.scan_columns(prefix=prefix(bucket, CHANGES)):
+        yield from zip(map(hour_of, columns.list_keys()), columns.lsns.tolist(), strict=True)
 
 
 def dictionary_value(number: int) -> bytes:

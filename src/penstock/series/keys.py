@@ -5,7 +5,9 @@
     bucket | 3 | name, 0, value          set of the ids that have this label (operator `SERIES_IDS`)
     bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
     bucket | 6 | group u32               where the slices of a group begin, if it has more than one
+    bucket | 7 | hour u32                nothing: the LSN of the row is that of the last change of samples of this hour
     2**32-1 | 5 | metric                 its metadata
+    2**32-1 | 8                          of a rollup table: how far it is computed
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
 each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
@@ -23,13 +25,14 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES = range(1, 7)
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS = range(1, 9)
 GROUP_SHIFT = 6
-ALL_METRICS = (1 << 32) - 1  # stands for the bucket in the key of metadata
+ALL_METRICS = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")
 _NUMBERED = struct.Struct(">IBI")
 _SLICED = struct.Struct(">IBIQ")
 _TIME_ZERO = 1 << 63
+_HOUR_ZERO = 1 << 31
 FIRST_SLICE = -_TIME_ZERO  # where the first slice of every group begins
 
 
@@ -41,6 +44,16 @@ def prefix(bucket: int, row_type: int) -> bytes:
 def bucket_range(first: int, end: int) -> tuple[bytes, bytes]:
     """Return the key range of the buckets [first, end)."""
     return struct.pack(">I", first), struct.pack(">I", min(end, ALL_METRICS))
+
+
+def change_key(bucket: int, hour: int) -> bytes:
+    """Return the key of the mark that samples of an hour, counted from 1970, have changed."""
+    return _NUMBERED.pack(bucket, CHANGES, hour + _HOUR_ZERO)
+
+
+def hour_of(key: bytes) -> int:
+    """Return the hour of a mark."""
+    return number_of(key) - _HOUR_ZERO
 
 
 def forward_key(bucket: int, number: int) -> bytes:

@@ -18,6 +18,7 @@ from penstock.arguments import in_short, microseconds
 from penstock.errors import CorruptionError, Invalid, KindMismatch
 from penstock.kinds import (
     BuildContext,
+    Derived,
     FileReadable,
     Filters,
     Host,
@@ -51,7 +52,8 @@ from penstock.series.options import (
     encode_series_options,
 )
 from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query
-from penstock.series.reading import check_piece, read_piece
+from penstock.series.reading import SeriesState, check_piece, read_piece
+from penstock.series.rollups import RollupPlan, changed_hours, decode_progress, plan_rollup, rollup_progress
 from penstock.series.section import (
     BucketTrim,
     SeriesDelete,
@@ -63,14 +65,13 @@ from penstock.series.section import (
 )
 from penstock.series.selectors import parse_selector
 from penstock.series.service import SeriesService
-from penstock.series.shard import SeriesShard
 from penstock.series.table import SeriesReader, SeriesTable, split_block
 from penstock.series.times import key_times, time_key
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
-class SeriesKind(Kind, FileReadable, Loadable, Queryable, Selectable, Serviced):
+class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, Serviced):
     """The kind `series`."""
 
     name = "series"
@@ -198,20 +199,35 @@ class SeriesKind(Kind, FileReadable, Loadable, Queryable, Selectable, Serviced):
     def check_query(self, info: TableInfo, name: str, argument: bytes) -> None:
         if name == "aggregate":
             decode_aggregate(argument)
+        elif name in ("changed_hours", "rollup_progress"):
+            decode_progress(argument)
         else:
             check_series_query(name, argument)
 
     def query(
-        self, info: TableInfo, name: str, argument: bytes, shards: Sequence[SeriesShard], context: QueryContext
+        self, info: TableInfo, name: str, argument: bytes, shards: Sequence[SeriesState], context: QueryContext
     ) -> Iterator[Any]:
         if name == "aggregate":
             return aggregate(decode_aggregate(argument), shards, context)
+        if name == "changed_hours":
+            return changed_hours(decode_progress(argument), shards, context)
+        if name == "rollup_progress":
+            return rollup_progress(shards)
         return run_series_query(name, argument, shards, context)
 
     def select_range(self, selector: str, shard: int, start: bytes, end: bytes | None) -> tuple[str, bytes]:
         parse_selector(selector)
         low, high = key_times(start, end)
         return "select", encode_query(SeriesQuery(selector, low, max(low, high), shard=shard))
+
+    # -- rollups
+
+    def is_derived(self, info: TableInfo) -> bool:
+        return decode_series_options(info.options).rollup is not None
+
+    def derive(self, info: TableInfo, host: Host) -> RollupPlan | None:
+        rollup = decode_series_options(info.options).rollup
+        return None if rollup is None else plan_rollup(info, rollup, host)
 
     # -- retention
 

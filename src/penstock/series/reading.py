@@ -31,10 +31,10 @@ from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
 from penstock.series.labels import U32
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.operators import fold_columns
-from penstock.series.options import SeriesOptions
+from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
 from penstock.series.queries import scan_samples
-from penstock.series.section import MetricMetadata
+from penstock.series.section import MetricMetadata, RollupProgress
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
 from penstock.series.slices import slice_starts, slices_between
@@ -121,6 +121,20 @@ class SeriesState(ShardSnapshot):
         for bucket in self._buckets(start, end):
             yield from ((bucket, name, count) for name, count in index.label_counts(self._view, bucket).items())
 
+    # -- rollups
+
+    def changed_hours(self, done: RollupProgress) -> Iterator[int]:
+        """Yield the hours that changed after what a rollup has computed."""
+        for bucket in self._buckets(TIME_MIN, TIME_MAX):
+            for hour, lsn in index.changed_hours(self._view, bucket):
+                if lsn > (max(done.lsn, done.hour_lsn) if hour <= done.hour else done.lsn):
+                    yield hour
+
+    def rollup_progress(self) -> RollupProgress:
+        """Return how far this shard of a rollup table is computed."""
+        self.snapshot.check_open()
+        return index.rollup_progress(self._view)
+
     # -- samples
 
     def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
@@ -185,12 +199,17 @@ class SeriesState(ShardSnapshot):
 
 def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
     """Return record batches of a piece from its files; None if they cannot be read from here."""
+    state = open_piece(piece, root, identity)
+    return None if state is None else state.scan_arrow(piece.start, piece.end)
+
+
+def open_piece(piece: Piece, root: str, identity: bytes) -> SeriesState | None:
+    """Return a state with the buckets of a piece, from its files; None if they cannot be read from here."""
     detail = decode_piece(piece.detail)
     version = detail.stored.open(root, identity)
     if version is None:
         return None
-    snapshot = Snapshot(version, detail.stored.now_us, lambda _: None)
-    return SeriesState(piece.partition, snapshot, detail.options).scan_arrow(piece.start, piece.end)
+    return SeriesState(piece.partition, Snapshot(version, detail.stored.now_us, lambda _: None), detail.options)
 
 
 def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:

@@ -6,7 +6,10 @@ block when the section is encoded or read.
     SampleBlock      samples of many series, as columns
     MetricMetadata   type, unit and help of a metric
     SeriesDelete     deletes the samples of a selector in [start, end), of everything applied or written before it
-    BucketTrim       deletes all buckets that end at a time or before (retention; only the owner writes it)
+    BucketTrim       deletes all buckets that end at a time or before (retention)
+    RollupProgress   up to which LSN of its source a rollup table is computed
+
+Only the owner writes the last two.
 
 As bytes:
 
@@ -51,7 +54,7 @@ from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.selectors import parse_selector
 
 VERSION = 1
-SAMPLES, METADATA, DELETE, TRIM = 1, 2, 3, 4
+SAMPLES, METADATA, DELETE, TRIM, PROGRESS = 1, 2, 3, 4, 5
 EVERY, SAME, COUNTING = 0, 1, 2
 HELP_BYTES_MAX = 4_096
 SAMPLE_BYTES = 200  # memory of a sample that was written alone: a tuple, an int, a float and a place in a list
@@ -92,7 +95,13 @@ class SampleBlock:
 
 
 class MetricMetadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is known about a metric."""
+    """What is known about a metric.
+
+    >>> metrics = store.series("metrics")
+    >>> epoch = metrics.set_metadata("cpu", type="gauge", unit="ratio")
+    >>> metrics.metadata()["cpu"].unit
+    'ratio'
+    """
 
     metric: str
     type: str = ""
@@ -114,8 +123,16 @@ class BucketTrim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     floor: int
 
 
-Part: TypeAlias = SampleBlock | MetricMetadata | SeriesDelete | BucketTrim
-_TYPES: dict[int, Any] = {METADATA: MetricMetadata, DELETE: SeriesDelete, TRIM: BucketTrim}
+class RollupProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A rollup table holds at least what its source held at an LSN; up to an hour, what it held at a later one."""
+
+    lsn: int
+    hour: int = -(1 << 31)  # hours from 1970 up to this one
+    hour_lsn: int = 0
+
+
+Part: TypeAlias = SampleBlock | MetricMetadata | SeriesDelete | BucketTrim | RollupProgress
+_TYPES: dict[int, Any] = {METADATA: MetricMetadata, DELETE: SeriesDelete, TRIM: BucketTrim, PROGRESS: RollupProgress}
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _pack = msgspec.msgpack.Encoder().encode
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -344,7 +361,7 @@ def receive_section(payload: bytes) -> SeriesSection:
         elif isinstance(part, SeriesDelete):
             check_delete(part)
         else:
-            raise Invalid("only the owner of a store deletes buckets: set the retention of the table")
+            raise Invalid("only the owner of a store deletes buckets and computes rollups: see SeriesOptions")
     return section
 
 

@@ -13,13 +13,13 @@ from typing import Any, Literal, NoReturn, cast, overload
 from penstock.arguments import ArrowSource, whole
 from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, NotFound, PenstockError, TokenTooOld
+from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
 from penstock.kv.table import KvTable
 from penstock.kv.text_keys import TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
-from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
+from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
@@ -30,7 +30,14 @@ from penstock.store.naming import NamedTables
 
 
 class StoreBatch(NamedTables):
-    """Writes that are committed together at the end of the `with` block; an exception in the block discards them."""
+    """Writes that are committed together at the end of the `with` block; an exception in the block discards them.
+
+    >>> with store.batch(token=("loader", 17)) as batch:
+    ...     epoch = batch.kv("users").put(b"bob", b"1912")
+    ...     epoch = batch.queue("events").put(b"bob was added")
+    >>> batch.duplicate
+    False
+    """
 
     def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
         self._port = port
@@ -191,7 +198,7 @@ class StoreBatch(NamedTables):
             return
         self.epoch = self._port.commit_and_wait(group, self._bytes)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
-            raise TokenTooOld(f"token {self._token} is below the window of its producer: nothing was written")
+            raise token_too_old(self._token)
         if group.verdict is Verdict.REFUSED:
             raise self._refusal(group.refused_by)
         self.duplicate = group.verdict is Verdict.DUPLICATE

@@ -32,7 +32,13 @@ LEASE_S = 3_600.0  # of staged files: how long they wait for their commit
 
 
 class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Rows for one table, ready to be committed by `StoreBatch.load`, in this process or another one."""
+    """Rows for one table, ready to be committed by `StoreBatch.load`, in this process or another one.
+
+    >>> prepared = store.prepare("users", pyarrow.table({"key": [b"bob"], "value": [b"1912"]}))
+    >>> with store.batch() as batch:
+    ...     batch.load("users", prepared)
+    1
+    """
 
     table: str
     rows: int
@@ -41,7 +47,14 @@ class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What `load` did."""
+    """What `load` did.
+
+    >>> rows = pyarrow.table({"key": [b"bob", b"eve"], "value": [b"1912", b"1990"]})
+    >>> store.load("users", rows, token=("nightly", 1))
+    LoadReport(rows=2, duplicate=False)
+    >>> store.load("users", rows, token=("nightly", 1))
+    LoadReport(rows=0, duplicate=True)
+    """
 
     rows: int  # written by this call
     duplicate: bool  # the token was committed before: this call wrote nothing

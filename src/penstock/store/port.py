@@ -45,6 +45,7 @@ from penstock.partition.ledger import (
     TableInfo,
     condition_table,
     decode_condition,
+    dropped_table,
     encode_condition,
     encode_ops,
 )
@@ -87,7 +88,7 @@ class LocalPort:
         self._staging = staging
         self.clock = clock
         self.incarnation = incarnation
-        self._identity = identity
+        self.identity = identity
         self._check_usable = check_usable
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
@@ -181,7 +182,7 @@ class LocalPort:
                 others.append((name, argument))
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in others:
-                service = self._service(self._dispatcher.ledger.table_by_id(condition_table(argument)))
+                service = self._service(self._existing(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
             self._admit_sections(group)
@@ -218,9 +219,7 @@ class LocalPort:
 
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
-        info = self._dispatcher.ledger.table_by_id(condition_table(argument))
-        if info is None:
-            raise NotFound("the table was dropped")
+        info = self._existing(condition_table(argument))
         kind = kind_named(info.kind, info.name)
         kind.check_condition(info, name, argument, own=True)
         return info, kind
@@ -255,6 +254,17 @@ class LocalPort:
 
     def table_by_id(self, table: int) -> TableInfo | None:
         return self._dispatcher.ledger.table_by_id(table)
+
+    def dropped_name(self, table: int) -> str | None:
+        """Return the name of a table that was dropped since the opening; None if it is not known."""
+        return self._dispatcher.ledger.dropped_name(table)
+
+    def _existing(self, table: int) -> TableInfo:
+        """Return a table by its id; `NotFound`, with its name, if it was dropped."""
+        info = self.table_by_id(table)
+        if info is None:
+            raise dropped_table(table, self.dropped_name(table))
+        return info
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
@@ -303,7 +313,7 @@ class LocalPort:
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
@@ -316,9 +326,7 @@ class LocalPort:
         return reference
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
-        info = self._dispatcher.ledger.table_by_id(descriptor.table_id)
-        if info is None:
-            raise NotFound("the table was dropped")
+        info = self._existing(descriptor.table_id)
         return as_loadable(kind_named(info.kind, info.name), info)
 
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
@@ -342,7 +350,7 @@ class LocalPort:
             self._check_changes()
         kind.check_call(info, name, argument)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
+            service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
             return service.call(name, argument)
         except Exception:
@@ -354,7 +362,7 @@ class LocalPort:
         if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
             self._check_changes()
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
+            service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:

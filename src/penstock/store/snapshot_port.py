@@ -52,7 +52,7 @@ class SnapshotPort:
         if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
         if state is None:
-            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
+            raise NotFound("this table was made after the snapshot: take another snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state

@@ -176,7 +176,7 @@ class Tables(NamedTables):
             info = self._port.create(name, kind.name, shards, options)
         check_kind(info, kind)
         if shards not in (1, info.shards):
-            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}")
+            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
 
     def _find(self, name: str) -> TableInfo | None:
@@ -242,7 +242,12 @@ class Tables(NamedTables):
 
 
 class StoreSnapshot(NamedTables):
-    """Read-only view of all tables at one LSN."""
+    """Read-only view of all tables at one LSN.
+
+    >>> with store.snapshot() as snapshot:
+    ...     len(snapshot.kv("users")), len(snapshot.queue("events").to_arrow())
+    (1, 1)
+    """
 
     def __init__(self, port: SnapshotReading) -> None:
         self._port = port
