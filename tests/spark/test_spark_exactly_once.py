@@ -46,6 +46,7 @@ class Input:
         store.queue("copied", shards=2)
         store.kv("totals", value="int64")
         store.kv("latest")
+        store.series("seen", shards=2)
         self.put: list[tuple[bytes, bytes]] = []  # key, payload
 
     def feed(self, count: int, keys: list[bytes] = KEYS, size: int = 0) -> None:
@@ -63,6 +64,9 @@ class Input:
         if tables == "several":
             assert dict(self.store.kv("totals").scan()) == Counter(key for key, _ in self.put)
             assert dict(self.store.kv("latest").scan()) == dict(self.put)
+            for shard, bounds in enumerate(self.events.bounds()):
+                samples = self.store.series("seen").select(f'seen{{shard="{shard}"}}')
+                assert sorted(samples["value"].to_pylist()) == list(range(1, bounds.next))
         assert self.events.consumer("c").lag == 0
 
 

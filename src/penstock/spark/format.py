@@ -28,7 +28,7 @@ from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
 from penstock.spark.table_ref import TableRef, check_options
 
-BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
+BATCH_OPTIONS = ("start", "end", "selector", "splits", "snapshot", "pushdown")
 
 
 class PenstockSource(DataSource):
@@ -73,7 +73,12 @@ def _schema_of(info: TableInfo) -> StructType:
 
 
 def register(spark: Any) -> None:
-    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself."""
+    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself.
+
+    >>> penstock.spark.register(spark)
+    >>> spark.read.format("penstock").option("table", "users").load(path).columns
+    ['key', 'value', 'lsn']
+    """
     python = getattr(getattr(spark, "sparkContext", None), "pythonExec", sys.executable)
     if not _has_penstock(python):
         raise Invalid(
