@@ -383,4 +383,4 @@ def test_files_of_a_shard_can_be_inspected(place: SeriesPlace) -> None:
     place.flush()
     (name,) = (name for name in place.disk.listdir("/store/tables/1") if name.endswith(".sst"))
     kinds = statistics(f"/store/tables/1/{name}", fs=place.disk).rows_by_kind
-    assert kinds == {"put": 6, "merge series_ids": 4, "merge series_samples": 1}
+    assert kinds == {"put": 7, "merge series_ids": 4, "merge series_samples": 1}
