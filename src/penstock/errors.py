@@ -18,7 +18,8 @@
     │   ├── KindMismatch      the table is of another kind or shape
     │   ├── TokenTooOld       the token is below the window of its producer: it may have been used or not
     │   ├── LeaseLost         the lease has ended, and the work may be another worker's
-    │   └── PositionConflict  another writer moved the consumer; nothing was written
+    │   ├── PositionConflict  another writer moved the consumer; nothing was written
+    │   └── StreamFailed      Spark failed on a batch, mostly in the batch function; nothing of it was written
     ├── Reopen                this object cannot be used any more; open it again
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
@@ -118,6 +119,10 @@ class LeaseLost(FixTheCall):
 
 class PositionConflict(FixTheCall):
     """A stream's batch does not begin at its consumer's position."""
+
+
+class StreamFailed(FixTheCall):
+    """Spark could not run a batch of a stream; nothing of the batch was written."""
 
 
 class Reopen(PenstockError):
