@@ -1,7 +1,7 @@
 """A stream in which 1 % of the records are broken beside the same stream with none: what it costs to set them aside.
 
-`QUICK=1 python -m bench dead_letters` takes 2,000 messages in one batch, otherwise 20,000 in four. Each run is a new consumer;
-the session is warm. A record is broken for Spark (a cast fails), for a Python function, or for the table (no key).
+`QUICK=1 python -m bench dead_letters` takes 2,000 messages in one batch, otherwise 20,000 in four. Each run is a new
+consumer; the session is warm. A record is broken for Spark (a cast fails), for a Python function, or for the table (no key).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def parsed(frame: Any) -> Any:
 def results(frame: Any) -> dict[str, Any]:
     totals = frame.groupBy("device").agg(F.sum("value").alias("value"))
     key = F.col("device").cast("binary").alias("key")
-    return {"copied": frame.select("key", "payload"), "totals": totals.select(key, "value", F.lit("add_i64").alias("op"))}
+    return {
+        "copied": frame.select("key", "payload"),
+        "totals": totals.select(key, "value", F.lit("add_i64").alias("op")),
+    }
 
 
 def by_cast(frame: Any) -> dict[str, Any]:

@@ -32,8 +32,8 @@ PUBLIC = {
     "penstock.errors": """
         Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
         LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked StreamFailed TokenTooOld
-        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
+        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked StreamFailed
+        TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
         Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session

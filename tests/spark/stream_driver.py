@@ -3,8 +3,8 @@
     stream_driver.py POINT MARKS [one|several|broken FOLDER CHECKPOINT]...
 
 POINT is where each of them holds still: `writing` (a task has written files, another waits), `searched` (broken records
-were found, and nothing is written), `staged` (all files are there, and no commit), `committed` (the commit happened, and
-Spark does not know it). Then it makes a file in the folder MARKS, and waits until that folder is gone.
+were found, and nothing is written), `staged` (all files are there, and no commit), `committed` (the commit happened,
+and Spark does not know it). Then it makes a file in the folder MARKS, and waits until that folder is gone.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def main(point: str, marks: str, *streams: str) -> None:
     from penstock.store.batch import StoreBatch
 
     if point == "searched":
-        find_failures = broken_records.find_failures
+        find_failures = vars(broken_records)["find_failures"]
 
         def searched(*given: Any, **more: Any) -> Any:
             failures = find_failures(*given, **more)
             hold_still(marks)
             return failures
 
-        broken_records.find_failures = searched
+        vars(broken_records)["find_failures"] = searched
     if point == "staged":
         commit = StoreBatch.commit
 

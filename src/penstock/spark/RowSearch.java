@@ -9,12 +9,13 @@
 //
 // Thread: that of the task; `compute` of a Gate also runs in threads that feed Python processes.
 // Invariants: (1) a row is reported only if the plan failed on that row alone. (2) a plan whose input is read outside an
-// evaluation (by a shuffle, or a broadcast of it) ends the search: the failure of a part would say nothing.
+// evaluation (by a broadcast of it) ends the search: the failure of a part would say nothing.
 
 package penstock;
 
 import java.io.File;
 import java.io.IOException;
+import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -23,15 +24,20 @@ import java.util.Properties;
 import java.util.UUID;
 import org.apache.spark.NarrowDependency;
 import org.apache.spark.Partition;
-import org.apache.spark.SparkEnv;
 import org.apache.spark.TaskContext;
 import org.apache.spark.TaskContext$;
 import org.apache.spark.TaskContextImpl;
 import org.apache.spark.TaskKilledException;
+import org.apache.spark.memory.MemoryManager;
 import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.execution.RDDScanExec;
+import org.apache.spark.sql.execution.SQLExecutionRDD;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import scala.jdk.javaapi.CollectionConverters;
+import scala.runtime.AbstractPartialFunction;
 
 public final class RowSearch extends RDD {
     static final String SEARCHING = "penstock.searching"; // a local property of jobs, set once the plan is made
@@ -46,11 +52,15 @@ public final class RowSearch extends RDD {
     final long seconds; // after which a task stops
 
     public RowSearch(
-            RDD source, RDD[] plans, int slices, int shardColumn, int sequenceColumn, int errorColumn, int rowsMax,
-            long seconds) {
-        super(source.context(), dependencies(source, plans), tag(String.class));
+            RDD source, SparkPlan[] plans, int slices, int shardColumn, int sequenceColumn, int errorColumn,
+            int rowsMax, long seconds) {
+        super(source.context(), (scala.collection.immutable.Seq) scala.collection.immutable.Nil$.MODULE$,
+            tag(String.class));
         this.source = source;
-        this.plans = plans;
+        this.plans = new RDD[plans.length];
+        for (int at = 0; at < plans.length; at++) {
+            this.plans[at] = rowsOf(plans[at]);
+        }
         this.slices = slices;
         this.shardColumn = shardColumn;
         this.sequenceColumn = sequenceColumn;
@@ -63,7 +73,13 @@ public final class RowSearch extends RDD {
         return scala.reflect.ClassTag$.MODULE$.apply(kind);
     }
 
-    private static scala.collection.immutable.Seq dependencies(RDD source, RDD[] plans) {
+    // The rows of a plan without the shuffles of its input, which has one partition: all rows that belong together are.
+    static RDD rowsOf(SparkPlan plan) {
+        SparkPlan whole = (SparkPlan) plan.transformUp(new WithoutShuffles());
+        return new SQLExecutionRDD(whole.execute(), plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+    }
+
+    public scala.collection.immutable.Seq getDependencies() {
         List all = new ArrayList();
         all.add(new Needs(source, source.partitions().length));
         for (int at = 0; at < plans.length; at++) {
@@ -297,11 +313,22 @@ public final class RowSearch extends RDD {
         private Evaluation(TaskContextImpl task, List rows, File report) {
             super(task.stageId(), task.stageAttemptNumber(), task.partitionId(), task.taskAttemptId(),
                 task.attemptNumber(), task.numPartitions(),
-                new TaskMemoryManager(SparkEnv.get().memoryManager(), task.taskAttemptId()),
-                properties(task.getLocalProperties(), report), SparkEnv.get().metricsSystem(), task.taskMetrics(),
+                new TaskMemoryManager(memoryOf(task), task.taskAttemptId()),
+                properties(task.getLocalProperties(), report), null, task.taskMetrics(),
                 TaskContextImpl.$lessinit$greater$default$11(), TaskContextImpl.$lessinit$greater$default$12());
             this.rows = rows;
             this.report = report;
+        }
+
+        // Janino cannot load SparkEnv, which would tell it: some of its methods need classes that Spark does not bring.
+        private static MemoryManager memoryOf(TaskContextImpl task) {
+            try {
+                Field field = TaskMemoryManager.class.getDeclaredField("memoryManager");
+                field.setAccessible(true);
+                return (MemoryManager) field.get(task.taskMemoryManager());
+            } catch (ReflectiveOperationException changed) {
+                throw new GaveUp(textOf(changed));
+            }
         }
 
         private static Properties properties(Properties task, File report) {
@@ -344,6 +371,26 @@ public final class RowSearch extends RDD {
         }
     }
 
+    static final class WithoutShuffles extends AbstractPartialFunction {
+        public boolean isDefinedAt(Object node) {
+            if (!(node instanceof ShuffleExchangeExec)) {
+                return false;
+            }
+            scala.collection.Iterator leaves = ((SparkPlan) node).collectLeaves().iterator();
+            while (leaves.hasNext()) {
+                Object leaf = leaves.next();
+                if (leaf instanceof RDDScanExec && ((RDDScanExec) leaf).rdd() instanceof Gate) {
+                    return true;
+                }
+            }
+            return false;
+        }
+
+        public Object applyOrElse(Object node, scala.Function1 other) {
+            return isDefinedAt(node) ? ((SparkPlan) node).children().head() : other.apply(node);
+        }
+    }
+
     static final class GaveUp extends RuntimeException {
         GaveUp(String message) {
             super(message);
@@ -376,6 +423,10 @@ public final class RowSearch extends RDD {
 
         public boolean equals(Object other) {
             return other instanceof Slice && ((Slice) other).index == index;
+        }
+
+        public boolean org$apache$spark$Partition$$super$equals(Object other) { // a part of Scala's trait
+            return super.equals(other);
         }
     }
 

@@ -24,8 +24,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.spark.committing import Committed, commit
     from penstock.spark.batch_runner import StreamProgress
+    from penstock.spark.committing import Committed, commit
     from penstock.spark.dead_letters import dead_letter_payload
     from penstock.spark.exactly_once import caught_up, progress, stream, wait
     from penstock.spark.format import register

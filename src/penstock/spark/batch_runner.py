@@ -75,14 +75,21 @@ class BatchRunner:
     query: Any = None
 
     def __init__(
-        self, spark: Any, source: TableRef, consumer: str, route: Route, dead_letter: str | None, dead_max: int
+        self,
+        spark: Any,
+        source: TableRef,
+        consumer: str,
+        route: Route,
+        *,
+        dead_letter: str | None,
+        dead_letter_max: int,
     ) -> None:
         self._spark = spark
         self._source = source
         self._consumer = consumer
         self._route = route
         self._dead = dead_letter
-        self._dead_max = dead_max
+        self._dead_max = dead_letter_max
         self.progress = StreamProgress()
         self.error: Exception | None = None  # why the stream ended
         self._turn = threading.Lock()  # held while a batch runs
@@ -219,12 +226,11 @@ class BatchRunner:
             frame = within(frame, self._columns, start, end)
         frame = frame.persist()
         try:
-            # Broken records are expected with a dead-letter queue, and Spark would log many lines for each attempt.
-            if self._broken is None:
-                self.commit(self.routed(frame), start, end)
-                return
-            with muted(self._spark):
-                self._broken.write(frame, start, end)
+            with muted(self._spark):  # a failure is handled, or reported in one line
+                if self._broken is None:
+                    self.commit(self.routed(frame), start, end)
+                else:
+                    self._broken.write(frame, start, end)
         finally:
             frame.unpersist()
 

@@ -52,7 +52,8 @@ def stream(
     make it fail, the stream stops with the first error instead.
     """
     most = whole(dead_letter_max, "dead_letter_max", 1, DEAD_LETTERS_MAX)
-    runner = BatchRunner(spark, TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter, most)
+    ref = TableRef.of({"path": path, "table": source})
+    runner = BatchRunner(spark, ref, consumer, batch, dead_letter=dead_letter, dead_letter_max=most)
     start = runner.begin()
     if interval_s is not None:
         interval_s = seconds(interval_s, "interval_s", INTERVAL_S_MAX)

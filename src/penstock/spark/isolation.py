@@ -1,13 +1,13 @@
 """Finds the rows that make a batch function fail, in one Spark job.
 
-The function runs once, on a frame whose rows a search can choose (a gate, in one partition, so that an aggregate needs
-no shuffle). Tasks then evaluate the plan that Spark made of it on ever fewer of their rows: `RowSearch.java` says how. It
+The function runs once, on a frame whose rows a search can choose (a gate, in one partition: the batch itself needs no
+shuffle). Tasks then evaluate the plan that Spark made of it on ever fewer of their rows: `RowSearch.java` says how. It
 is compiled by Janino, which is a part of Spark, and sent to the executors as a jar.
 
 Thread: that of the stream. The local properties and settings that a search needs are those of this thread and of the
 stream's own session.
-Invariant: a search writes nothing, and what it reports failed alone. If it cannot search (the plan shuffles its input, or
-broadcasts it, or rows fail only together) it says so, and reports nothing.
+Invariant: a search writes nothing, and what it reports failed alone. If it cannot search (the plan broadcasts its
+input, or rows fail only together) it says so, and reports nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from penstock.kinds import StreamColumns
 
 logger = logging.getLogger(__name__)
 SEARCHING = "penstock.searching"  # as in RowSearch.java
-SHUFFLES = "spark.sql.shuffle.partitions"
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",  # what a plan joins with comes in one partition, as the gate does
+    "spark.sql.adaptive.enabled": "false",  # a plan is made whole, and no part of it is run before
+    "spark.sql.exchange.reuse": "false",
+}
 POSITION_TYPES = ["int", "bigint"]  # of the columns shard and sequence, as the tasks read them
 _lock = threads.lock("spark.isolation")
 _loaders: dict[str, Any] = {}  # guarded by _lock; class loaders by Spark application
@@ -67,14 +71,14 @@ def find_failures(
     try:
         loader = _loader(context)
         source = _rows(frame.select("*"))
-        with _setting(frame.sparkSession, SHUFFLES, "1"):  # what a plan joins with comes in one partition, as the gate
+        with _settings(frame.sparkSession):
             plans = plans_of(_gated(loader, frame))
             with _searching(context):
-                rdds = context._gateway.new_array(context._jvm.org.apache.spark.rdd.RDD, len(plans))
+                executed = context._gateway.new_array(context._jvm.org.apache.spark.sql.execution.SparkPlan, len(plans))
                 for number, plan in enumerate(plans):
-                    rdds[number] = _rows(plan)
+                    executed[number] = plan._jdf.queryExecution().executedPlan()
                 slices = max(1, context.defaultParallelism // max(1, len(source.partitions())))
-                arguments = [source, rdds, slices, frame.columns.index(columns.shard)]
+                arguments = [source, executed, slices, frame.columns.index(columns.shard)]
                 arguments += [frame.columns.index(columns.sequence), -1 if error_column is None else error_column]
                 search = _new(context, loader, "penstock.RowSearch", *arguments, failures_max, int(timeout_s) + 1)
                 texts = [str(text) for text in search.toJavaRDD().collect()]
@@ -123,13 +127,15 @@ def _searching(context: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _setting(session: Any, name: str, value: str) -> Iterator[None]:
-    before = session.conf.get(name)
-    session.conf.set(name, value)
+def _settings(session: Any) -> Iterator[None]:
+    before = {name: session.conf.get(name) for name in SETTINGS}
     try:
+        for name, value in SETTINGS.items():
+            session.conf.set(name, value)
         yield
     finally:
-        session.conf.set(name, before)
+        for name, value in before.items():
+            session.conf.set(name, value)
 
 
 def _loader(context: Any) -> Any:

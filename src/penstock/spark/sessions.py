@@ -5,6 +5,7 @@ Thread: the driver's.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ TASK_LOGGERS = (
     "org.apache.spark.util.Utils",
 )
 STREAM_LOGGERS = ("org.apache.spark.sql.execution.streaming",)
+PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver")  # they repeat the same
 _lock = threads.lock("spark.loggers")
 _muted: Counter[str] = Counter()  # guarded by _lock; how many blocks mute a logger
 
@@ -98,6 +100,9 @@ def _set_levels(log4j: Any, names: tuple[str, ...], change: int) -> None:
             _muted[name] += change
             level = log4j.Level.OFF if _muted[name] > 0 else log4j.LogManager.getRootLogger().getLevel()
             log4j.core.config.Configurator.setLevel(name, level)
+        for name in PYTHON_LOGGERS:
+            _muted[name] += change
+            logging.getLogger(name).disabled = _muted[name] > 0
 
 
 def _submitted() -> dict[str, str]:

@@ -13,6 +13,7 @@ Thread: `reporting` affects the calling thread; the wrapped functions run in tas
 from __future__ import annotations
 
 import base64
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,20 +108,20 @@ class SoftSeriesFunction(SoftFunction):
         try:
             return self.function(*args, **named)
         except Exception as error:
-            import pandas as pd
+            pandas: Any = importlib.import_module("pandas")
 
             def attempt(low: int, high: int) -> None:
                 self.function(*(one.iloc[low:high] for one in args), **{k: v.iloc[low:high] for k, v in named.items()})
 
             if not _report_rows(attempt, rows, first, report):
                 report.add(NO_ROW, error)
-            return pd.Series([None] * rows, dtype=object)
+            return pandas.Series([None] * rows, dtype=object)
 
 
 class SoftMap(SoftFunction):
     """A function of an iterator of batches; no output where it fails."""
 
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:  # type: ignore[override]
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         report = self.report()
         if report is None:
             yield from self.function(batches)
