@@ -1,7 +1,8 @@
 """A stream in which 1 % of the records are broken beside the same stream with none: what it costs to set them aside.
 
 `QUICK=1 python -m bench dead_letters` takes 2,000 messages in one batch, otherwise 20,000 in four. Each run is a new
-consumer; the session is warm. A record is broken for Spark (a cast fails), for a Python function, or for the table (no key).
+consumer; the session is warm. A record is broken for Spark (a cast fails), for a Python function, or for the table (no
+key).
 """
 
 from __future__ import annotations

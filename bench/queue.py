@@ -406,9 +406,9 @@ def build_files(path: str) -> None:
         if number <= FILES:
             writer.write(body, synced=number - 1)
             writer.finish()
-            entries.append(FileEntry(opening.path, number, number, writer.place.offset))
+            entries.append(FileEntry(opening.path, number, number, writer.position.offset))
         writer.file.close()
-    active = ActiveFileState(FILES + 1, writer.place.offset, 0, opening.path)
+    active = ActiveFileState(FILES + 1, writer.position.offset, 0, opening.path)
     QmftWriter(fs, path).write(QmftManifest(FILES + 1, active, FileTable.of(entries)))
 
 

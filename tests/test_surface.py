@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "penstock": """
         Acknowledgement ArrowSource CheckpointReport CheckpointSettings CollectionSettings CompactionReport Consumer
-        ConsumerPosition ConsumerSettings DispatcherSettings Durability Epoch Json KvReader KvTable LeasedMessage
+        ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings Durability Epoch Json KvReader KvTable
+        LeasedMessage
         LoadReport LogSettings Message Position PreparedLoad QueueSettings QueueTable QueueTotals QueueView
         RemoteSnapshot RemoteStore Retention ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble
         ValueType __version__ connect errors open serve_tcp union_items union_of
@@ -32,7 +33,7 @@ PUBLIC = {
     "penstock.errors": """
         Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
         LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit Reopen Restore RetryLater StoreLocked StreamFailed
+        PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked StreamFailed
         TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """

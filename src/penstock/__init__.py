@@ -40,19 +40,18 @@ if TYPE_CHECKING:
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
-    from penstock.coordinator.epochs import Epoch
-    from penstock.coordinator.protocols import Acknowledgement, Durability
+    from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kv.table import KvReader, KvTable
     from penstock.kv.values import Json, ValueType
-    from penstock.log.log import LogSettings
+    from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
     from penstock.partition.aside import Trouble
+    from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
-    from penstock.partition.dispatcher import DispatcherSettings
     from penstock.partition.reference import StagedFile
-    from penstock.queue.calls import ConsumerPosition, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
@@ -78,15 +77,16 @@ _HOMES = {
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
-    "DispatcherSettings": "partition.dispatcher",
+    "ConsumerSummary": "queue.calls",
+    "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
-    "Epoch": "coordinator.epochs",
+    "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
-    "LogSettings": "log.log",
+    "LogSettings": "log.settings",
     "Message": "queue.table",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
@@ -122,6 +122,7 @@ __all__ = [
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
+    "ConsumerSummary",
     "DispatcherSettings",
     "Durability",
     "Epoch",

@@ -17,6 +17,7 @@
     │   ├── NotFound          the named object does not exist, or no longer
     │   ├── KindMismatch      the table is of another kind or shape
     │   ├── TokenTooOld       the token is below the window of its producer: it may have been used or not
+    │   ├── ReadOnly          the store was opened to be read only; nothing was written
     │   ├── LeaseLost         the lease has ended, and the work may be another worker's
     │   ├── PositionConflict  another writer moved the consumer; nothing was written
     │   └── StreamFailed      Spark failed on a batch, mostly in the batch function; nothing of it was written
@@ -24,7 +25,7 @@
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
     │   ├── Lost              the epoch is of an earlier opening: its outcome is unknown
-    │   └── StoreLocked       another process owns the folder
+    │   └── StoreLocked       another process owns the folder, or this one does already
     ├── PartitionPaused       writes could not be applied to one table: remove the cause, then resume it
     └── Restore               bytes on disk are not what was written
         ├── CorruptionError   says path and offset
@@ -113,6 +114,10 @@ class TokenTooOld(FixTheCall):
     """The token is below the window of its producer; it may have been used or not."""
 
 
+class ReadOnly(FixTheCall):
+    """The store was opened with `read_only=True`, so it takes no writes."""
+
+
 class LeaseLost(FixTheCall):
     """The lease has ended, so its work may not be completed."""
 
@@ -142,7 +147,9 @@ class Lost(Reopen):
 
 
 class StoreLocked(Reopen):
-    """Another process owns the folder."""
+    """Another process, or this one, has the folder open."""
+
+    here = False  # whether it is this process
 
 
 class PartitionPaused(PenstockError):

@@ -25,7 +25,7 @@ from penstock.errors import Invalid, KindMismatch
 from penstock.host import threads
 from penstock.kinds import Kind
 from penstock.kv.kind import KvKind
-from penstock.partition.ledger import KindCondition
+from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -119,6 +119,15 @@ def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
     if known_kind is None:
         raise Invalid(f"there is no kind {in_short(kind)}")
     known_kind.check_options(options)
+
+
+def check_altered(info: TableInfo, options: Any) -> None:
+    """Raise `Invalid` if the options of a table cannot become `options`. Every request to alter one is checked here."""
+    kind = kind_named(info.kind, info.name)
+    if type(options) is not bytes:
+        raise Invalid(f"the options of table {info.name} are bytes, as its kind encodes them")
+    kind.check_options(options)
+    kind.check_altered(info, options)
 
 
 def check_settings(all_settings: tuple[object, ...]) -> None:

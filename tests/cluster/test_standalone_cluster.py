@@ -197,7 +197,7 @@ def makers(store: Store, name: str, lineage: Lineage) -> dict[str, set[int]]:
     info = store.port.table(name)
     assert info is not None
     found = {}
-    for _, row in store._manifest.scan_chunks(info.table):
+    for _, row in store._manifest.scan_chunks(info.table_id):
         if not row.staged:
             with pa.OSFile(f"{store.path}/{row.file_name}") as file:
                 maker = pa.ipc.open_file(file).schema.metadata.get(b"penstock.maker", b":0")

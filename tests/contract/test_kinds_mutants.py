@@ -57,9 +57,9 @@ class OtherSchema(AccountsKind):
 class _Machines(AccountsKind):
     machine: type[AccountsMachine]
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> AccountsMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return self.machine(tree, site.maintenance, descriptor)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> AccountsMachine:
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
+        return self.machine(tree, context.maintenance, descriptor)
 
 
 class GuessesInApply(_Machines):
@@ -126,8 +126,8 @@ class TakesAnyQuery(AccountsKind):
 
 
 class LoadsHalf(AccountsKind):
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return super().load((batch.slice(0, batch.num_rows // 2) for batch in batches), info, place)
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return super().load((batch.slice(0, batch.num_rows // 2) for batch in batches), info, context)
 
 
 class LoadsAnyColumns(AccountsKind):

@@ -9,10 +9,11 @@ import pytest
 import penstock
 from penstock.client.connect import connect
 from penstock.kinds import Reading, partitions_of
-from penstock.store.port import AppliedReading
+from penstock.store.applied import AppliedReading
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
-from penstock.testing.contracts.port import OpenPort, PortContract, ReadingContract, fill
+from penstock.testing.contracts.port import OpenPort, PortContract
+from penstock.testing.contracts.reading import ReadingContract, fill
 
 SLOW = StoreSettings(flush_interval_s=3600.0)  # what is written stays pending
 

@@ -65,7 +65,7 @@ def _flush(store: Store, name: str) -> None:
     info = store._ledger.table(name)
     assert info is not None
     for tree, catalog in store._maintenance.trees():
-        if catalog.db_id == info.table:
+        if catalog.db_id == info.table_id:
             store._maintenance.flush(tree)
 
 

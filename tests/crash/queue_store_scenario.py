@@ -19,7 +19,7 @@ from store_model import START_US
 
 from penstock.errors import LeaseLost, PenstockError
 from penstock.journal.partitions import shard_of
-from penstock.queue.positions import decode_position, parse_row_key, rows_of
+from penstock.queue.positions import decode_row, parse_row_key, rows_of
 from penstock.queue.qmft import data_files
 from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation
@@ -109,9 +109,9 @@ def observe(store: Store) -> dict[str, Any]:
         done: dict[str, list[Place]] = {}
         info = store._ledger.table(queue)
         assert info is not None
-        for key, row in store._port.ledger_rows(rows_of(info.table)):
-            shard, consumer = parse_row_key(info.table, key)
-            place = decode_position(row)
+        for key, row in store._port.ledger_rows(rows_of(info.table_id)):
+            shard, consumer = parse_row_key(info.table_id, key)
+            place = decode_row(row)
             flags = place.flags()
             done.setdefault(consumer, []).extend(
                 (shard, n) for n in live[shard] if n < place.floor or flags[n - place.floor]
@@ -306,7 +306,7 @@ def tend(user: QueueUser) -> None:
     store = user.store
     store._port.maintain()
     store._retry_task()
-    store._staging.purge(info.table for info in store._ledger.tables())
+    store._staging.purge(info.table_id for info in store._ledger.tables())
 
 
 class QueueStoreScenario:
@@ -410,7 +410,7 @@ class QueueStoreScenario:
     def no_strays(self, user: QueueUser) -> None:
         """Of what is gone no file is left. A staged one that has a row goes when the journal names it no more."""
         store, disk = user.store, user.disk
-        alive = {"1", *(str(info.table) for info in store._ledger.tables())}
+        alive = {"1", *(str(info.table_id) for info in store._ledger.tables())}
         strays = sorted(set(disk.listdir("/store/tables")) - alive)
         for queue, shards in SHARDS.items():
             for shard in range(shards):
@@ -421,7 +421,7 @@ class QueueStoreScenario:
                 view = machine.queue._view
                 listed = {view.active.path, *(entry.path for entry in view.files)}
                 strays += [path for path in data_files(disk, folder) if path not in listed]
-                staged = {row.file_name for _, row in store._manifest.scan_chunks(machine._descriptor.table)}
+                staged = {row.file_name for _, row in store._manifest.scan_chunks(machine._descriptor.table_id)}
                 files = [f"{folder}/{name}" for name in disk.listdir(folder) if name.endswith(".arrow")]
                 strays += [path for path in files if path.removeprefix("/store/") not in staged]
         if strays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.testing import History, SimulatedDisk
 from penstock.testing.crashes import Scenario, Skipped
 

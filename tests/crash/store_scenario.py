@@ -289,7 +289,7 @@ class StoreScenario:
 
     def _no_strays(self, store: Store, disk: SimulatedDisk) -> None:
         """Of a dropped table nothing is left."""
-        alive = {"1", *(str(info.table) for info in store._ledger.tables())}
+        alive = {"1", *(str(info.table_id) for info in store._ledger.tables())}
         strays = set(disk.listdir("/store/tables")) - alive
         if strays:
             raise Violation(f"folders of dropped tables are left: {sorted(strays)}")
@@ -316,7 +316,7 @@ def flush_table(store: Store, name: str) -> None:
     info = store._ledger.table(name)
     assert info is not None
     for tree, catalog in store._maintenance.trees():
-        if catalog.db_id == info.table:
+        if catalog.db_id == info.table_id:
             store._maintenance.flush(tree)
 
 

@@ -20,7 +20,7 @@ from test_log_crashes import (
 
 import penstock.log.log as log_module
 import penstock.log.record as record_module
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.host.files import Buffer
 from penstock.log import Index, Log, Record
 from penstock.log.segment import HEADER_BYTES, SegmentReader, SegmentTail, SegmentWriter, scan_tail

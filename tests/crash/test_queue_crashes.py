@@ -10,7 +10,7 @@ from queue_scenario import FOLDER, START_US, QueueScenario, StoreScenario, User,
 from shared import Patch, fsync_retried, no_directory_fsync
 
 import penstock.queue.chain as chain_module
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.errors import CorruptionError
 from penstock.queue import ActiveFileState, FileTable, Messages, PersistentQueue, QmftManifest, QmftWriter
 from penstock.queue.chain import FileChain, QueueRepair
@@ -191,7 +191,7 @@ def test_damage_to_a_stored_record_is_told_in_a_store_though_nothing_follows_it(
     disk = SimulatedDisk()
     queue = open_queue(disk, 1, cut_after_lsn=0)
     queue.append(Messages.of([b"one"]), lsn=5, time_us=START_US)
-    offset = queue._files.place.offset
+    offset = queue._files.position.offset
     queue.append(Messages.of([b"two" * 9]), lsn=8, time_us=START_US)
     queue.sync()
     copy = disk.image().restore("strict")
@@ -208,9 +208,9 @@ def manifest_before_data_fsync(patch: Patch) -> None:
     def roll(self: FileChain, time_us: int) -> DataWriter:
         file = self.active
         assert file is not None
-        following = self._create(file.place, (), time_us)
-        self.synced = file.place
-        return self._install(following, file.place)
+        following = self._create(file.position, (), time_us)
+        self.synced = file.position
+        return self._install(following, file.position)
 
     patch.setattr(FileChain, "roll", roll)
 
@@ -255,8 +255,8 @@ def unlink_before_manifest(patch: Patch) -> None:
     drop = FileChain.drop_oldest
 
     def unlink_first(self: FileChain, count: int) -> None:
-        self._doomed += [self.sealed[place].path for place in range(count)]
-        self.bury()
+        self._obsolete += [self.sealed[place].path for place in range(count)]
+        self.unlink_obsolete()
         drop(self, count)
 
     patch.setattr(FileChain, "drop_oldest", unlink_first)
@@ -303,7 +303,7 @@ def pointer_not_settled(patch: Patch) -> None:
     """Builds on a pointer that may be in the page cache only."""
 
     def nothing(self: QmftWriter) -> None:
-        self._pointer_sound = True
+        self._pointer_valid = True
 
     patch.setattr(QmftWriter, "secure_pointer", nothing)
 
@@ -322,7 +322,7 @@ def appended_again(patch: Patch) -> None:
         if cut_after_lsn is not None:
             self.synced = FilePosition(self.synced.offset, self.synced.next_sequence, 0, self.synced.last_time_us)
             if self.active is not None:
-                self.active.place = self.synced
+                self.active.position = self.synced
         return found
 
     patch.setattr(FileChain, "open", keep)

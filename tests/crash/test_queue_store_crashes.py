@@ -134,7 +134,7 @@ def test_a_roll_just_before_a_crash_replays_to_the_same_sequences() -> None:
 def stored_before_the_files_are_synced(patch: Patch) -> None:
     def unsynced(self: FileChain) -> None:
         if self.active is not None:
-            self.synced = self.active.place
+            self.synced = self.active.position
 
     store_now = QueueMachine.store_now
 
@@ -203,9 +203,11 @@ def staged_files_given_up_before_their_messages_are_stored(patch: Patch) -> None
     store_now = QueueMachine.store_now
 
     def hasty(self: QueueMachine) -> None:
-        site, taken = self._site, list(self._taken)
+        context, taken = self._context, list(self._taken)
         if taken:
-            Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock).discard(self._descriptor.table, taken)
+            Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock).discard(
+                self._descriptor.table_id, taken
+            )
         store_now(self)
 
     patch.setattr(QueueMachine, "store_now", hasty)

@@ -26,7 +26,7 @@ path, count, size, memory, bounded = sys.argv[1], *map(int, sys.argv[2:])
 if not bounded:  # as if nobody had thought of it
     penstock.StoreSettings.tree = TreeSettings(memtable_bytes=1 << 40)
     from penstock.store.governor import MemoryGovernor
-    MemoryGovernor.look = lambda self: None
+    MemoryGovernor.rebalance = lambda self: None
 chance, value, found = random.Random(1), bytes(size), count
 print("ready", flush=True)
 sys.stdin.readline()

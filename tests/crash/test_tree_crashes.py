@@ -11,7 +11,7 @@ from tree_place import Place
 from tree_scenario import TreeScenario
 
 import penstock.lsm.catalog as catalog_module
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable

@@ -144,6 +144,7 @@ def _wire_seeds() -> list[bytes]:
         wire.CutPieces("s", 131072, 4, b"a", None),
         wire.CallService(2, "get", b"\x80"),
         wire.CreateTable("t", "kv", 3, b"\x91\xa5bytes"),
+        wire.AlterTable(2, b"\x91\x93\xc0\xc0\xc2", b"\x91\x93\xc0\xc0\xc3"),
         wire.StageFiles(131072, 3, 60.0),
         wire.SendFile(131072, 7, "a/b.sst", 0, b"data"),
         wire.TakeSnapshot(30.0, "query"),
@@ -263,7 +264,7 @@ def _queue(data: bytes) -> bool:
     with contextlib.suppress(Invalid):
         queue_received.check_options(data)
     try:
-        received = queue_received.receive(data)
+        received = queue_received.receive(data, b"\x92\x93\xc0\xc0\xc2\xc3")  # of a queue that takes headers
     except Invalid:
         return False
     assert len(received) > 0
@@ -381,7 +382,7 @@ def _read_index(content: bytes) -> None:
         assert len(part.keys) == len(part.values)
     with contextlib.suppress(Invalid):
         kv_received.check_table(table, "bytes")  # its merges are for others to refuse
-    table.check_places()  # what passes this is read by key
+    table.check_locations()  # what passes this is read by key
     for key in (b"", b"counter", b"row/007", b"zzzz", *(b"row/%03d" % number for number in range(9))):
         table.get(key)
 
@@ -404,7 +405,7 @@ def _qmft(data: bytes) -> bool:
             _same(QmftManifest.decode(manifest.encode(), "manifest.1"), manifest)
             entries = list(manifest.files)
             assert [entry.start_sequence for entry in entries] == manifest.files.starts.tolist()
-            manifest.files.place_of(5)
+            manifest.files.index_of(5)
             accepted = True
     return accepted
 

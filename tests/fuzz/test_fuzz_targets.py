@@ -83,8 +83,8 @@ NEVER = ZeroDivisionError  # in the place of an error that is caught: that one g
 @pytest.mark.parametrize(
     ("name", "where", "bug"),
     [
-        ("wire", "penstock.protocol.wire._decode", lambda body, decoder: decoder.decode(body)),
-        ("wire", "penstock.protocol.wire.UnicodeDecodeError", NEVER),
+        ("wire", "penstock.protocol.wire.codec._decode", lambda body, decoder: decoder.decode(body)),
+        ("wire", "penstock.protocol.wire.codec.UnicodeDecodeError", NEVER),
         ("kv_section", "penstock.kv.section._cut", lambda payload, sizes, at: ([b""] * len(sizes), at + sum(sizes))),
         ("queue_section", "penstock.queue.validation._check_body", lambda body: PREFIX.unpack_from(body[8:])),
         ("condition", "penstock.queue.validation.check_condition", lambda *_, **__: None),

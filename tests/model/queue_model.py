@@ -28,7 +28,7 @@ def open_queues(disk: SimulatedDisk, clock: FakeClock | None = None) -> Store:
 def machine_of(store: Store, name: str, shard: int = 0) -> QueueMachine:
     info = store._ledger.table(name)
     assert info is not None
-    machine = store._port.machine(info.table << 16 | shard)  # type: ignore[arg-type]
+    machine = store._port.machine(info.table_id << 16 | shard)  # type: ignore[arg-type]
     assert isinstance(machine, QueueMachine)
     return machine
 

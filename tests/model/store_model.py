@@ -11,8 +11,8 @@ from penstock.kv.table import KvTable
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.rows import NEVER
+from penstock.partition.backlog import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
-from penstock.partition.dispatcher import DispatcherSettings
 from penstock.partition.ledger import TOKEN_WINDOW
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store

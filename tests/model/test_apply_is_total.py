@@ -215,7 +215,7 @@ class Total:
         info = self.store.port.table(name)
         assert info is not None
         payload = queue_payload(draw) if name == "events" else kv_payload(draw)
-        sent = wire.SentGroup(b"", False, [wire.SentSection(info.table << 16, payload)])
+        sent = wire.SentGroup(b"", False, [wire.SentSection(info.table_id << 16, payload)])
         request = wire.unpack_request(wire.pack(wire.Write([sent], False)))
         assert isinstance(request, wire.ReceivedWrite)
         taker = GroupTaker(self.store.port, lambda error, rights: wire.fault_of(error))

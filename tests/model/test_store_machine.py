@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["ledger", *NAMES]))
     def flush_tree(self, name: str) -> None:
-        table = 1 if name == "ledger" else getattr(self.store._ledger.table(name), "table", None)
+        table = 1 if name == "ledger" else getattr(self.store._ledger.table(name), "table_id", None)
         for tree, catalog in self.store._maintenance.trees():
             if catalog.db_id == table:
                 self.store._maintenance.flush(tree)

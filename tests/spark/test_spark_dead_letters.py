@@ -110,7 +110,7 @@ place_of = F.udf(lambda payload: int(payload.split(b":")[0]), IntegerType())
 
 
 def by_row(frame: Any) -> dict[str, Any]:
-    """Fails in a Python function of rows, which was made before the search; before it rows are shuffled and filtered."""
+    """Fails in a Python function of rows, made before the search; before it rows are shuffled and filtered."""
     amount = F.try_element_at(F.split(F.col("payload").cast("string"), ":"), F.lit(2)).try_cast("long")
     rows = frame.repartition(3, "sequence").where("sequence > 0")
     return results(rows.withColumn("place", place_of("payload")).withColumn("amount", amount))

@@ -61,7 +61,7 @@ def flush(store: Store, name: str) -> None:
 def table_id(store: Store, name: str) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table
+    return info.table_id
 
 
 def files(store: Store, name: str) -> list[Path]:

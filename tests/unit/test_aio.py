@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock import aio
+from penstock.aio.bridge import THREADS_MAX
 from penstock.errors import Closed, Invalid, NotFound
 
 Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
@@ -94,7 +95,7 @@ def test_the_loop_goes_on_while_calls_wait(run: Callable[[Scenario], None]) -> N
 
     async def scenario(store: aio.AsyncStore) -> None:
         events, users = await store.queue("events"), await store.kv("users")
-        waiting = [asyncio.create_task(events.consumer(f"c{n}").get(1, 30)) for n in range(2 * aio.THREADS_MAX)]
+        waiting = [asyncio.create_task(events.consumer(f"c{n}").get(1, 30)) for n in range(2 * THREADS_MAX)]
         await asyncio.sleep(0.1)
         await users.put(b"ada", b"1", durable=True)
         assert not any(task.done() for task in waiting)
@@ -125,6 +126,32 @@ def test_a_cancelled_get_loses_no_message(run: Callable[[Scenario], None]) -> No
             got += [message.payload for message in messages]
             await consumer.ack(messages)
         assert sorted(got) == sorted(b"%d" % number for number in range(40))
+
+    run(scenario)
+
+
+def test_a_cancelled_loop_over_messages_loses_none(run: Callable[[Scenario], None]) -> None:
+    """`async for`, cancelled at every moment: what it has not handed out comes to the next one."""
+
+    async def scenario(store: aio.AsyncStore) -> None:
+        events = await store.queue("events")
+        consumer = events.consumer("worker", visibility_timeout_s=3600)
+        taken: list[bytes] = []
+
+        async def work() -> None:
+            async for message in consumer:
+                taken.append(message.payload)
+                await consumer.ack(message)
+
+        for number in range(30):
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0.0007 * (number % 7))
+            await events.put(b"%d" % number, durable=True)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        rest = [message.payload for message in await consumer.get(100, 0)]
+        assert sorted([*taken, *rest]) == sorted(b"%d" % number for number in range(30)), "each once"
 
     run(scenario)
 

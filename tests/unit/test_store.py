@@ -34,7 +34,7 @@ from penstock.kv.machine import KvMachine
 from penstock.kv.table import KvTable
 from penstock.log import LogSettings
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from penstock.partition.dispatcher import DispatcherSettings
+from penstock.partition.backlog import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.store.flusher import StoreFlusher
 from penstock.store.settings import StoreSettings
@@ -704,7 +704,7 @@ def test_a_snapshot_outlives_a_drop() -> None:
         store.compact("t")
     store = open_simulated(disk)
     snapshot = store.snapshot()
-    tables = [store._info(name).table for name in ("t", "q")]
+    tables = [store._info(name).table_id for name in ("t", "q")]
     store.drop("t")
     store.drop("q")
     store._dropped.remove()

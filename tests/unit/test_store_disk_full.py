@@ -19,7 +19,7 @@ from penstock.store.settings import StoreSettings
 from penstock.store.space import DiskSpace
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, Fault, SimulatedDisk
-from penstock.testing.disk import Image
+from penstock.testing.disk_image import Image
 
 # -- a real file system
 
@@ -169,8 +169,8 @@ def test_space_that_went_all_at_once(small_disk: Path) -> None:
 
 def test_the_control_a_store_that_does_not_mend(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug of before: once more waited than the reserve has room for, writes and deletes were refused for good."""
-    monkeypatch.setattr(DiskSpace, "look", lambda space: None)
-    monkeypatch.setattr(DiskSpace, "mend", lambda space: None)
+    monkeypatch.setattr(DiskSpace, "check", lambda space: None)
+    monkeypatch.setattr(DiskSpace, "reclaim", lambda space: None)
     ballast = small_disk / "ballast"
     store = open_store(str(small_disk / "store"), settings=replace(SMALL, flush_interval_s=600.0))
     store.kv("rows").put(b"before", b"x", durable=True)

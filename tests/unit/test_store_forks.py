@@ -163,12 +163,12 @@ print(location.removeprefix("grpc+unix://"), flush=True)
 
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_child_does_not_answer_for_a_killed_owner(tmp_path: Path, seeded: bool) -> None:
-    """Neither at the bell nor at Arrow Flight's socket: who connects must hear that nobody is there."""
+    """Neither at the control socket nor at Arrow Flight's socket: who connects must hear that nobody is there."""
     bug = "import penstock.server.service as s; s.detach_sockets = lambda belongs: None\n" if seeded else ""
     with Owner(tmp_path, bug + SERVED + FORK, lines=1) as owner:
         owner.kill()
         answered = []
-        for path in (owner.lines[0], str(tmp_path / "s" / "run" / "bell")):
+        for path in (owner.lines[0], str(tmp_path / "s" / "run" / "control")):
             with socket.socket(socket.AF_UNIX) as knocking:
                 knocking.settimeout(20.0)
                 answered.append(knocking.connect_ex(path) == 0)

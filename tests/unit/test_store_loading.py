@@ -299,7 +299,7 @@ def test_what_is_never_committed_goes_when_its_lease_ends() -> None:
     disk, clock = SimulatedDisk(), FakeClock()
     store = open_here(disk, clock)
     store.kv("t")
-    table = store._info("t").table
+    table = store._info("t").table_id
     prepared = store.prepare("t", rows(20_000), lease_s=60.0)
     store.flush()
     disk = disk.image().restore("restart")

@@ -79,7 +79,7 @@ def test_a_record_that_was_not_adopted_before_a_crash_is_adopted_after_it(
         batch.adopt("t", [file])  # durable and accepted; its adoption fails, as a crash might make it
     monkeypatch.undo()
     clock.advance(100)
-    assert store._staging.purge([store._info("t").table]) == 0  # a record names it
+    assert store._staging.purge([store._info("t").table_id]) == 0  # a record names it
     disk = disk.image().restore("strict")
     store = open_here(disk, clock)
     assert dict(store.kv("t").scan()) == {b"a": b"1"}
@@ -140,7 +140,7 @@ def test_files_that_overlap_are_runs_of_one_lsn(disk: SimulatedDisk, clock: Fake
 def test_what_nobody_commits_is_purged_when_its_time_is_over(disk: SimulatedDisk, clock: FakeClock) -> None:
     store = open_here(disk, clock)
     store.kv("t")
-    table = store._info("t").table
+    table = store._info("t").table_id
     file = build(store, disk, store.stage("t", lease_s=100)[0], {b"a": b"1"})
     clock.advance(99)
     assert store._staging.purge([table]) == 0

@@ -118,7 +118,7 @@ def test_of_a_dropped_table_nothing_of_ours_is_left(tmp_path: Path) -> None:
 
 def tables(path: str) -> set[str]:
     with open_store(path, settings=SETTINGS) as store:
-        return {str(LEDGER_TABLE), *(str(info.table) for info in store._port.tables())}
+        return {str(LEDGER_TABLE), *(str(info.table_id) for info in store._port.tables())}
 
 
 def test_without_strays_a_dropped_table_leaves_nothing(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_without_strays_a_dropped_table_leaves_nothing(tmp_path: Path) -> None:
 
 
 TAKEN = [
-    "LOCK", "OPENING", "STORE.tmp", "RESERVE", "RESERVE.tmp", "manifest.new", "manifest.owner", "run/bell",
-    "run/elsewhere", "run/queries", "run/f-0123456789abcdef",
+    "LOCK", "OPENING", "STORE.tmp", "RESERVE", "RESERVE.tmp", "manifest.new", "manifest.owner", "run/control",
+    "run/bell", "run/elsewhere", "run/queries", "run/f-0123456789abcdef",
 ]  # fmt: skip
 
 

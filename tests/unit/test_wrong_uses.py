@@ -41,6 +41,9 @@ BAD: dict[str, list[Any]] = {
     "operator": [None, 1, "plus", b"add_i64", "append", SOME_OBJECT],
     "value type": [1, "int", b"bytes", True, int, SOME_OBJECT],
     "retention": [1, "1d", {"age_s": 1}, True, SOME_OBJECT],
+    "new retention": [None, 1, "1d", {"age_s": 1}, True, SOME_OBJECT],
+    "headers": [1, "a", b"a", True, {"a": 1}, {1: b"v"}, {"": b"v"}, {"a": b"v"}, SOME_OBJECT],
+    "optional seconds": ["1", b"1", True, math.nan, 0, -1, math.inf, [1], SOME_OBJECT],
     "messages": [None, 1, SOME_OBJECT, ["m"], [1], "m"],
     "pairs": [None, 1, [1], [(b"k",)], {"k": b"v"}, {b"k": "v"}, [(b"k", b"v", 1)], SOME_OBJECT],
     "keys": [None, 1, b"k", ["k"], [1], SOME_OBJECT],
@@ -78,7 +81,8 @@ CALLS = [
     Call("kv", lambda s, **a: s.kv(**a), {"name": "bytes"},
          {"name": "name", "shards": "shards", "value": "value type", "create": "flag"}),
     Call("queue", lambda s, **a: s.queue(**a), {"name": "events"},
-         {"name": "name", "shards": "shards", "retention": "retention", "create": "flag"}),
+         {"name": "name", "shards": "shards", "retention": "retention", "headers": "flag", "create": "flag"}),
+    Call("compact", lambda s, **a: s.compact(**a), {"name": "bytes"}, {"name": "name", "timeout_s": "seconds"}),
     Call("table", lambda s, **a: s.table(**a), {"name": "bytes"}, {"name": "name"}),
     Call("drop", lambda s, **a: s.drop(**a), {"name": "unknown"}, {"name": "name"}),
     Call("flush", lambda s, **a: s.flush(**a), {}, {"epoch": "epoch"}),
@@ -106,11 +110,12 @@ CALLS = [
     Call("merge", lambda s, **a: s.kv("numbers").merge(**a), {"key": b"k", "operand": 1, "operator": "add_i64"},
          {"key": "key", "operand": "int64", "operator": "operator", "ttl_s": "ttl", "durable": "flag"}),
     Call("queue put", lambda s, **a: s.queue("events").put(**a), {"payload": b"m"},
-         {"payload": "bytes", "key": "optional key", "time": "time", "token": "token", "durable": "flag"}),
+         {"payload": "bytes", "key": "optional key", "time": "time", "headers": "headers", "token": "token",
+          "durable": "flag"}),
     Call("queue put_many", lambda s, **a: s.queue("events").put_many(**a), {"messages": [b"m"]},
-         {"messages": "messages", "token": "token", "durable": "flag"}),
+         {"messages": "messages", "headers": "headers", "token": "token", "durable": "flag"}),
     Call("append", lambda s, **a: s.queue("events").append(**a), {"payload": b"m"},
-         {"payload": "bytes", "key": "optional key", "time": "time"}),
+         {"payload": "bytes", "key": "optional key", "time": "time", "headers": "headers"}),
     Call("read", lambda s, **a: s.queue("events").read(**a), {},
          {"shard": "shard", "from_sequence": "optional count", "limit": "optional count"}),
     Call("trim", lambda s, **a: s.queue("events").trim(**a), {"before": 1},
@@ -125,6 +130,10 @@ CALLS = [
          {"batch": "flag"}),
     Call("nack", lambda s, **a: s.queue("events").consumer("c").nack(**a), {"messages": []},
          {"messages": "leased", "delay_s": "seconds"}),
+    Call("extend", lambda s, **a: s.queue("events").consumer("c").extend(**a), {"messages": []},
+         {"messages": "leased", "visibility_timeout_s": "optional seconds"}),
+    Call("alter", lambda s, **a: s.queue("altered").alter(**a), {"retention": penstock.Retention()},
+         {"retention": "new retention", "headers": "flag"}),
     Call("consumer seek", lambda s, **a: s.queue("events").consumer("c").seek(**a), {"to": 1}, {"to": "position"}),
     Call("batch put", in_batch(lambda b, **a: b.kv("bytes").put(**a)), PAIR,
          {"key": "key", "value": "bytes", "ttl_s": "ttl"}),
@@ -169,6 +178,7 @@ def owner(folder: Path) -> Iterator[penstock.Store]:
         store.kv("texts", value="utf8").put(b"a", "1")
         store.kv("documents", value="json").put(b"a", [1])
         store.queue("events", shards=2).put(b"m", key=b"k")
+        store.queue("altered")
         store.flush()
         yield store
     with penstock.open(folder) as store:
@@ -189,7 +199,13 @@ def content(store: Any) -> Any:
     with store.snapshot() as snapshot:
         return {
             name: sorted(
-                map(repr, snapshot.table(name).to_arrow().drop_columns(["lsn"] if name != "events" else []).to_pylist())
+                map(
+                    repr,
+                    snapshot.table(name)
+                    .to_arrow()
+                    .drop_columns(["lsn"] if name not in ("events", "altered") else [])
+                    .to_pylist(),
+                )
             )
             for name in snapshot.tables()
         }

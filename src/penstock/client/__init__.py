@@ -1,6 +1,6 @@
 """The client: a store that another process owns, with the API of an owned one. `penstock.connect` is in `connect`.
 
-Nothing is imported here before it is used: the owner's bell needs a little of this package, without Arrow Flight.
+Nothing is imported before it is used: the owner's control socket needs a little of this package, not Arrow Flight.
 """
 
 from __future__ import annotations

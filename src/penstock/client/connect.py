@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.arguments import flag
-from penstock.client.connection import PATIENCE_S, OwnerLocator
+from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
-from penstock.client.store import RemoteStore
+from penstock.client.store import TIMEOUT_S_MAX, RemoteStore
 from penstock.errors import Invalid, NotFound, ProcessLimit, StoreLocked, WaitExpired
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_open_errors
@@ -29,7 +29,6 @@ from penstock.host.waiting import Retries
 from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
-TIMEOUT_S_MAX = 24 * 3600.0
 SCHEME = "penstock://"
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
@@ -57,7 +56,7 @@ class LocalOwnerLocator:
             return self._open(deadline_s)
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
-        answer = self._knock(deadline_s)
+        answer = self._ask_owner(deadline_s)
         # Starting an owner only to find the store locked is expensive, so pauses grow.
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
@@ -74,8 +73,8 @@ class LocalOwnerLocator:
     def _is_late(self, deadline_s: float) -> bool:
         return self._clock.monotonic_s() >= deadline_s
 
-    def _knock(self, deadline_s: float) -> locator.Answer | None:
-        return locator.knock(self.folder, "serve", deadline_s - self._clock.monotonic_s())
+    def _ask_owner(self, deadline_s: float) -> locator.Answer | None:
+        return locator.ask_owner(self.folder, "serve", deadline_s - self._clock.monotonic_s())
 
     def _start(self, deadline_s: float) -> locator.Answer | None:
         """Start an owner if there is still none. The OPENING lock keeps others from starting or opening."""
@@ -84,10 +83,10 @@ class LocalOwnerLocator:
             make_dirs(self._fs, self.folder)
         opening = locator.hold_opening(self._fs, self.folder, self._clock, deadline_s)
         try:
-            answer = self._knock(deadline_s)
+            answer = self._ask_owner(deadline_s)
             if answer is None:
-                self._bring_up(deadline_s)
-                answer = self._knock(deadline_s)
+                self._start_owner(deadline_s)
+                answer = self._ask_owner(deadline_s)
             return answer
         except (ProcessLimit, StoreLocked, WaitExpired):  # its owner does not answer yet, or never will
             if self._is_late(deadline_s):
@@ -96,7 +95,7 @@ class LocalOwnerLocator:
         finally:
             opening.release()
 
-    def _bring_up(self, deadline_s: float) -> None:
+    def _start_owner(self, deadline_s: float) -> None:
         """Start an owner, unless one started here is still coming up, and wait until it serves. Requires: OPENING."""
         if self._starting is None:
             self._starting = StartingOwner(self.folder, self._clock)
@@ -136,7 +135,7 @@ def connect(
     *,
     create: bool = False,
     durable: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> RemoteStore:
@@ -151,7 +150,7 @@ def connect(
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
     create, durable = flag(create, "create"), flag(durable, "durable")
     clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, token, authority)
-    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), patience_s=timeout_s)
+    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), owner_timeout_s=timeout_s)
 
 
 def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:

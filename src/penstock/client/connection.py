@@ -24,7 +24,7 @@ from penstock.protocol import wire
 
 T = TypeVar("T")
 Page = list[tuple[int, Any]]  # record batches, each with the number of its range in the request
-PATIENCE_S = 30.0  # for an owner to be found (again) and to answer
+OWNER_TIMEOUT_S = 30.0  # for an owner to be found (again) and to answer
 FORGET_S = 5.0  # for requests whose answer nobody needs
 CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
 
@@ -58,10 +58,10 @@ class GoneError(Exception):
 class Connection:
     """Sends requests to the owner of one store."""
 
-    def __init__(self, locator: OwnerLocator, *, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, locator: OwnerLocator, *, clock: Clock, owner_timeout_s: float = OWNER_TIMEOUT_S) -> None:
         self._locator = locator
         self._clock = clock
-        self._patience_s = patience_s
+        self._owner_timeout_s = owner_timeout_s
         self._lock = threads.lock("client.connection")
         self._line: flight.FlightClient | None = None  # guarded by _lock
         self._owner: wire.Owner | None = None  # guarded by _lock; of the newest line
@@ -87,13 +87,13 @@ class Connection:
         return self._locator.folder
 
     @property
-    def patience_s(self) -> float:
+    def owner_timeout_s(self) -> float:
         """How long a call waits, in seconds."""
-        return self._patience_s
+        return self._owner_timeout_s
 
     def deadline_s(self, more_s: float = 0.0) -> float:
         """Return the deadline of a call that begins now."""
-        return self._clock.monotonic_s() + self._patience_s + more_s
+        return self._clock.monotonic_s() + self._owner_timeout_s + more_s
 
     def _left_s(self, deadline_s: float) -> float:
         return max(CALL_S_MIN, deadline_s - self._clock.monotonic_s())
@@ -132,9 +132,9 @@ class Connection:
             raise
 
     def _send(self, line: flight.FlightClient, body: bytes, timeout_s: float) -> bytes:
-        action = flight.Action(wire.PROTOCOL, body)
+        action, options = flight.Action(wire.PROTOCOL, body), self._options(timeout_s)
         try:
-            answers = list(line.do_action(action, self._options(timeout_s)))
+            answers = threads.run_interruptible(lambda: list(line.do_action(action, options)))
         except flight.FlightError as error:
             raise _error_of(error) from None
         return b"".join(answer.body.to_pybytes() for answer in answers)
@@ -157,9 +157,10 @@ class Connection:
                     raise self._no_answer(gone) from None
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
-        more, batches = False, list[tuple[int, Any]]()
+        more, batches, options = False, list[tuple[int, Any]](), self._options(timeout_s)
         try:
-            for chunk in line.do_get(flight.Ticket(ticket), self._options(timeout_s)):
+            chunks = threads.run_interruptible(lambda: list(line.do_get(flight.Ticket(ticket), options)))
+            for chunk in chunks:
                 mark = chunk.app_metadata
                 source, more = (0, False) if mark is None else wire.read_mark(mark.to_pybytes())
                 batches.append((source, chunk.data))
@@ -197,7 +198,7 @@ class Connection:
         line = self._line  # without the lock: a finalizer may call this in a thread that holds it
         if line is not None:
             try:
-                self._send(line, wire.pack(request), min(FORGET_S, self._patience_s))
+                self._send(line, wire.pack(request), min(FORGET_S, self._owner_timeout_s))
             except (GoneError, PenstockError):
                 return
 
@@ -206,14 +207,22 @@ class Connection:
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout_s, headers=self._locator.headers())
 
-    def _open(self, deadline_s: float) -> flight.FlightClient:
+    def check_open(self) -> None:
+        """Raise `Closed` if this connection was closed, or made before a fork."""
         if self._in_child:
             raise Closed("this connection was made before a fork: connect in this process")
+        if self._closed:  # without the lock: it never becomes False again
+            raise self.closed()
+
+    def closed(self) -> Closed:
+        """Return the error for a use after `close`."""
+        return Closed(f"the connection to {self._locator.name} was closed: connect again")
+
+    def _open(self, deadline_s: float) -> flight.FlightClient:
+        if self._in_child:
+            self.check_open()
         while (line := self._line) is None:  # several threads may look for the owner: the first line wins
-            with self._lock:
-                closed = self._closed
-            if closed:
-                raise Closed(f"the connection to {self._locator.name} was closed: connect again")
+            self.check_open()
             self._find_owner(deadline_s)
         return line
 
@@ -238,7 +247,9 @@ class Connection:
                 self._line = None
 
     def _no_answer(self, gone: Exception) -> WaitExpired:
-        return WaitExpired(f"no owner of {self._locator.name} answered within {self._patience_s} s ({gone}): try again")
+        return WaitExpired(
+            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({gone}): try again"
+        )
 
     def close(self) -> None:
         """Close the connection."""

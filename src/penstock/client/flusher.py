@@ -131,7 +131,7 @@ class RemoteFlusher:
             if self._last_epoch != batch.last:  # otherwise it failed, and continues where it stopped
                 self._begin(batch)
             if again:  # the caller of `recover` waits
-                self._send_all(self._connection.patience_s, self._connection.patience_s)
+                self._send_all(self._connection.owner_timeout_s, self._connection.owner_timeout_s)
             else:
                 self._send_all(self._send_s, ANSWER_S)
             self._report(batch)
@@ -179,9 +179,9 @@ class RemoteFlusher:
 
     # -- sending
 
-    def _send_all(self, patience_s: float, answer_s: float) -> None:
-        """Send the queue; raises if the owner accepts nothing for `patience_s`."""
-        retries = self._retries(patience_s)
+    def _send_all(self, owner_timeout_s: float, answer_s: float) -> None:
+        """Send the queue; raises if the owner accepts nothing for `owner_timeout_s`."""
+        retries = self._retries(owner_timeout_s)
         while self._queue:
             try:
                 busy = self._send_message(answer_s)
@@ -192,12 +192,12 @@ class RemoteFlusher:
                     raise
                 busy = error
             if busy is None:
-                retries = self._retries(patience_s)
+                retries = self._retries(owner_timeout_s)
             elif not retries.again():
                 raise busy
 
-    def _retries(self, patience_s: float) -> Retries:
-        deadline_s = self._clock.monotonic_s() + patience_s
+    def _retries(self, owner_timeout_s: float) -> Retries:
+        deadline_s = self._clock.monotonic_s() + owner_timeout_s
         return Retries(self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending)
 
     def _send_message(self, answer_s: float) -> PenstockError | None:

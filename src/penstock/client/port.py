@@ -29,17 +29,19 @@ from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import QUERY_S, BuildContext, Insert, Kind, Piece, as_serviced
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.lsm.rows import bytes_list
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
-from penstock.registry import kind_named
+from penstock.registry import check_altered, kind_named
 from penstock.scheduler.offers import Offer
 from penstock.store.querying import check_query
 
 T = TypeVar("T")
+COMPACT_S = 3600.0  # for a compaction, after others on its table have ended
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is being sent; more than this waits, so that both sides work at once
@@ -96,7 +98,7 @@ class _FlightReading:
         check_query(info, name, argument, timeout_s)
         self._flush_writes()
         scan = self._random.randbytes(16).hex()
-        request = wire.RunQuery(scan, self.snapshot_id, info.table, name, argument, timeout_s)
+        request = wire.RunQuery(scan, self.snapshot_id, info.table_id, name, argument, timeout_s)
         # The first page waits for two batches: the one it sends, and the next, to know whether there is one.
         return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)
 
@@ -165,16 +167,16 @@ class FlightPort(_FlightReading):
         self._clock = clock
         self._lock = threads.lock("client.port")
         self._kinds: dict[int, Kind] = {}  # guarded by _lock; by table
-        self._flusher = RemoteFlusher(
-            connection, self._kind_of, producer=f"client-{random.randbytes(16).hex()}", clock=clock, send_s=send_s
-        )
+        self.holder = f"client-{random.randbytes(16).hex()}"
+        self._farewells: dict[tuple[int, str], bytes] = {}  # calls to make at close: their arguments
+        self._flusher = RemoteFlusher(connection, self._kind_of, producer=self.holder, clock=clock, send_s=send_s)
         self._coordinator: WriteCoordinator[PendingDelta, int, int] = WriteCoordinator(
             self._flusher, PendingDelta, view=0, incarnation=1, clock=clock, settings=SETTINGS
         )
         self._write_into = self._coordinator.write_into
         self._refusals = self._flusher.refusals
         self._durability = self._flusher.durability
-        self._write_s = min(AHEAD_S, connection.patience_s)
+        self._write_s = min(AHEAD_S, connection.owner_timeout_s)
         self._coordinator.start()
 
     def _kind_of(self, partition: PartitionId) -> Kind | None:
@@ -183,15 +185,15 @@ class FlightPort(_FlightReading):
 
     def learn(self, tables: Sequence[TableInfo]) -> None:
         """Remember the kinds of tables: they encode the writes to them."""
-        kinds = {info.table: kind_named(info.kind, info.name) for info in tables}
+        kinds = {info.table_id: kind_named(info.kind, info.name) for info in tables}
         with self._lock:
             self._kinds.update(kinds)
 
     # -- writing
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        if self._refusals.news:
-            self._refusals.raise_news()
+        if self._refusals.unraised:
+            self._refusals.raise_unraised()
         epoch = self._write_into(insert, size, partition, a, b, self._write_s)
         flusher = self._flusher
         flusher.unsent_bytes += size  # approximate: no lock guards it
@@ -209,8 +211,8 @@ class FlightPort(_FlightReading):
         whole = WholeGroup(group, awaited=True)
         if timeout_s is None:
             adopts = any(isinstance(part, Reference) for section in group.sections.values() for part in parts(section))
-            patience_s = self._connection.patience_s
-            timeout_s = max(patience_s, FILES_S) if adopts else patience_s
+            owner_timeout_s = self._connection.owner_timeout_s
+            timeout_s = max(owner_timeout_s, FILES_S) if adopts else owner_timeout_s
         try:
             epoch = self._submit(whole, size)
             self._wait(epoch, timeout_s)
@@ -232,9 +234,9 @@ class FlightPort(_FlightReading):
         )
 
     def flush(self, epoch: int | None, timeout_s: float | None = None, *, table: int | None = None) -> Acknowledgement:
-        patience_s = self._connection.patience_s
+        owner_timeout_s = self._connection.owner_timeout_s
         try:
-            self.wait_sent(epoch, patience_s if timeout_s is None else min(timeout_s, patience_s), table)
+            self.wait_sent(epoch, owner_timeout_s if timeout_s is None else min(timeout_s, owner_timeout_s), table)
         except WaitExpired as error:
             raise self._in_doubt(error, None) from error
         return self.acknowledgement()
@@ -245,9 +247,10 @@ class FlightPort(_FlightReading):
 
     def wait_sent(self, epoch: int | None, timeout_s: float, table: int | None = None) -> None:
         """Wait until writes up to an epoch (None: all so far) are durable; raises if the owner refused some of them."""
+        self._connection.check_open()
         self._wait(self._coordinator.last if epoch is None else epoch, timeout_s)
         if epoch is None:
-            self._refusals.raise_news()
+            self._refusals.raise_unraised()
         else:
             self._refusals.raise_for(epoch, table)
 
@@ -266,7 +269,7 @@ class FlightPort(_FlightReading):
 
     def _flush_writes(self) -> None:
         if self._coordinator.applied < self._coordinator.last:
-            self._wait(self._coordinator.last, self._connection.patience_s)
+            self._wait(self._coordinator.last, self._connection.owner_timeout_s)
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything."""
@@ -292,12 +295,22 @@ class FlightPort(_FlightReading):
             except WaitExpired as error:
                 if self._flusher.answers == answers:
                     raise self._in_doubt(error, None) from error
-        self._refusals.raise_news()
+        self._refusals.raise_unraised()
+
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        self._farewells[info.table_id, name] = argument
 
     def close(self) -> None:
         """Stop sending; `OutcomeUnknown` if some writes are not acknowledged."""
+        farewells, self._farewells = self._farewells, {}
+        for (table, name), argument in farewells.items():
+            self._connection.forget(wire.CallService(table, name, argument))  # if it is lost, leases expire
+        self._write_into = self._refuse_closed
         self._flusher.end()
         self._coordinator.shutdown(0.0)
+
+    def _refuse_closed(self, *_: Any, **__: Any) -> NoReturn:
+        raise self._connection.closed()
 
     # -- reading
 
@@ -330,9 +343,19 @@ class FlightPort(_FlightReading):
         self._flush_writes()
         self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
 
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        return self._connection.ask(wire.AlterTable(info.table_id, info.options, options), TableInfo)
+
     def check(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why."""
         return self._connection.ask(wire.CheckStore(), list[Trouble])
+
+    def compact(self, name: str, timeout_s: float) -> CompactionReport:
+        """Merge a table into as few files as possible; the owner may take COMPACT_S for it."""
+        self._flush_writes()
+        request = wire.CompactTable(name, timeout_s)
+        return self._connection.ask(request, CompactionReport, wait_s=timeout_s + COMPACT_S)
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain."""
@@ -363,8 +386,8 @@ class FlightPort(_FlightReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._flush_writes()
-        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable
-        request = wire.CallService(info.table, name, argument)
+        repeat = name in as_serviced(kind_named(info.kind, info.name), info).repeatable_calls
+        request = wire.CallService(info.table_id, name, argument)
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:

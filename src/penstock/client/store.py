@@ -21,10 +21,14 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
 from penstock.kinds import Piece, partitions_of
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
+from penstock.store.store import COMPACT_WAIT_S
 from penstock.store.tables import StoreSnapshot, Tables, check_epoch
+
+TIMEOUT_S_MAX = 24 * 3600.0
 
 
 class RemoteSnapshot(StoreSnapshot):
@@ -74,14 +78,14 @@ class RemoteStore(Tables):
         durable: bool,
         clock: Clock,
         random: Random,
-        patience_s: float,
+        owner_timeout_s: float,
         send_s: float = SEND_S,
     ) -> None:
         self._locator = locator
         self._durable = durable
         self._process = threads.process_id()
         self._closed = False
-        self._connection = Connection(locator, clock=clock, patience_s=patience_s)
+        self._connection = Connection(locator, clock=clock, owner_timeout_s=owner_timeout_s)
         owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
         self.identity = owner.identity
@@ -100,8 +104,8 @@ class RemoteStore(Tables):
         `timeout_s=None` means that of `connect`. After `WaitExpired` sending continues: wait again.
         """
         self._check_usable()
-        patience_s = self._connection.patience_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
-        self._port.wait_sent(check_epoch(epoch), patience_s)
+        wait_s = self._connection.owner_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
+        self._port.wait_sent(check_epoch(epoch), wait_s)
         return self._port.acknowledgement()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002
@@ -119,6 +123,14 @@ class RemoteStore(Tables):
         """
         self._check_usable()
         return RemoteSnapshot(self._port.query_snapshot(query, lease_s))
+
+    def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
+        """Merge a table into as few files as possible.
+
+        `GateShut` if other work on the table does not end within `timeout_s` seconds, at most a day.
+        """
+        self._check_usable()
+        return self._port.compact(check_name(name), seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain, as `check` does."""

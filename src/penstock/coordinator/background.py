@@ -10,10 +10,9 @@ import logging
 import threading
 from typing import Generic, cast
 
-from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer
-from penstock.coordinator.protocols import D, F, V
+from penstock.coordinator.protocols import D, EpochTracker, F, V
 from penstock.coordinator.settings import Trigger, choose_trigger
 from penstock.coordinator.waiting import Waiter
 from penstock.host.clock import Clock
@@ -46,7 +45,7 @@ class Background(Generic[D, F, V]):
         self._wakeup = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
         self._due_s = 0.0  # when to flush the writes made by then
-        self._asked = False  # a caller requested a flush without waiting for it
+        self._requested = False  # a caller requested a flush without waiting for it
         self._room_wanted = False  # writes wait for room
         self.awake = False  # the thread checks by itself within an interval
         self._noticed = epochs.none  # the last epoch seen
@@ -71,18 +70,18 @@ class Background(Generic[D, F, V]):
     def start_timer(self) -> None:
         """Start the flush interval: the first write entered an empty delta while the thread sleeps."""
         self._due_s = self._clock.monotonic_s() + self._interval_s
-        self._asked = False  # another thread has done the requested flush
+        self._requested = False  # another thread has done the requested flush
 
     def ask(self) -> None:
         """Request a flush soon."""
-        self._asked = True
+        self._requested = True
 
     def end(self) -> None:
         """Let the thread end when no work is left."""
         self._ending = True
         self._wakeup.notify()
 
-    def look(self, *, room_wanted: bool) -> None:
+    def wake_if_due(self, *, room_wanted: bool) -> None:
         """Wake the thread if it has work."""
         self._room_wanted = room_wanted
         asleep = not self.awake and self._executor.has_writes()
@@ -99,7 +98,7 @@ class Background(Generic[D, F, V]):
                 return Trigger.EXPLICIT
         trigger = self._trigger()
         if trigger is not None:
-            self._asked = False
+            self._requested = False
             self._due_s = self._clock.monotonic_s() + self._interval_s
             worker.epoch = self._epochs.none
             executor.leading = worker
@@ -108,11 +107,11 @@ class Background(Generic[D, F, V]):
     def _await_work(self, worker: Waiter) -> Trigger | None:
         with self._lock:
             while (trigger := self.claim(worker)) is None and not self._ending:
-                patience_s = self._patience_s()
-                self.awake = patience_s is not None
+                sleep_s = self._sleep_s()
+                self.awake = sleep_s is not None
                 if not self.awake:
                     self._buffer.shut_room()  # the next write wakes the thread
-                self._wakeup.wait(patience_s)
+                self._wakeup.wait(sleep_s)
             self.awake = True
             return trigger
 
@@ -122,13 +121,13 @@ class Background(Generic[D, F, V]):
         if not executor.can_lead() or not executor.has_writes():
             return None
         return choose_trigger(
-            asked=self._asked,
+            requested=self._requested,
             timer_due=self._clock.monotonic_s() >= self._due_s,
             size_due=self._buffer.flush_due or self._room_wanted,
         )
 
-    def _patience_s(self) -> float | None:
-        """Return how long nothing can become due without a call of `look`; None: until the next write.
+    def _sleep_s(self) -> float | None:
+        """Return how long nothing can become due without a call of `wake_if_due`; None: until the next write.
 
         After activity the thread wakes within an interval, before newer writes are due. So a write pays for waking it
         only when the store has been idle.

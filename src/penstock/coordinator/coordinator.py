@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.coordinator.background import Background
-from penstock.coordinator.epochs import Epoch, EpochTracker
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer, Layers, Subscription
-from penstock.coordinator.protocols import Acknowledgement, D, F, Flusher, V
+from penstock.coordinator.protocols import Acknowledgement, D, Epoch, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics, State, Trigger
-from penstock.coordinator.waiting import LOOK_AGAIN_S, Admission, Waiter, WaitingWrite
+from penstock.coordinator.waiting import RECHECK_S, Admission, Waiter, WaitingWrite
 from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -242,9 +241,9 @@ class WriteCoordinator(Generic[D, F, V]):
                         self._background.ask()
                         self._on_change()
                         raise WaitExpired(f"epoch {waiter.epoch} was not reached within {timeout_s} s: wait again")
-                    patience_s = executor.join(waiter)
-                if patience_s:
-                    left_s = self._sleep(waiter, deadline_s, left_s, patience_s)
+                    sleep_s = executor.join(waiter)
+                if sleep_s:
+                    left_s = self._sleep(waiter, deadline_s, left_s, sleep_s)
                     if waiter.reached:
                         return  # without checking again: sixteen threads that wake together would queue for the lock
                 else:
@@ -254,10 +253,13 @@ class WriteCoordinator(Generic[D, F, V]):
         except BaseException:
             executor.leave(waiter)
             raise
+        finally:
+            if waiter.next is not None:
+                waiter.next.wake()
 
-    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, patience_s: float = LOOK_AGAIN_S) -> float:
-        """Sleep until woken, for at most `patience_s`; return the time left."""
-        slice_s = patience_s if patience_s < left_s else left_s
+    def _sleep(self, waiter: Waiter, deadline_s: float, left_s: float, sleep_s: float = RECHECK_S) -> float:
+        """Sleep until woken, for at most `sleep_s`; return the time left."""
+        slice_s = sleep_s if sleep_s < left_s else left_s
         if waiter.wait(slice_s):
             if waiter.reached:
                 return left_s  # not used by the caller
@@ -364,7 +366,7 @@ class WriteCoordinator(Generic[D, F, V]):
     def hold(self, reason: str | None) -> None:
         """Block writes for `reason` until called with None; a write that waits too long raises `Backpressure`."""
         with self._lock:
-            self._buffer.held = reason
+            self._buffer.hold_reason = reason
             self._on_change()
 
     # -- background work
@@ -395,7 +397,7 @@ class WriteCoordinator(Generic[D, F, V]):
             self._buffer.open_room()
         else:
             self._buffer.shut_room()
-        self._background.look(room_wanted=waiting)
+        self._background.wake_if_due(room_wanted=waiting)
 
     # -- recovery and shutdown
 

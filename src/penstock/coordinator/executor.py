@@ -5,7 +5,7 @@
   the write turn: one thread at a time
     take           all pending writes become a batch; a new delta takes the writes from here on
     make_durable   the flusher encodes the batch, writes it and syncs it: one fsync for all its writers
-    harden         `durable` advances; its waiters are woken; the write turn passes to the next thread that wants it
+    mark_durable   `durable` advances; its waiters are woken; the write turn passes to the next thread that wants it
   the apply turn: one thread at a time, batch by batch
     apply          the flusher applies the batch, and returns the view that holds it
     retire         the view and `applied` advance in one step; their waiters are woken
@@ -32,7 +32,7 @@ retried before `recover()`.
 Thread: methods say whether they need the coordinator's lock; it is never held while the flusher works.
 Invariants: (1) the order is: durable, its waiters; view, applied, its waiters. (2) a batch waits to be applied only
 while a thread has the apply turn, the background thread will take it (`apply_left`), or the apply failed. (3) a thread
-that sleeps in `waiters` is woken at the end of a turn, and checks for itself every LOOK_AGAIN_S.
+that sleeps in `waiters` is woken at the end of a turn, and checks for itself every RECHECK_S.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic
 
-from penstock.coordinator.epochs import EpochTracker
 from penstock.coordinator.layers import DeltaBuffer
-from penstock.coordinator.protocols import Batch, D, F, Flusher, V
+from penstock.coordinator.protocols import Batch, D, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
-from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter, Waiters
+from penstock.coordinator.waiting import RECHECK_S, Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
@@ -150,7 +149,7 @@ class FlushExecutor(Generic[D, F, V]):
         if waiter.works and waiter.applied and self.claim_apply(waiter):
             return 0.0
         self.waiters.add(waiter)
-        return LOOK_AGAIN_S
+        return RECHECK_S
 
     def _lead_or_gather(self, waiter: Waiter) -> float:
         """Take the write turn, even from a gathering waiter, if the group is complete; else return a time to sleep."""
@@ -161,7 +160,7 @@ class FlushExecutor(Generic[D, F, V]):
             return 0.0
         self.waiters.add(waiter)
         if self._gathering is not None and self._gathering is not waiter:
-            return LOOK_AGAIN_S
+            return RECHECK_S
         self.leading = self._gathering = waiter
         waiter.gathered = True
         return GATHER_S
@@ -185,7 +184,7 @@ class FlushExecutor(Generic[D, F, V]):
             if follower is not None:
                 self.leading = follower
                 follower.wake()
-        if layers.results and self.can_apply():
+        if layers.results and self.applying is None and self.can_apply():
             follower = waiters.take_worker(layers.applied, applied=True)
             if follower is not None:
                 self.applying = follower
@@ -201,6 +200,13 @@ class FlushExecutor(Generic[D, F, V]):
     def _fail(self, error: Exception) -> None:
         if self.failure is None:  # the first failure causes the others
             self.failure = error
+
+    def _fail_apply(self, error: Exception) -> None:
+        self.apply_failures += 1
+        self.apply_failed = True
+        self._fail(error)
+        self.applying = None
+        self._pass_turns()
 
     # -- without the lock
 
@@ -231,7 +237,8 @@ class FlushExecutor(Generic[D, F, V]):
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush one batch, and take the apply turn for it if that is free."""
         with self._lock:
-            assert self.leading is waiter is not self._gathering, "the write turn is taken only from a sleeping waiter"
+            if self.leading is not waiter or self._gathering is waiter:
+                return  # it gathers, and was woken to apply: another thread may take the write turn from it
             batch = self._next_batch() if self.failure is None else None
             if batch is None:
                 self.leading = None
@@ -252,17 +259,17 @@ class FlushExecutor(Generic[D, F, V]):
                 self._pass_turns()
             return
         with self._lock:
-            self._harden(result, trigger, begin_s)
+            self._mark_durable(result, trigger, begin_s)
             reached = self._take_reached(waiter, applied=False) if self.waiters.all or not waiter.applied else []
             if self.applying is None and not self.apply_failed:
                 self.applying = waiter
             self.leading = None
             self._pass_turns()  # the next fsync can begin while the waiters wake up
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     def _take_reached(self, waiter: Waiter | None, *, applied: bool) -> list[Waiter]:
-        """Remove and return the waiters whose epoch is reached; the caller wakes them. Requires: _lock.
+        """Remove and return the waiters whose epoch is reached; the caller wakes the first. Requires: _lock.
 
         They, and `waiter` if its wait is over too, form a group. Whether the last group returned in full decides how
         many are expected next.
@@ -285,8 +292,8 @@ class FlushExecutor(Generic[D, F, V]):
             return layers.batches[len(layers.results)]
         return self._buffer.take(self._epochs.last) if self._epochs.last > layers.taken else None
 
-    def _harden(self, result: F, trigger: Trigger, begin_s: float) -> None:
-        self._buffer.layers = self._buffer.layers.harden(result)
+    def _mark_durable(self, result: F, trigger: Trigger, begin_s: float) -> None:
+        self._buffer.layers = self._buffer.layers.mark_durable(result)
         self.flushes[trigger] += 1
         self.flush_s_last = self._clock.monotonic_s() - begin_s
         self.flush_s_total += self.flush_s_last
@@ -298,11 +305,7 @@ class FlushExecutor(Generic[D, F, V]):
                 view = self._apply_next()
             except Exception as error:
                 with self._lock:
-                    self.apply_failures += 1
-                    self.apply_failed = True
-                    self._fail(error)
-                    self.applying = None
-                    self._pass_turns()
+                    self._fail_apply(error)
                 return
             self._publish(view, waiter)
 
@@ -318,8 +321,8 @@ class FlushExecutor(Generic[D, F, V]):
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None
             self._pass_turns()  # also to a waiter that too many unapplied batches kept from flushing
-        for other in reached:
-            other.wake()
+        if reached:
+            reached[0].wake()
 
     # -- after a failure
 
@@ -355,7 +358,7 @@ class FlushExecutor(Generic[D, F, V]):
                 begin_s = self._clock.monotonic_s()
                 result = self._flusher.make_durable(batch, again=True)
                 with self._lock:
-                    self._harden(result, Trigger.RECOVERY, begin_s)
+                    self._mark_durable(result, Trigger.RECOVERY, begin_s)
             while self._buffer.layers.results:
                 self._publish(self._apply_next(), None)
         except Exception as error:

@@ -25,8 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from penstock.coordinator.epochs import Epoch
-from penstock.coordinator.protocols import Batch, D, V
+from penstock.coordinator.protocols import Batch, D, Epoch, V
 
 V_co = TypeVar("V_co", covariant=True)
 
@@ -76,7 +75,7 @@ class Layers(NamedTuple, Generic[D, V]):
         batches = (*batches, _new(Batch, (taking, taken + 1, last, size)))
         return _new(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
 
-    def harden(self, result: Any) -> Layers[D, V]:
+    def mark_durable(self, result: Any) -> Layers[D, V]:
         """Return layers with the oldest batch that was not durable marked durable."""
         pending, deltas, view, applied, _, taken, sealed, batches, results = self
         last = batches[len(results)].last
@@ -122,7 +121,7 @@ class DeltaBuffer(Generic[D, V]):
         "_make",
         "_pending_bytes",
         "bytes_max",
-        "held",
+        "hold_reason",
         "layers",
         "room",
         "taken_bytes",
@@ -137,7 +136,7 @@ class DeltaBuffer(Generic[D, V]):
         self._allowed = SHUT  # `room` when it was opened: the difference has been written since
         self._pending_bytes = 0
         self.taken_bytes = 0  # total put into batches
-        self.held: str | None = None  # why writes are blocked for now
+        self.hold_reason: str | None = None  # why writes are blocked for now
 
     @property
     def pending_bytes(self) -> int:
@@ -154,7 +153,7 @@ class DeltaBuffer(Generic[D, V]):
         return self.pending_bytes >= self._flush_bytes
 
     def fits(self, size: int) -> bool:
-        return self.held is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
+        return self.hold_reason is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -164,7 +163,7 @@ class DeltaBuffer(Generic[D, V]):
         """Let writes skip the full check, up to the next limit."""
         self._pending_bytes += self._allowed - self.room
         self.room = self._allowed = SHUT
-        if self.held is not None:
+        if self.hold_reason is not None:
             return
         room = self.bytes_max - self._pending_bytes
         for batch in self.layers.batches:  # few, if any

@@ -1,16 +1,66 @@
-"""What a user of the coordinator implements: a delta and a flusher.
+"""What a user of the coordinator implements, a delta and a flusher, and the epochs that it gets.
+
+An epoch is the number of a write: `incarnation << 40 | n`, n from 1. Epochs live in memory only; the incarnation,
+raised durably at each open, keeps those of different openings apart.
 
 Thread: a pending delta is changed under the coordinator's lock only, and never again once it is in a batch or sealed.
 `make_durable` and `apply` are called with no lock held, by the thread that has the turn: each by one thread at a
-time, in epoch order, but one batch may be applied while the next is made durable. They must not call `flush`.
+time, in epoch order, but one batch may be applied while the next is made durable. They must not call `flush`. Epochs
+are assigned under the lock; any thread may read them.
+Invariant: an epoch of another incarnation always raises an error.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, NewType, Protocol, Self, TypeVar
 
-from penstock.coordinator.epochs import Epoch
+from penstock.errors import Invalid, Lost
+
+Epoch = NewType("Epoch", int)
+
+COUNT_BITS = 40
+COUNT_MAX = (1 << COUNT_BITS) - 1
+COUNT_RESERVE = 1 << 32  # exhaustion is checked once per flush: no flush holds this many writes
+INCARNATION_MAX = (1 << 24) - 1  # so that an epoch fits into 64 bits
+
+
+class EpochTracker:
+    """Assigns epochs."""
+
+    __slots__ = ("end", "last", "none")
+
+    def __init__(self, incarnation: int) -> None:
+        if not 1 <= incarnation <= INCARNATION_MAX:
+            raise Invalid(f"the incarnation is {incarnation}: give 1 to {INCARNATION_MAX}")
+        self.none = Epoch(incarnation << COUNT_BITS)  # below every epoch of this incarnation: "nothing yet"
+        self.last = self.none  # the last assigned; guarded by the coordinator's lock
+        self.end = self.none + COUNT_MAX - COUNT_RESERVE  # above it the epochs of this incarnation are nearly used up
+
+    @property
+    def incarnation(self) -> int:
+        return self.none >> COUNT_BITS
+
+    @property
+    def count(self) -> int:
+        """The number of epochs assigned."""
+        return self.last - self.none
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the epochs of this incarnation are nearly used up."""
+        return self.last > self.end
+
+    def check(self, epoch: int) -> Epoch:
+        """Return the epoch if it was assigned here; `Lost` if by an earlier incarnation, `Invalid` if not yet."""
+        if epoch < self.none:
+            raise Lost(
+                f"epoch {epoch} is of incarnation {epoch >> COUNT_BITS}, this is {self.incarnation}: "
+                "read the data to see whether the write survived"
+            )
+        if epoch > self.last:
+            raise Invalid(f"epoch {epoch} was not assigned yet (the last is {self.last}): pass what a write returned")
+        return Epoch(epoch)
 
 
 class Delta(Protocol):

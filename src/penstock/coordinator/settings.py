@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.coordinator.epochs import Epoch
+from penstock.coordinator.protocols import Epoch
 from penstock.errors import Invalid
 
 
@@ -36,9 +36,9 @@ class Trigger(Enum):
     __hash__ = object.__hash__
 
 
-def choose_trigger(*, asked: bool, timer_due: bool, size_due: bool) -> Trigger | None:
+def choose_trigger(*, requested: bool, timer_due: bool, size_due: bool) -> Trigger | None:
     """Return why to flush: a request first, then the timer, then the size; None if none is due."""
-    if asked:
+    if requested:
         return Trigger.EXPLICIT
     if timer_due:
         return Trigger.TIMER

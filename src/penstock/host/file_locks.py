@@ -1,5 +1,7 @@
 """The lock on a store's folder.
 
+Owners lock exclusively; readers of a store without an owner share a lock, so that no owner changes it meanwhile.
+
 Thread: any.
 Invariant: a lock ends with the process that took it, however that ends, and no forked child keeps it.
 """
@@ -8,10 +10,52 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 
 from penstock.errors import Closed, StoreLocked
 from penstock.host import threads
 from penstock.host.paths import parent
+
+
+class OsReadLock:
+    """A shared `flock` on an existing file, opened for reading only: it works on a read-only file system, too."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with threads.without_forks():
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            threads.after_fork(self, OsReadLock.release)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            refusal = _refusal(path, self._fd) if isinstance(error, BlockingIOError) else error
+            self.release()
+            raise refusal from None
+
+    def check(self) -> None: ...
+
+    def release(self) -> None:
+        with threads.without_forks():  # a child forked between the two lines would keep the lock
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _refusal(path: str, fd: int) -> StoreLocked:
+    """Return the error for a file that is locked already."""
+    status = os.fstat(fd)
+    if any(lock.is_of(status) for lock in list(_held)):
+        error = StoreLocked(f"{path} is locked by this process: use what is open, or close it first")
+        error.here = True
+        return error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner would refuse this, too
+    except OSError:
+        return StoreLocked(f"{path} is locked by another process: close it there first")
+    return StoreLocked(f"{path} is locked by a process that opened the store read-only: close it there first")
 
 
 class OsLock:
@@ -29,11 +73,16 @@ class OsLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            refusal = _refusal(path, self._fd) if isinstance(error, BlockingIOError) else error
             self._close()
-            if isinstance(error, BlockingIOError):
-                raise StoreLocked(f"{path} is locked by another process: close it there first") from None
-            raise
+            raise refusal from None
         self._status = os.fstat(self._fd)
+        _held.add(self)
+
+    def is_of(self, status: os.stat_result) -> bool:
+        """Whether this locks the file with this status."""
+        held = self._status
+        return self._fd >= 0 and (held.st_ino, held.st_dev) == (status.st_ino, status.st_dev)
 
     def check(self) -> None:
         try:
@@ -62,3 +111,6 @@ class OsLock:
 
     def __del__(self) -> None:
         self.release()  # for a caller that was interrupted before it could release it
+
+
+_held: weakref.WeakSet[OsLock] = weakref.WeakSet()  # by this process

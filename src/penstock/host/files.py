@@ -34,6 +34,9 @@ class File(Protocol):
     def pin(self) -> AbstractContextManager[None]:
         """Keep the descriptor open during a block. `ProcessLimit` is raised on entry, never inside."""
 
+    def hold(self) -> None:
+        """Keep the descriptor open until `close`, for a file that every write uses."""
+
     def pread(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer only at the end of the file."""
 

@@ -291,6 +291,7 @@ class BoundedFile:
         reference = [path]  # not `self`: the account must not keep its file alive
         self._reference = reference
         self._state = files.add(take, lambda: fs.open(reference[0], write=write))
+        self._held: File | None = None  # has a descriptor until `close`
 
     @property
     def path(self) -> str:
@@ -306,6 +307,10 @@ class BoundedFile:
             yield
         finally:
             self._files.release(self._state)
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = self._acquire()
 
     def _acquire(self) -> File:
         raw = self._files.acquire(self._state, self._path, for_sync=False)
@@ -360,8 +365,10 @@ class BoundedFile:
         self._sync(lambda raw: raw.fdatasync())
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        state = self._state
-        raw = self._files.acquire(state, self._path, for_sync=False)
+        state, raw = self._state, self._held
+        acquired = raw is None or state.failure is not None
+        if acquired:
+            raw = self._acquire()
         assert raw is not None
         try:
             state.dirty = state.wrote = True
@@ -370,7 +377,8 @@ class BoundedFile:
                 offset += len(piece)
             state.sync(raw.fdatasync)
         finally:
-            self._files.release(state)
+            if acquired:
+                self._files.release(state)
 
     def _sync(self, act: Callable[[File], None]) -> None:
         state = self._state
@@ -383,6 +391,9 @@ class BoundedFile:
             self._files.release(state)
 
     def close(self) -> None:
+        if self._held is not None:
+            self._held = None
+            self._files.release(self._state)
         self._files.close(self._state)
 
     def __del__(self) -> None:

@@ -57,6 +57,8 @@ class OsFile:
     def pin(self) -> Iterator[None]:
         yield  # it has a descriptor until it is closed
 
+    def hold(self) -> None: ...
+
     def pread(self, size: int, offset: int) -> bytes:
         fd = self._fd
         return read_fully(lambda n, at: os.pread(fd, n, at), size, offset)
@@ -89,10 +91,11 @@ class OsFile:
             os.fsync(fd)
 
     def fdatasync(self) -> None:
-        if sys.platform == "darwin":
+        fd = self._fd
+        if sys.platform == "darwin" or fd < 0:
             self.fsync()
         else:
-            os.fdatasync(_open_fd(self._fd, self._path))
+            os.fdatasync(fd)
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
         for piece in pieces:
@@ -115,7 +118,8 @@ class OsFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # else the interpreter is ending, and the system closes the file
+            self.close()
 
 
 class OsFolder:

@@ -148,6 +148,11 @@ def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
     return thread
 
 
+def in_main_thread() -> bool:
+    """Whether this is the thread that signal handlers interrupt."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 _WAKE_S = 0.2
 
 
@@ -159,7 +164,7 @@ def run_uninterrupted(
     Signals interrupt only the main thread, so from there `act` runs in another one. At an interrupt `cancel` asks it to
     end early, and `undo` discards its result, which the caller will not get. It costs a thread: not for hot paths.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if not in_main_thread():
         return act()
     call = _Call(act)
     interrupt: BaseException | None = None
@@ -229,6 +234,79 @@ class _Call:
             self.outcome.append((True, value))
         finally:
             self.ended.release()
+
+
+class _Helper:
+    """A thread that makes calls for the main thread, one at a time."""
+
+    def __init__(self) -> None:
+        self._given = threading.Lock()
+        self._given.acquire()
+        self._call: _HelpedCall | None = None
+        threading.Thread(target=self._run, name="penstock-helper", daemon=True).start()
+
+    def give(self, call: _HelpedCall) -> None:
+        self._call = call
+        self._given.release()
+
+    def _run(self) -> None:
+        while True:
+            self._given.acquire()
+            call, self._call = self._call, None
+            if call is not None:
+                call.make(lambda: _helpers.append(self) if len(_helpers) < _HELPERS_KEPT else None)
+            del call  # its result may be large
+
+
+class _HelpedCall:
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def make(self, finish: Callable[[], object]) -> None:
+        try:
+            self.value = self._act()
+        except BaseException as error:
+            self.error = error
+        finally:
+            finish()
+            self.ended.release()
+
+
+_HELPERS_KEPT = 4
+_helpers: list[_Helper] = []  # idle ones; `append` and `pop` are atomic
+
+
+def run_interruptible(act: Callable[[], T]) -> T:
+    """Call `act`, which may wait in C code, so that Ctrl-C ends the wait at once.
+
+    Signals interrupt only Python code of the main thread, so from there `act` runs in another one. After an interrupt
+    it goes on to its end, and its result is dropped.
+    """
+    if not in_main_thread():
+        return act()
+    try:
+        helper = _helpers.pop()
+    except IndexError:
+        try:
+            helper = _Helper()
+        except RuntimeError:  # the interpreter is ending
+            return act()
+    call = _HelpedCall(act)
+    helper.give(call)
+    call.ended.acquire()
+    if call.error is not None:
+        try:
+            raise call.error
+        finally:
+            call.error = None  # the error's traceback refers to this call
+    return call.value  # type: ignore[no-any-return]
+
+
+os.register_at_fork(after_in_child=_helpers.clear)  # a child has none of these threads
 
 
 def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:

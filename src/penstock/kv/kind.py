@@ -48,8 +48,7 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         """Return the options of a table with values of this type; `Invalid` if there is no such type."""
         return self.options_default if value is None else encode_options(Options(check_value_type(value)))
 
-    def encode(self, part: Any) -> bytes:
-        return section.encode(part)
+    encode = staticmethod(section.encode)  # not a method that calls it: this is every write
 
     def decode(self, payload: bytes) -> section.Section:
         return section.decode(payload)
@@ -68,9 +67,9 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
             not isinstance(operation, bytes) and operation[0] == DELETE for operation in part.values()
         )
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> KvMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return KvMachine(tree, site.maintenance, descriptor, options)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> KvMachine:
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
+        return KvMachine(tree, context.maintenance, descriptor, options)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:
         return KvTable(port, info, durable=durable)
@@ -92,14 +91,14 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_key_range([(operation, value) for column, operation, value in filters if column == "key"])
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given, decode_options(options))
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema, decode_options(options))
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return Loader(info, decode_options(info.options), place).run(batches)
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return Loader(info, decode_options(info.options), context).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return bundle(loads, info, place, None)
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return bundle(loads, info, context, None)
 
     def check_staged(self, machine: KvMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)
@@ -111,10 +110,10 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         self,
         loads: Sequence[PreparedRows],
         info: TableInfo,
-        place: BuildContext,
+        context: BuildContext,
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
-        return bundle(loads, info, place, replaced)
+        return bundle(loads, info, context, replaced)
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

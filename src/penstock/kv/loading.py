@@ -82,11 +82,11 @@ class _Shard:
 class Loader:
     """Prepares the rows of one call."""
 
-    def __init__(self, info: TableInfo, options: Options, place: BuildContext) -> None:
+    def __init__(self, info: TableInfo, options: Options, context: BuildContext) -> None:
         self._info = info
         self._options = options
-        self._place = place
-        self._fs = place.fs
+        self._context = context
+        self._fs = context.fs
         self._partitions = partitions_of(info)
         self._shards = [_Shard() for _ in self._partitions]
         self._merges = PendingDelta()  # merge operands, which files cannot hold
@@ -156,16 +156,18 @@ class Loader:
         """Write the rows in memory to a temporary sorted file."""
         shard = self._shards[number]
         if not self._spare:
-            self._spare = f"{self._place.root}/{self._place.reserve(self._partitions[number], 1)[0].file_name}.parts"
+            self._spare = (
+                f"{self._context.root}/{self._context.reserve(self._partitions[number], 1)[0].file_name}.parts"
+            )
             make_dirs(self._fs, self._spare)
         chunk_id = 1 + sum(len(some.sorted) for some in self._shards)
         path = sstable_path(self._spare, chunk_id)
-        self._write(path, ChunkIdentity(store=self._place.identity, chunk_id=chunk_id), _sorted(shard.parts))
+        self._write(path, ChunkIdentity(store=self._context.identity, chunk_id=chunk_id), _sorted(shard.parts))
         shard.sorted.append(path)
         shard.parts, shard.bytes = [], 0
 
     def _write(self, path: str, identity: ChunkIdentity, columns: Columns) -> None:
-        writer = SstableWriter(self._fs, path, identity, maker=self._place.maker)
+        writer = SstableWriter(self._fs, path, identity, maker=self._context.maker)
         for start in range(0, len(columns), 65_536):
             writer.append(columns.slice(start, min(len(columns), start + 65_536)))
         writer.finish()
@@ -179,9 +181,9 @@ class Loader:
         elif operands:
             raise Invalid("a load of this size cannot hold merges: put the rows, or aggregate and merge fewer")
         elif not shard.sorted:
-            staged = self._place.reserve(partition, 1)[0]
-            identity = ChunkIdentity(store=self._place.identity, chunk_id=staged.chunk_id)
-            self._write(f"{self._place.root}/{staged.file_name}", identity, _sorted(shard.parts))
+            staged = self._context.reserve(partition, 1)[0]
+            identity = ChunkIdentity(store=self._context.identity, chunk_id=staged.chunk_id)
+            self._write(f"{self._context.root}/{staged.file_name}", identity, _sorted(shard.parts))
             yield self._sealed(partition, staged, shard.rows)
         else:
             yield from self._merged(number)
@@ -193,16 +195,16 @@ class Loader:
         if shard.parts:
             self._sort_away(number)
         size = sum(self._size(path) for path in shard.sorted)
-        reserved = self._place.reserve(partition, outputs_max(shard.rows, size))
+        reserved = self._context.reserve(partition, outputs_max(shard.rows, size))
         by_id = {staged.chunk_id: staged for staged in reserved}
         plan = MergePlan(
             inputs=tuple(MergeInput(path=path) for path in reversed(shard.sorted)),
-            folder=f"{self._place.root}/{reserved[0].file_name.rpartition('/')[0]}",
-            store=self._place.identity,
+            folder=f"{self._context.root}/{reserved[0].file_name.rpartition('/')[0]}",
+            store=self._context.identity,
             chunk_ids=tuple(by_id),
             now_us=0,
         )
-        for summary in merge(plan, fs=self._fs, maker=self._place.maker):
+        for summary in merge(plan, fs=self._fs, maker=self._context.maker):
             yield self._sealed(partition, by_id[summary.chunk_id], summary.rows)
 
     def _size(self, path: str) -> int:
@@ -213,7 +215,7 @@ class Loader:
             file.close()
 
     def _sealed(self, partition: Any, staged: StagedFile, rows: int) -> PreparedRows:
-        return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+        return PreparedRows(partition, file=sealed(self._fs, self._context.root, staged), rows=rows)
 
 
 def _equal(ops: Any, name: str) -> Any:
@@ -270,7 +272,7 @@ def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[
 
 
 def bundle(
-    loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext, replace: tuple[bytes, bytes | None] | None
+    loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext, replace: tuple[bytes, bytes | None] | None
 ) -> list[PreparedRows]:
     """Arrange loads for one group: each shard has either sections or files, because files are applied alone.
 
@@ -286,7 +288,7 @@ def bundle(
         deleted = None if replace is None else (replace[0], replace[1] or PAST_ALL_KEYS)
         if files:
             few = [section.decode(load.payload) for load in shard_loads if load.file is None]
-            bundled += files + _as_files(partition, few, deleted, place)
+            bundled += files + _as_files(partition, few, deleted, context)
         else:
             if deleted is not None:
                 bundled.append(PreparedRows(partition, section.encode(section.Ranges([deleted]))))
@@ -295,10 +297,10 @@ def bundle(
 
 
 def _as_files(
-    partition: PartitionId, few: list[section.Section], deleted: tuple[bytes, bytes] | None, place: BuildContext
+    partition: PartitionId, few: list[section.Section], deleted: tuple[bytes, bytes] | None, context: BuildContext
 ) -> list[PreparedRows]:
     """Write rows that came as sections, and the delete of a range, to files."""
-    fs, columns = place.fs, None
+    fs, columns = context.fs, None
     if few:
         edit = section.to_edit(few, 1, 0)
         rows = {key: (PUT, value) for key, value in edit.puts.items()} | {k: row[:2] for k, row in edit.rows.items()}
@@ -310,16 +312,16 @@ def _as_files(
     for rows_of, ranges in ((columns, NO_RANGES), (None, RangeDeletes.of([(*deleted, 1)]) if deleted else NO_RANGES)):
         if rows_of is None and not ranges:
             continue
-        staged = place.reserve(partition, 1)[0]
-        identity = ChunkIdentity(store=place.identity, chunk_id=staged.chunk_id)
-        path = f"{place.root}/{staged.file_name}"
+        staged = context.reserve(partition, 1)[0]
+        identity = ChunkIdentity(store=context.identity, chunk_id=staged.chunk_id)
+        path = f"{context.root}/{staged.file_name}"
         make_dirs(fs, parent(path))
-        writer = SstableWriter(fs, path, identity, maker=place.maker)
+        writer = SstableWriter(fs, path, identity, maker=context.maker)
         writer.delete_ranges(ranges)
         if rows_of is not None:
             writer.append(rows_of)
         writer.finish()
         loads.append(
-            PreparedRows(partition, file=sealed(fs, place.root, staged), rows=0 if rows_of is None else len(rows_of))
+            PreparedRows(partition, file=sealed(fs, context.root, staged), rows=0 if rows_of is None else len(rows_of))
         )
     return loads

@@ -91,7 +91,7 @@ class KvMachine:
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         value_type = decode_options(self._table_options).value
         ids = [file.chunk_id for file in files]
-        self._maintenance.check_adoptable(self.tree, ids, look=lambda table: check_table(table, value_type))
+        self._maintenance.check_adoptable(self.tree, ids, check=lambda table: check_table(table, value_type))
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0
@@ -104,4 +104,4 @@ class KvMachine:
 
     def close(self) -> None:
         self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

@@ -235,7 +235,7 @@ class KvTable(KvReader[V], WritableMapping[V]):
         else:
             epoch = self._write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
     def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
@@ -337,5 +337,5 @@ class KvTable(KvReader[V], WritableMapping[V]):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch

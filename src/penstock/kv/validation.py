@@ -106,7 +106,7 @@ def _chained(value: bytes) -> list[tuple[int, bytes]]:
 
 def check_table(table: Sstable, value_type: ValueType) -> None:
     """Raise `Invalid` if an sstable from another process breaks a rule. Checks every row, by columns."""
-    table.check_places()
+    table.check_locations()
     last: tuple[bytes, int] | None = None  # key and kind
     for piece in table.pieces(0, table.summary.rows):
         last = _check_columns(table.columns(*piece), last, value_type, table.path)

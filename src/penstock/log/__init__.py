@@ -5,12 +5,14 @@
     chain     which segments of a folder are live, from their names
     log       segments as one sequence: append, sync, roll, truncate, recover
     cursor    reads from any index
+    settings  sizes of files; what a log reports
 
 docs/format/log.md gives the bytes.
 """
 
 from penstock.log.cursor import Cursor
-from penstock.log.log import Log, LogEnd, LogSettings, LogStatistics, Repair
+from penstock.log.log import Log
 from penstock.log.record import Index, Record
+from penstock.log.settings import LogEnd, LogSettings, LogStatistics, Repair
 
 __all__ = ["Cursor", "Index", "Log", "LogEnd", "LogSettings", "LogStatistics", "Record", "Repair"]

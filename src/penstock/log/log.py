@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.file_operations import make_dirs, remove_file
@@ -35,56 +34,11 @@ from penstock.log.segment import (
     reseal,
     scan_tail,
 )
+from penstock.log.settings import LogEnd, LogSettings, LogStatistics, Repair
 
 logger = logging.getLogger(__name__)
 
 _NOTHING_WRITTEN = (DiskFull, ProcessLimit, Invalid, NotFound)  # raised before a byte was written
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogSettings:
-    """Sizes of a log's files."""
-
-    segment_bytes: int = 64 << 20  # a segment is rolled before it would grow past this
-    allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends
-    index_bytes: int = 64 << 10  # bytes per entry of the sparse index
-
-    def __post_init__(self) -> None:
-        if not 0 < self.index_bytes <= self.segment_bytes or not 0 < self.allocate_bytes <= self.segment_bytes:
-            raise Invalid("segment_bytes must be at least index_bytes and allocate_bytes, and all of them positive")
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """The end of a log that was not closed, as opening repaired it."""
-
-    path: str
-    offset: int
-    resynced: int  # valid records that were not known to be synced, and are now
-    torn: str | None  # why the bytes after them are not a record; None if nothing was written there
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """How far a log reaches, by its content: file names alone would not show a missing end."""
-
-    path: str  # of its last segment, or the folder if there is none
-    offset: int
-    first: int
-    last: int
-    incarnation: int  # the highest of its segments; 0 if there is none
-
-
-@dataclass(frozen=True, slots=True)
-class LogStatistics:
-    """The state of a log at one moment."""
-
-    first: Index
-    last: Index
-    synced: Index
-    incarnation: int
-    segments: int
-    poisoned: bool
 
 
 class Log:
@@ -202,8 +156,10 @@ class Log:
         if self._closed or self._failure is not None:
             self._check_writable()
         try:
-            segment = self._segment_for(size)
-            if segment.end + size > segment.claimed:
+            segment = self._active
+            if segment is None or segment.end + size > min(segment.claimed, self._settings.segment_bytes):
+                segment = self._segment_for(size)
+                segment.file.hold()
                 segment.claim(size)
             if self._synced < self._last:  # records were appended without a sync
                 self._sync()

@@ -82,13 +82,13 @@ def encode_pieces(
     for index, body in enumerate(bodies, first):
         length = len(body)
         rest, padding = _REST.pack(length, kind, flags, 0, incarnation, index, synced), _PADDING[-length & 7]
-        sum_ = google_crc32c.extend(google_crc32c.extend(google_crc32c.extend(salt, rest), body), padding)
-        parts += (_CHECKSUM.pack(sum_), rest)
         if length >= LARGE_BYTES:
-            pieces += (b"".join(parts), body)
+            sum_ = google_crc32c.extend(google_crc32c.extend(google_crc32c.extend(salt, rest), body), padding)
+            pieces += (b"".join((*parts, _CHECKSUM.pack(sum_), rest)), body)
             parts = [padding]
         else:
-            parts += (body, padding)
+            rest += body + padding
+            parts += (_CHECKSUM.pack(google_crc32c.extend(salt, rest)), rest)
     if last := b"".join(parts):
         pieces.append(last)
     return pieces

@@ -99,9 +99,12 @@ class SparseIndex:
     every_bytes: int
     indexes: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    due: int = 0  # the offset from which on a record gets an entry
 
     def add(self, index: int, offset: int) -> None:
-        if not self.offsets or offset - self.offsets[-1] >= self.every_bytes:
+        """Add a record if it is far enough from the last entry."""
+        if offset >= self.due:
+            self.due = offset + self.every_bytes
             self.offsets.append(offset)  # first: a concurrent reader that sees the index also sees the offset
             self.indexes.append(index)
 
@@ -184,7 +187,8 @@ class SegmentWriter:
     def _grow(self, bodies: Sequence[bytes], first: int) -> None:
         end = self.end
         for index, body in enumerate(bodies, first):
-            self.index.add(index, end)
+            if end >= self.index.due:
+                self.index.add(index, end)
             end += HEADER.size + len(body) + (-len(body) & 7)
         self.end = end
 

@@ -1,6 +1,6 @@
 """The file beside an sstable: where each key's row is, where each batch's buffers are, and every page's checksum.
 
-A hash slot is 32 bits: the low bits are a place (batch and row), the high bits a fingerprint from the key's hash. At
+A hash slot is 32 bits: the low bits are a location (batch and row), the high bits a fingerprint from the key's hash. At
 most half of the slots are used; a key is at or after its home slot with no empty slot between. The hashes of all rows
 follow, so that a merge need not hash a key again. docs/format/sstable.md gives the bytes.
 
@@ -30,14 +30,14 @@ except ImportError:
 
 PAGE_BYTES = 1 << 16
 PAGE_SLOTS = PAGE_BYTES // 4
-BATCH_SHIFT = 16  # a place is batch << BATCH_SHIFT | row; batches count from 1, so no place is 0
+BATCH_SHIFT = 16  # a location is batch << BATCH_SHIFT | row; batches count from 1, so none is 0
 BATCHES_MAX = (1 << 12) - 1  # which leaves a fingerprint of at least 4 bits
 ROWS_MAX = 4_000_000
 
 MAGIC = b"PENSIDX1"
 VERSION = 1
-# magic, version, place bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and highest
-# lsn, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then the checksum of this and the body.
+# magic, version, location bits, reserved, batches, store, chunk id, sstable bytes, rows, homes, slots, lowest and
+# highest LSN, deletes, merges, expiring rows, range deletes, sstable pages, body bytes; then a checksum of it all.
 _HEADER = struct.Struct("<8sHBBI16sQQQIIQQQQQIII")
 _SUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _SUM.size
@@ -63,13 +63,13 @@ def hash_keys(keys: list[bytes]) -> U32:
     return np.fromiter(map(hash64, keys), np.uint64, len(keys)).astype(np.uint32)
 
 
-def build_slots(hashes: U32, places: U32, place_bits: int) -> tuple[U32, int]:
-    """Return slots for `hashes` at `places`, and the number of homes. One pass over sorted hashes probes them all."""
+def build_slots(hashes: U32, locations: U32, location_bits: int) -> tuple[U32, int]:
+    """Return slots for `hashes` at `locations`, and the number of homes. One pass over sorted hashes probes all."""
     homes = homes_for(len(hashes))
     # Home above, slot below: one sort of plain numbers puts all in order.
     packed = (hashes & np.uint32(homes - 1)).astype(np.uint64)
     packed <<= np.uint64(32)
-    packed |= (hashes & np.uint32(fingerprint_mask(place_bits))) | places
+    packed |= (hashes & np.uint32(fingerprint_mask(location_bits))) | locations
     packed.sort()
     at = (packed >> np.uint64(32)).view(np.int64)
     i = np.arange(len(hashes), dtype=np.int64)
@@ -87,9 +87,9 @@ def homes_for(rows: int) -> int:
     return 1 << max(0, 2 * rows - 1).bit_length()
 
 
-def fingerprint_mask(place_bits: int) -> int:
+def fingerprint_mask(location_bits: int) -> int:
     """Return the bits of a slot (and of a hash) that hold the fingerprint."""
-    return 0xFFFFFFFF & ~((1 << place_bits) - 1)
+    return 0xFFFFFFFF & ~((1 << location_bits) - 1)
 
 
 class PageSums:
@@ -151,10 +151,10 @@ def encode_index(
     if crc32c is None:
         raise Invalid("writing sstables needs the package google-crc32c: install it with pip install google-crc32c")
     counts = enumerate(batches["rows"].tolist(), 1)
-    places = np.concatenate([(number << BATCH_SHIFT) + np.arange(rows, dtype=np.uint32) for number, rows in counts])
-    place_bits = int(places[-1]).bit_length()
-    points = (np.delete(hashes, range_rows), np.delete(places, range_rows)) if range_rows else (hashes, places)
-    slots, homes = build_slots(*points, place_bits)
+    locations = np.concatenate([(number << BATCH_SHIFT) + np.arange(rows, dtype=np.uint32) for number, rows in counts])
+    location_bits = int(locations[-1]).bit_length()
+    points = (np.delete(hashes, range_rows), np.delete(locations, range_rows)) if range_rows else (hashes, locations)
+    slots, homes = build_slots(*points, location_bits)
     tail = np.concatenate([slots, hashes]).view(np.uint8).data
     tail_sums = [crc32c(bytes(tail[at : at + PAGE_BYTES])) for at in range(0, len(tail), PAGE_BYTES)]
     texts = [summary.start, summary.end, *first_keys]
@@ -171,9 +171,9 @@ def encode_index(
     )
     body += bytes(-(HEADER_BYTES + len(body)) % 8)
     header = _HEADER.pack(
-        MAGIC, VERSION, place_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes, summary.rows,
-        homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges, summary.expiring,
-        len(range_rows), len(page_sums), len(body),
+        MAGIC, VERSION, location_bits, 0, len(batches), summary.store, summary.chunk_id, summary.file_bytes,
+        summary.rows, homes, len(slots), summary.lsn_min, summary.lsn_max, summary.deletes, summary.merges,
+        summary.expiring, len(range_rows), len(page_sums), len(body),
     )  # fmt: skip
     return header + _SUM.pack(crc32c(header + body)) + body, tail
 
@@ -188,8 +188,8 @@ class Index:
             raise CorruptionError(path, chunk.size, "the index ends inside its header")
         raw = bytes(chunk.read(0, HEADER_BYTES))
         header = raw[: _HEADER.size]
-        (magic, version, place_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min, lsn_max,
-         deletes, merges, expiring, ranges, pages, body_bytes) = _HEADER.unpack(header)  # fmt: skip
+        (magic, version, location_bits, _, batches, store, chunk_id, sstable_bytes, rows, homes, slots, lsn_min,
+         lsn_max, deletes, merges, expiring, ranges, pages, body_bytes) = _HEADER.unpack(header)  # fmt: skip
         if magic != MAGIC:
             raise CorruptionError(path, 0, "this is not the index of an sstable")
         if version != VERSION:
@@ -209,7 +209,7 @@ class Index:
         if crc32c is not None and crc32c(header + body) != _SUM.unpack(raw[_HEADER.size :])[0]:
             raise CorruptionError(path, 0, "the index's head does not match its checksum")
         self.identity = ChunkIdentity(store=store, chunk_id=chunk_id)
-        self.place_bits: int = place_bits
+        self.location_bits: int = location_bits
         self.homes: int = homes
         self.slots: int = slots
         self.batches: npt.NDArray[np.void] = np.frombuffer(body, BATCH, batches)
@@ -242,24 +242,24 @@ class Index:
     def _check_head(self, path: str, rows: int, texts_end: int, body_bytes: int) -> None:
         """Check that the numbers are consistent, which a checksum does not show: another process may have built it."""
         counts = self.batches["rows"]
-        last_place = (len(counts) << BATCH_SHIFT) + int(counts[-1]) - 1 if len(counts) else 0
+        last_location = (len(counts) << BATCH_SHIFT) + int(counts[-1]) - 1 if len(counts) else 0
         if (
             texts_end > body_bytes
             or ((counts < 1) | (counts > 1 << BATCH_SHIFT)).any()
-            or self.place_bits != last_place.bit_length()
+            or self.location_bits != last_location.bit_length()
             or max(self.range_rows, default=-1) >= rows
         ):
             raise CorruptionError(path, HEADER_BYTES, "the numbers of the index do not fit each other")
 
-    def check_places(self) -> None:
+    def check_locations(self) -> None:
         """Raise `CorruptionError` if a slot leads to no row: checked once, for an index that another process built."""
         rows = np.concatenate([[0], self.batches["rows"]])
         for number in range(self._slot_pages):
             slots = np.frombuffer(self.page(number), np.uint32)[: self.slots - number * PAGE_SLOTS]
-            places = slots[slots != 0] & ~np.uint32(fingerprint_mask(self.place_bits))
-            batches = np.minimum(places >> BATCH_SHIFT, len(rows) - 1)
-            inside = (batches > 0) & (batches == places >> BATCH_SHIFT)
-            if not (inside & ((places & ((1 << BATCH_SHIFT) - 1)) < rows[batches])).all():
+            locations = slots[slots != 0] & ~np.uint32(fingerprint_mask(self.location_bits))
+            batches = np.minimum(locations >> BATCH_SHIFT, len(rows) - 1)
+            inside = (batches > 0) & (batches == locations >> BATCH_SHIFT)
+            if not (inside & ((locations & ((1 << BATCH_SHIFT) - 1)) < rows[batches])).all():
                 raise CorruptionError(self._chunk.path, self._slots_at, "a slot leads to no row")
         if self.slot_view[self.slots - 1]:
             raise CorruptionError(self._chunk.path, self._slots_at, "the last slot is not empty")

@@ -30,7 +30,7 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.tree_files import TreeFiles
 from penstock.lsm.tree_jobs import METRIC_LEVEL0_RUNS, METRIC_MEMTABLE_BYTES, Merge, Stop, TreeJobs, observation
 from penstock.lsm.tree_settings import TreeSettings
-from penstock.lsm.version import FileMeta, part_into_runs
+from penstock.lsm.version import FileMeta, split_into_runs
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -64,7 +64,7 @@ class Maintenance:
         sealing: Sealing = PLAIN,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
-        relieved: Callable[[], None] = lambda: None,
+        on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
         self._jobs = jobs
@@ -73,7 +73,7 @@ class Maintenance:
         self._work = TreeJobs(manifest, jobs, self._files, clock=clock, merge_files=merge_files, offers=offers)
         self._tree_settings = tree_settings or TreeSettings()
         self._wake = wake
-        self._relieved = relieved
+        self._on_maintained = on_maintained
         self._stopping = threading.Event()
         self._stopped_s = 0.0  # when that was set
         self._changed = threads.condition("lsm.maintenance")
@@ -100,7 +100,7 @@ class Maintenance:
             time_us=progress.time_us,
             operators=None if known is None else frozenset(known),
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         with self._changed:
             self._trees[db_id, shard] = tree, catalog
@@ -282,14 +282,14 @@ class Maintenance:
         tree: Tree,
         chunk_ids: Sequence[int],
         lsn: int | None = None,
-        look: Callable[[Sstable], object] = lambda table: None,
+        check: Callable[[Sstable], object] = lambda table: None,
     ) -> list[FileMeta]:
-        """Return the summaries of files built outside; `Invalid` if they cannot be adopted, or if `look` raises it."""
+        """Return the summaries of files built outside; `Invalid` if they cannot be adopted, or if `check` raises it."""
         catalog = self._catalog(tree)
-        summaries = [self._files.inspect(catalog, chunk_id, look) for chunk_id in chunk_ids]
+        summaries = [self._files.inspect(catalog, chunk_id, check) for chunk_id in chunk_ids]
         if any(summary.merges for summary in summaries):
             raise Invalid("files to adopt hold puts and deletes only: resolve the merges first")
-        runs = part_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
+        runs = split_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
         return [catalog.describe(summary, level=0, run=runs[summary.chunk_id], lsn=lsn) for summary in summaries]
 
     def adopt(self, tree: Tree, chunk_ids: Sequence[int], lsn: int, time_us: int) -> None:

@@ -98,7 +98,7 @@ class Memtable:
         self.time_us = 0  # the highest record time
         self.plain = True  # only puts that never expire
         self.all_bare = True  # only bare values
-        self._by_place = True  # bare values are allowed: there are no range deletes
+        self._by_position = True  # bare values are allowed: there are no range deletes
         self.expires = False  # some row expires
         self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
         self._base_lsns: U64 = np.zeros(0, np.uint64)
@@ -116,7 +116,7 @@ class Memtable:
         added: list[RangeDelete] = []
         if edit.ranges:
             added = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
-            self._leave_places()
+            self._leave_positions()
         if edit.rows:
             self._add_rows(self._absorb(edit.rows, edit.time_us, RangeDeletes.of(added) if added else NO_RANGES))
         if edit.puts:
@@ -161,7 +161,7 @@ class Memtable:
         self.bytes += FULL_ROW_BYTES * len(rows)
 
     def _add_puts(self, puts: Mapping[bytes, bytes], lsn: int) -> None:
-        if len(puts) < _BARE_PUTS_MIN or not self._by_place:
+        if len(puts) < _BARE_PUTS_MIN or not self._by_position:
             self._add_rows(_put_rows(puts, lsn))
             return
         before = len(self.rows)
@@ -173,23 +173,23 @@ class Memtable:
             new = set(islice(reversed(self.rows), added))
             self._add_rows(_put_rows({key: value for key, value in puts.items() if key not in new}, lsn))
 
-    def _leave_places(self) -> None:
+    def _leave_positions(self) -> None:
         """Convert every row to a full row, now and from here on: range deletes need LSNs."""
-        self.plain = self.all_bare = self._by_place = False
+        self.plain = self.all_bare = self._by_position = False
         if self._marks:
             self.rows = self.full_rows()
             self._marks = []  # after the rows: readers read marks first, then rows
             self.bytes += FULL_ROW_BYTES * len(self.rows)
 
-    def take_in(self, newer: Memtable, now_us: int) -> None:
+    def merge_newer(self, newer: Memtable, now_us: int) -> None:
         """Add all rows of `newer`, which are later than all rows of this memtable."""
         self.bytes += newer.bytes
         self.expires = self.expires or newer.expires
         if newer.has_ranges:
-            self._leave_places()
+            self._leave_positions()
             self._add_ranges(list(newer.ranges))
         before = len(self.rows)
-        if newer.plain and self._by_place:
+        if newer.plain and self._by_position:
             self.rows.update(newer.rows)
             if len(self.rows) == before + len(newer.rows):
                 self._marks += [(before + end, lsn) for end, lsn in newer._marks]
@@ -218,11 +218,11 @@ class Memtable:
 
     def full_rows(self) -> dict[bytes, bytes | Row]:
         """Return all rows as full rows with their own LSNs, in insertion order. Requires: no edit is being applied."""
-        return dict(zip(self.rows, in_full(self.rows.values(), self.lsns_by_place().tolist()), strict=True))
+        return dict(zip(self.rows, in_full(self.rows.values(), self.lsns_by_position().tolist()), strict=True))
 
-    def lsns_by_place(self) -> U64:
+    def lsns_by_position(self) -> U64:
         """Return, for each key in insertion order, the LSN of its row if that is a bare value."""
-        return _lsns_by_place(self._marks, len(self.rows))
+        return _lsns_by_position(self._marks, len(self.rows))
 
     def _add_ranges(self, added: list[RangeDelete]) -> None:
         """Add range deletes. Recent ones are folded in bulk, similar sizes together: n log n for n ranges."""
@@ -340,7 +340,7 @@ class Memtable:
         """Return, for each key in sorted order, the LSN of its bare value; cached until keys are added."""
         if len(self._base_lsns) != len(keys):
             inserted = list(self.rows)
-            lsn_of = dict(zip(inserted, _lsns_by_place(marks, len(inserted)).tolist(), strict=True))
+            lsn_of = dict(zip(inserted, _lsns_by_position(marks, len(inserted)).tolist(), strict=True))
             self._base_lsns = np.fromiter(map(lsn_of.__getitem__, keys), np.uint64, len(keys))
         return self._base_lsns
 
@@ -360,7 +360,7 @@ def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
         return memtables[0]
     result = Memtable()
     for newer in memtables:
-        result.take_in(newer, now_us)
+        result.merge_newer(newer, now_us)
     return result
 
 
@@ -376,7 +376,7 @@ def in_full(rows: Iterable[bytes | Row], lsns: Iterable[int]) -> list[Row]:
     ]
 
 
-def _lsns_by_place(marks: Iterable[tuple[int, int]], count: int) -> U64:
+def _lsns_by_position(marks: Iterable[tuple[int, int]], count: int) -> U64:
     """Return, for the first `count` keys in insertion order, the LSN of its row if that is a bare value."""
     lsns = np.zeros(count, np.uint64)
     begin = 0

@@ -91,20 +91,20 @@ def _fold_numeric(which: I64, work: _FoldWork, result: Folded) -> None:
         mine = which[operators == kind]
         counts = (last - work.start)[mine]
         heads = np.cumsum(counts) - counts
-        places = np.repeat(work.start[mine] - heads, counts) + np.arange(int(counts.sum()))
-        data = fold_numbers(kind, work.values.numbers(work.order[places]), heads).astype("<i8").tobytes()
+        indexes = np.repeat(work.start[mine] - heads, counts) + np.arange(int(counts.sum()))
+        data = fold_numbers(kind, work.values.numbers(work.order[indexes]), heads).astype("<i8").tobytes()
         result.kinds[mine] = np.where(work.has_base[mine] | work.bottom, PUT, kind)
         for j, i in enumerate(mine.tolist()):
             result.values[i] = data[8 * j : 8 * j + 8]
 
 
 def _fold_one(i: int, work: _FoldWork, result: Folded) -> None:
-    places = range(int(work.start[i]), int(work.chain_end[i]) + int(work.base_is_put[i]))
+    indexes = range(int(work.start[i]), int(work.chain_end[i]) + int(work.base_is_put[i]))
     certain = bool(work.has_base[i]) or work.bottom  # what is below the chain is known: a put, or nothing
     row: Operand | None = None
-    for at in reversed(places):
+    for at in reversed(indexes):
         newer = (int(work.kinds[at]), work.values.value(int(work.order[at])))
         row = newer if row is None and not certain else fold(row, newer)
     assert row is not None
     result.kinds[i], result.values[i] = row
-    result.expires[i] = next((int(work.expires[at]) for at in places if work.expires[at] != NEVER), NEVER)
+    result.expires[i] = next((int(work.expires[at]) for at in indexes if work.expires[at] != NEVER), NEVER)

@@ -39,7 +39,7 @@ class SortedRows:
             return
         keys, values = _Strings(), _Strings()
         hashes = []
-        self._lsns = memtable.lsns_by_place()
+        self._lsns = memtable.lsns_by_position()
         self._kinds = np.zeros(count, np.uint8)
         self._expires = np.full(count, NEVER, np.int64)
         self._large: list[bytes] = []
@@ -79,19 +79,19 @@ class SortedRows:
 
     def _spread(self, rows: list[bytes | Row], at: int, plain: bool) -> list[bytes]:
         """Return the values of rows, and store the other columns of full rows at positions from `at` on."""
-        places, full = slice(at, at + len(rows)), in_full(rows, repeat(0))
+        rows_at, full = slice(at, at + len(rows)), in_full(rows, repeat(0))
         lsns = np.fromiter(map(_LSN, full), np.uint64, len(full))
-        self._lsns[places] = np.where(lsns, lsns, self._lsns[places])  # 0: a bare value's
+        self._lsns[rows_at] = np.where(lsns, lsns, self._lsns[rows_at])  # 0: a bare value's
         if not plain:
-            self._kinds[places] = np.fromiter(map(_KIND, full), np.uint8, len(full))
-            self._expires[places] = np.fromiter(map(_EXPIRES, full), np.int64, len(full))
+            self._kinds[rows_at] = np.fromiter(map(_KIND, full), np.uint8, len(full))
+            self._expires[rows_at] = np.fromiter(map(_EXPIRES, full), np.int64, len(full))
         return list(map(_VALUE, full))
 
     def __len__(self) -> int:
         return self._count
 
-    def key(self, place: int) -> bytes:
-        return self._keys.key(int(self._order[place]))
+    def key(self, index: int) -> bytes:
+        return self._keys.key(int(self._order[index]))
 
     def columns(self, start: int, end: int, bytes_max: int) -> Columns:
         """Return the rows at positions [start, end), at least one, and no more than `bytes_max` of values allow."""

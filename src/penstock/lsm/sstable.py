@@ -63,14 +63,14 @@ class _Batch:
         "special", "value_base", "value_bytes", "value_offsets",
     )  # fmt: skip
 
-    def __init__(self, table: Sstable, place: Any, first: int, lsn: int | None) -> None:
-        start, rows = int(place["start"]), int(place["rows"])
-        key_base = int(place["keys"])
-        value_base = int(place["values"])
+    def __init__(self, table: Sstable, entry: Any, first: int, lsn: int | None) -> None:
+        start, rows = int(entry["start"]), int(entry["rows"])
+        key_base = int(entry["keys"])
+        value_base = int(entry["values"])
         region = table._checked(start, value_base)
 
         def part(name: str, size: int, code: Literal["i", "Q", "B", "q"]) -> memoryview:
-            at = int(place[name]) - start
+            at = int(entry[name]) - start
             if at < 0 or at + size > len(region):
                 raise CorruptionError(table.path, start, f"the {name} of a batch are not inside it")
             return region[at : at + size].cast(code)
@@ -89,13 +89,13 @@ class _Batch:
         self.source: Any = table._source if table._source is not None else bytes(region)
         self.key_base = key_base if table._source is not None else key_base - start
         self.value_base = value_base
-        self.special = int(place["flags"]) != ALL_PUTS
+        self.special = int(entry["flags"]) != ALL_PUTS
         # The length of the keys (values) if all have the same, so that a get needs no offsets; else 0.
         if key_base < start:
             raise CorruptionError(table.path, start, "the keys of a batch are not inside it")
-        keys_end = min(int(place["lsns"]), value_base)
+        keys_end = min(int(entry["lsns"]), value_base)
         self.key_bytes = _equal_length(table.path, self.key_offsets, key_base, keys_end)
-        self.value_bytes = _equal_length(table.path, self.value_offsets, value_base, int(place["end"]))
+        self.value_bytes = _equal_length(table.path, self.value_offsets, value_base, int(entry["end"]))
 
     def key(self, row: int) -> bytes:
         offsets, base = self.key_offsets, self.key_base
@@ -142,13 +142,13 @@ class Sstable:
         self._sound = bytearray(len(index.page_sums))
         if crc32c is None and self._mapped:
             self._sound = bytearray(b"\1" * len(index.page_sums))
-        places = index.batches
-        self._batches: list[_Batch | None] = [None] * (1 + len(places))  # indexed by batch number in a slot, from 1
-        self._firsts: list[int] = [0, *np.cumsum(places["rows"]).tolist()]
+        batches = index.batches
+        self._batches: list[_Batch | None] = [None] * (1 + len(batches))  # indexed by batch number in a slot, from 1
+        self._firsts: list[int] = [0, *np.cumsum(batches["rows"]).tolist()]
         self._all_sound = 0 not in self._sound
         self._home_mask = index.homes - 1
-        self._place_mask = (1 << index.place_bits) - 1
-        self._fingerprint_mask = fingerprint_mask(index.place_bits)
+        self._location_mask = (1 << index.location_bits) - 1
+        self._fingerprint_mask = fingerprint_mask(index.location_bits)
         self._lock = threading.Lock()
         self._open: deque[int] = deque()  # guarded by _lock; for a chunk that is not mapped
         if self._firsts[-1] != self.summary.rows:
@@ -199,9 +199,9 @@ class Sstable:
         if crc32c is not None and crc32c(bytes(data)) != self._index.page_sums[page]:
             raise CorruptionError(self.path, page << _PAGE_SHIFT, "this page does not match its checksum")
 
-    def check_places(self) -> None:
+    def check_locations(self) -> None:
         """Raise `CorruptionError` if the index points to rows that do not exist: another process may have built it."""
-        self._index.check_places()
+        self._index.check_locations()
 
     def damaged_pages(self) -> list[CorruptionError]:
         """Read every page of the file and its index again; return an error for each that does not match."""
@@ -268,7 +268,7 @@ class Sstable:
         slots = index.slot_view
         while slot := slots[at]:
             if slot & mask == want:
-                number = (slot & self._place_mask) >> BATCH_SHIFT
+                number = (slot & self._location_mask) >> BATCH_SHIFT
                 batch = self._batches[number]
                 if batch is None:
                     batch = self._open_batch(number - 1)
@@ -347,9 +347,9 @@ class Sstable:
 
     def landmarks(self) -> Iterator[tuple[bytes, int, int]]:
         """Yield the first key, rows and bytes of each batch, from the index: no page of the file is read."""
-        places = self._index.batches
-        sizes = (places["end"] - places["start"]).tolist()
-        return zip(self._index.first_keys, places["rows"].tolist(), sizes, strict=True)
+        batches = self._index.batches
+        sizes = (batches["end"] - batches["start"]).tolist()
+        return zip(self._index.first_keys, batches["rows"].tolist(), sizes, strict=True)
 
     def key_at(self, number: int, row: int) -> bytes:
         """Return the key of a row of a batch."""

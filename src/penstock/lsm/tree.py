@@ -45,16 +45,16 @@ class Tree:
         time_us: int = 0,
         operators: frozenset[int] | None = frozenset(),
         wake: Callable[[str], None] = lambda task: None,
-        relieved: Callable[[], None] = lambda: None,
+        on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings or TreeSettings()
         self.use = FileUse()
         self._open_table = open_table
         self._clock = clock
         self._wake = wake
-        self._tell_relief = relieved  # called after a flush or a compaction
+        self._on_maintained = on_maintained  # called after a flush or a compaction
         self._lock = threads.lock("lsm.tree")
-        self._relieved = threads.condition("lsm.relieved")
+        self._maintained = threads.condition("lsm.maintained")
         self._flushing: tuple[Memtable, ...] = ()  # guarded by _lock
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # guarded by _lock
         self._lsn = stored  # guarded by _lock
@@ -245,11 +245,11 @@ class Tree:
         level, why = self.stall()
         if level is Stall.NONE:
             return
-        self.ask_for_relief()
-        with self._relieved:
+        self.wake_maintenance()
+        with self._maintained:
             if level is Stall.SLOW:
-                self._relieved.wait(min(0.001, timeout_s))
-            elif not self._relieved.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s):
+                self._maintained.wait(min(0.001, timeout_s))
+            elif not self._maintained.wait_for(lambda: self.stall()[0] is not Stall.STOP, timeout_s):
                 raise Backpressure(f"{why}: maintenance is behind, retry later")
 
     def memory_bytes(self) -> int:
@@ -261,15 +261,15 @@ class Tree:
         active = self._version.active
         return 0 if active is None else active.bytes
 
-    def ask_for_relief(self) -> None:
+    def wake_maintenance(self) -> None:
         """Wake the tasks that can unblock writers."""
         self._wake("flush")
         self._wake("compaction")
 
-    def _relieve(self) -> None:
-        with self._relieved:
-            self._relieved.notify_all()
-        self._tell_relief()
+    def _notify_maintained(self) -> None:
+        with self._maintained:
+            self._maintained.notify_all()
+        self._on_maintained()
 
     # -- maintenance: called by the jobs of `maintenance`
 
@@ -318,7 +318,7 @@ class Tree:
                 replace(version, frozen=others, levels=self._with_runs(files), stored=max(version.stored, stored))
             )
             self._flushing = ()
-        self._relieve()
+        self._notify_maintained()
         if self.wants_flush():
             self._wake("flush")
         if self.pick() is not None:
@@ -351,7 +351,7 @@ class Tree:
                     time_us=self._time_us,
                 )
             )
-        self._relieve()
+        self._notify_maintained()
         self._wake("compaction")
 
     def pick(self, *, everything: bool = False) -> Compaction | None:
@@ -368,7 +368,7 @@ class Tree:
             assert len(others) == sum(1 for _ in version.files()) - len(inputs)
             self._install(replace(version, levels=arrange([*others, *outputs])))
         self.use.retire(inputs)
-        self._relieve()
+        self._notify_maintained()
 
     def expires(self) -> bool:
         """Whether some row expires."""
@@ -377,8 +377,8 @@ class Tree:
 
     def wait_for_change(self, timeout_s: float) -> None:
         """Wait until a flush or a compaction ends, or time is up."""
-        with self._relieved:
-            self._relieved.wait(timeout_s)
+        with self._maintained:
+            self._maintained.wait(timeout_s)
 
     def is_current(self, compaction: Compaction) -> bool:
         """Whether all inputs of a compaction are still in the tree."""

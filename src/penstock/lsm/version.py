@@ -8,7 +8,7 @@ limited in a process (`host.mappings`).
 
 Thread: any; nothing here changes but the lazy opening of a file, under its lock. `forget` takes no lock, because a
 thread that opens another file calls it and holds the lock of that one.
-Invariant: a retired file is doomed exactly when the last version that lists it is released.
+Invariant: a retired file becomes obsolete exactly when the last version that lists it is released.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_disjoint(files: Iterable[FileMeta]) -> None:
             raise Invalid(f"the files of a run must be disjoint by key: {one.file_name} reaches into {other.file_name}")
 
 
-def part_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
+def split_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]:
     """Assign files (start, end, id) to as few runs as their keys allow; return the run of each id."""
     ends: list[tuple[bytes, int]] = []  # where each run ends, and its number
     runs: dict[int, int] = {}
@@ -119,9 +119,9 @@ class TableFile:
             if run is not None:
                 run.find = None
 
-    def retire(self, doomed: deque[FileMeta]) -> None:
-        """Mark the file as no longer listed: it is doomed when the last version releases it."""
-        weakref.finalize(self, doomed.append, self.meta).atexit = False
+    def retire(self, obsolete: deque[FileMeta]) -> None:
+        """Mark the file as no longer listed: it is obsolete when the last version releases it."""
+        weakref.finalize(self, obsolete.append, self.meta).atexit = False
 
 
 class Run:

@@ -125,7 +125,7 @@ class AsideLog:
         log.sync()
         self._note(index, record)
 
-    def take_back(self) -> None:
+    def undo_add(self) -> None:
         """Remove the newest entry, durably: skipping it did not help. Requires: the last call was `add`."""
         log = self._open()
         log.truncate_back(log.last - 1)

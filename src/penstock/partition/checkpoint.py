@@ -3,7 +3,7 @@
 The sections of a partition that stores them in time are never copied. When the journal has grown too long, a partition
 that holds it back has to store its sections, if its files hold them already and only need a sync, or if they are many.
 Few sections are spilled: copied to the partition's own log, which costs less than a small file.
-Order: spills synced, watermarks committed, `given_up` committed, segments deleted, verdicts deleted.
+Order: spills synced, watermarks committed, `released` committed, segments deleted, verdicts deleted.
 
 Thread: any, one at a time; `_lock` ensures it. The scheduler's task runs after every flush.
 Invariant: a segment is dropped only when all its sections are stored or spilled, durably.
@@ -26,7 +26,8 @@ from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.aside import is_our_mistake
-from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.backlog import Partition
+from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
@@ -90,7 +91,7 @@ class Checkpoint:
                 self._dispatcher.finish()
                 needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
             if len(starts) > 1 and starts[1] <= needed:
-                self._extent.give_up(needed)  # before the deletion: a journal that begins later has lost records
+                self._extent.release(needed)  # before the deletion: a journal that begins later has lost records
             first = self._consensus.truncate(needed)
             dropped = len(starts) - len(self._consensus.segment_starts())
             if dropped:
@@ -112,7 +113,7 @@ class Checkpoint:
 
     def needed_from(self) -> int:
         """Return the first LSN to read at the next open: all below it is stored."""
-        return max(self._consensus.first, self._extent.given_up + 1)
+        return max(self._consensus.first, self._extent.released + 1)
 
     def _acknowledge(self) -> None:
         """Report to the tracker what partitions have stored."""
@@ -193,7 +194,7 @@ class Checkpoint:
 
     def _commit(self, partition: Partition) -> None:
         """Commit the spilled watermark of a partition to the manifest."""
-        key = WalStateKey(partition.descriptor.table, partition.descriptor.shard)
+        key = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard)
         txn = self._manifest.begin_write()
         txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))
         txn.commit()

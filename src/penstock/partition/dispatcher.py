@@ -1,9 +1,7 @@
 """Routes durable records: to the ledger first, then each section to its partition.
 
-A record is dispatched by one thread, in LSN order, and normally applied at once in that thread. A partition whose apply
-fails queues its entries in a backlog: it is retried with growing pauses, then paused. Its writes are then refused with
-its name in the error; other partitions continue; `resume` lets it catch up. An entry that fails because of a Penstock
-bug, not of the disk, is set aside after as many attempts (`aside`), and the partition continues without it.
+A record is dispatched by one thread, in LSN order, and normally applied at once in that thread. `backlog` has what
+becomes of an entry that cannot be applied.
 
 Thread: `dispatch` and `snapshot` exclude each other (`turn`); `admit` from any thread, without a lock.
 Invariants: (1) at most one apply of a partition is in flight. (2) a snapshot lies between two records. (3) a record
@@ -14,95 +12,33 @@ finishes the interrupted record (`finish`). (5) `published` is the last record w
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from penstock.errors import (
-    Backpressure,
     Closed,
     FixTheCall,
-    Invalid,
     NotFound,
     PartitionPaused,
     PenstockError,
     ProcessLimit,
-    Restore,
-    RetryLater,
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id, shard_number, table_of
 from penstock.journal.record import JournalRecord, Section
-from penstock.journal.tracker import SegmentedAckTracker, SegmentedWatermarks
+from penstock.journal.tracker import SegmentedAckTracker
 from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
+from penstock.partition.backlog import Backlogs, DispatcherSettings, Partition
 from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
-from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor, PartitionStateMachine
+from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor
 from penstock.partition.spill import SpillLog
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DispatcherSettings:
-    """Limits on entries that wait to be applied, and how often a failing partition is retried."""
-
-    partition_operations_max: int = 10_000  # entries that wait in one partition
-    partition_bytes_max: int = 64 << 20
-    operations_max: int = 100_000  # in all partitions
-    bytes_max: int = 256 << 20
-    attempts_max: int = 4
-    backoff_s: float = 0.1  # before the second attempt; doubled for each further one
-
-    def __post_init__(self) -> None:
-        if min(self.partition_operations_max, self.partition_bytes_max, self.operations_max, self.bytes_max) < 1:
-            raise Invalid("limits on waiting operations and bytes must be positive")
-        if self.attempts_max < 1 or self.backoff_s < 0:
-            raise Invalid("attempts_max must be at least 1 and backoff_s not negative")
-
-
-class Partition:
-    """An open partition and its backlog."""
-
-    def __init__(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog) -> None:
-        self.descriptor = descriptor
-        self.machine = machine
-        self.spill = spill
-        self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
-        self.highest = machine.applied
-        self.failures = 0  # consecutive
-        self.out_of_space = False  # the cause of the last failure
-        self.retry_at_s = 0.0
-        self.error: Exception | None = None  # of the last failure
-        self.refusal: PenstockError | None = None  # why writes are refused
-
-    @property
-    def backlog_bytes(self) -> int:
-        return sum(entry.size for entry in self.backlog)
-
-    @property
-    def behind(self) -> PenstockError | None:
-        """Why the partition cannot be read: an acknowledged write is not applied. None if it can."""
-        if not self.failures:
-            return None
-        if isinstance(self.error, Restore):
-            return copy.copy(self.error)  # the caller has to restore a file: the error names it
-        name, shard = self.descriptor.name, self.descriptor.shard
-        return self.refusal or PartitionPaused(
-            f"shard {shard} of {name} is behind after a failure ({self.error}): it is tried again"
-        )
-
-    @property
-    def watermarks(self) -> SegmentedWatermarks:
-        applied = self.machine.applied
-        return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
 
 
 class _BegunRecord(msgspec.Struct, frozen=True):
@@ -131,11 +67,10 @@ class Dispatcher:
         self.ledger = ledger
         self.tracker = tracker
         self._factory = factory
-        self._clock = clock
         self._make_spill = make_spill
         self._aside = aside
         self._journal = journal  # durable records from an LSN on
-        self._settings = settings or DispatcherSettings()
+        self.backlogs = Backlogs(aside, settings or DispatcherSettings(), clock=clock, replay=self._replay)
         self.turn = threads.rlock("partition.turn")  # while held nothing is applied; see `finish`
         self._begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
@@ -143,7 +78,6 @@ class Dispatcher:
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
         self.known = self._partitions.get  # an open partition, or None; called for every write
         self._closed = False  # guarded by turn
-        self._behind: set[Partition] = set()  # guarded by turn: partitions with a backlog
         # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
         # this version cannot read the tables' options. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
@@ -169,7 +103,7 @@ class Dispatcher:
             opened = self._partitions.get(partition)
             if opened is None:
                 opened = threads.run_uninterrupted(lambda: self._open(partition))
-                self._drain(opened)
+                self.backlogs.drain(opened)
             return opened
 
     def _open(self, partition: PartitionId) -> Partition:
@@ -183,7 +117,7 @@ class Dispatcher:
             opened = Partition(descriptor, machine, spill)
             for entry in (*spill.entries(machine.stored), *self._unopened.get(partition, ())):
                 if entry.lsn > opened.highest:
-                    self._enqueue(opened, entry)
+                    self.backlogs.enqueue(opened, entry)
             undo.pop_all()
         self._partitions[partition] = opened  # with all its waiting entries, or not at all
         self._unopened.pop(partition, None)
@@ -205,31 +139,9 @@ class Dispatcher:
         """Raise, before anything is written, if the partition is paused or too many entries wait to be applied."""
         if partition.refusal is not None:
             raise partition.refusal
-        if self._behind:
-            self._refuse_overload()
-
-    def _refuse_overload(self) -> None:
-        with self.turn:
-            operations = sum(len(partition.backlog) for partition in self._behind)
-            size = sum(partition.backlog_bytes for partition in self._behind)
-        if operations >= self._settings.operations_max or size >= self._settings.bytes_max:
-            raise Backpressure(
-                f"{operations} operations ({size} bytes) wait to be applied (limit "
-                f"{self._settings.operations_max}, {self._settings.bytes_max} bytes): retry later"
-            )
-
-    def _set_refusal(self, partition: Partition) -> None:
-        settings, name = self._settings, partition.descriptor.name
-        if partition.failures >= settings.attempts_max:
-            return
-        if len(partition.backlog) >= settings.partition_operations_max:
-            limit = f"{len(partition.backlog)} waiting operations (limit {settings.partition_operations_max})"
-        elif partition.backlog_bytes >= settings.partition_bytes_max:
-            limit = f"{partition.backlog_bytes} waiting bytes (limit {settings.partition_bytes_max})"
-        else:
-            partition.refusal = None
-            return
-        partition.refusal = Backpressure(f"shard {partition.descriptor.shard} of {name} has {limit}: retry later")
+        if self.backlogs.behind:
+            with self.turn:
+                self.backlogs.check_room()
 
     # -- dispatching
 
@@ -286,6 +198,14 @@ class Dispatcher:
             for partition, (parts, sources) in by_partition.items()
         }
 
+    def _replay(self, partition: PartitionId, start: int, last: int) -> Iterator[Entry]:
+        """Yield the entries of a partition from the journal, for LSNs from `start` to `last`."""
+        for lsn, record in self._journal(start):
+            if lsn <= last:
+                entry = self._entries(record, lsn, self.ledger.verdicts(record, lsn), None).get(partition)
+                if entry is not None:
+                    yield entry
+
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         """Apply an entry to its partition at once, or add it to the backlog if the partition is behind."""
         partition = self._partitions.get(number)
@@ -299,9 +219,7 @@ class Dispatcher:
             if not begun or entry.lsn > partition.machine.applied:
                 partition.machine.apply(entry)
         except Exception as error:
-            self._enqueue(partition, entry)
-            self._failed(partition, error)
-            self._drain(partition, early=partition.failures > 0)  # without a failure it was set aside
+            self.backlogs.add_failed(partition, entry, error)
 
     def _enqueue_and_drain(self, number: PartitionId, entry: Entry) -> None:
         try:
@@ -315,108 +233,9 @@ class Dispatcher:
                 waiting.append(entry)
             return
         if entry.lsn > partition.highest:  # else it was stored, spilled or begun before
-            self._enqueue(partition, entry)
+            self.backlogs.enqueue(partition, entry)
         if partition.backlog:
-            self._drain(partition)
-
-    def _enqueue(self, partition: Partition, entry: Entry) -> None:
-        if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupted attempt added it
-            partition.backlog.append(entry)
-        partition.highest = entry.lsn
-
-    def _drain(self, partition: Partition, *, early: bool | None = None) -> None:
-        """Apply the backlog until an entry fails; `early`: it is too early for the next attempt."""
-        if early is None:
-            early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
-        while partition.backlog and not early and partition.failures < self._settings.attempts_max:
-            try:
-                if partition.failures:
-                    self._renew(partition)
-                entry = partition.backlog[0]
-                if entry.lsn > partition.machine.applied:
-                    partition.machine.apply(self._applicable(partition, entry))
-            except Exception as error:
-                self._failed(partition, error)
-                if partition.failures:
-                    break
-                continue  # it was set aside
-            partition.backlog.popleft()
-            # The partition is behind until the last entry is applied: readers must not see a state in between.
-            partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
-        if partition.backlog:
-            self._behind.add(partition)
-        else:
-            self._behind.discard(partition)
-            partition.failures = 0
-        self._set_refusal(partition)
-
-    def _renew(self, partition: Partition) -> None:
-        """After its files failed, restart a partition from its stored state and refill the backlog from the journal."""
-        if not partition.machine.broken:
-            return
-        partition.machine.renew()
-        number, start = partition.descriptor.partition, partition.machine.applied + 1
-        entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
-        for lsn, record in self._journal(start):
-            if lsn <= partition.highest:
-                entry = self._entries(record, lsn, self.ledger.verdicts(record, lsn), None).get(number)
-                if entry is not None:
-                    entries[lsn] = entry
-        entries.update({entry.lsn: entry for entry in partition.backlog})  # these know their waiters
-        partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
-
-    def _applicable(self, partition: Partition, entry: Entry) -> Entry:
-        """Return the entry, or an empty one with its LSN if it was set aside, so that it counts as applied."""
-        if self._aside.digests and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
-            return Entry(entry.lsn, entry.time_us, ())
-        return entry
-
-    def _failed(self, partition: Partition, error: Exception) -> None:
-        if partition.failures + 1 >= self._settings.attempts_max and self._set_aside(partition, error):
-            partition.failures = 0
-            return
-        partition.failures += 1
-        partition.error = error
-        partition.out_of_space = ran_out_of_space(error)
-        # These are retried without end: nothing is wrong with the partition, and nobody has to call `resume`.
-        if partition.out_of_space or isinstance(error, RetryLater):
-            partition.failures = max(1, min(partition.failures, self._settings.attempts_max - 1))
-        name, shard = partition.descriptor.name, partition.descriptor.shard
-        partition.retry_at_s = self._clock.monotonic_s() + self._settings.backoff_s * 2 ** (partition.failures - 1)
-        logger.error("applying to shard %d of %s failed (attempt %d)", shard, name, partition.failures, exc_info=error)
-        if partition.failures >= self._settings.attempts_max:
-            partition.refusal = PartitionPaused(
-                f"shard {shard} of {name} is paused, because applying to it failed ({error}): "
-                f"remove the cause, then call store.resume({name!r})"
-            )
-
-    def _set_aside(self, partition: Partition, error: Exception) -> bool:
-        """Set aside the entry that failed, if the cause is a bug of ours; False: the partition must wait."""
-        descriptor = partition.descriptor
-        entry = partition.backlog[0]
-        if not is_our_mistake(error, entry.sections):
-            return False
-        if self._aside.holds(descriptor.partition, entry.lsn, entry.sections):
-            return False  # even the empty entry fails
-        try:
-            self._aside.add(descriptor.name, entry.lsn, entry.time_us, entry.sections, error)
-            try:
-                partition.machine.apply(Entry(entry.lsn, entry.time_us, ()))
-            except BaseException:
-                self._aside.take_back()  # even an empty entry fails, so this entry is not the cause
-                raise
-        except Exception as failure:
-            logger.error("record %d for %s cannot be set aside (%s)", entry.lsn, descriptor.name, failure)
-            return False
-        logger.critical(
-            "record %d could not be applied to shard %d of %s, because of a bug in Penstock, and was set aside: please "
-            "report it; store.check() lists it",
-            entry.lsn,
-            descriptor.shard,
-            descriptor.name,
-            exc_info=error,
-        )
-        return True
+            self.backlogs.drain(partition)
 
     def retry(self) -> int:
         """Retry failing partitions whose pause is over; return how many are still behind."""
@@ -434,10 +253,10 @@ class Dispatcher:
             for partition in self._partitions.values():
                 if partition.machine.broken and not partition.failures:  # a sync failed, and there was no write since
                     partition.failures = 1
-                    self._renew(partition)
+                    self.backlogs.renew(partition)
             behind = [partition for partition in self._partitions.values() if partition.backlog or partition.failures]
             for partition in behind:
-                self._drain(partition)
+                self.backlogs.drain(partition)
             return len(self._unopened) + sum(1 for partition in behind if partition.backlog)
 
     def out_of_space(self) -> bool:
@@ -451,9 +270,9 @@ class Dispatcher:
             for number in [number for number in self._unopened if table_of(number) == table]:
                 self.partition(number)  # raises the reason if it still cannot be opened
             for partition in self._partitions.values():
-                if partition.descriptor.table == table:
+                if partition.descriptor.table_id == table:
                     partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
-                    self._drain(partition)
+                    self.backlogs.drain(partition)
 
     def troubles(self) -> list[Trouble]:
         """Return the entries set aside and the shards that are behind."""
@@ -483,7 +302,7 @@ class Dispatcher:
             tables, states = self.ledger.tables(), dict[PartitionId, Any]()
             for info in tables:
                 for shard in range(info.shards):
-                    number = partition_id(info.table, shard)
+                    number = partition_id(info.table_id, shard)
                     states[number] = self._state_of(number)
             return self.ledger.tree.lsn, tables, states
 
@@ -508,7 +327,7 @@ class Dispatcher:
 
     def _drop(self, info: TableInfo) -> None:
         for shard in range(info.shards):
-            number = partition_id(info.table, shard)
+            number = partition_id(info.table_id, shard)
             partition = self._partitions.get(number)
             self._factory.collect(describe(info, shard), None if partition is None else partition.machine)
             self._forget(number)
@@ -524,7 +343,7 @@ class Dispatcher:
         partition = self._partitions.get(number)
         if partition is not None:
             partition.spill.abandon()
-            self._behind.discard(partition)
+            self.backlogs.behind.discard(partition)
         self._unopened.pop(number, None)
         self.tracker.forget(number)
         self._partitions.pop(number, None)  # last: `_drop_dead` repeats this after an interrupt
@@ -540,4 +359,4 @@ class Dispatcher:
 
 def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
     """Return the descriptor of a shard."""
-    return PartitionDescriptor(partition_id(info.table, shard), info.table, shard, info.name, info.kind)
+    return PartitionDescriptor(partition_id(info.table_id, shard), info.table_id, shard, info.name, info.kind)

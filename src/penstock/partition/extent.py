@@ -3,13 +3,13 @@
 The journal's folder shows only the range of what is left of it. So a row of the manifest records what must exist:
 
     opened       the last LSN and the incarnation at open; nothing is proposed before this is committed
-    given up     the LSN below which the journal is not needed; committed before any segment is deleted
+    released     the LSN below which the journal is not needed; committed before any segment is deleted
     closed       the last LSN at a clean close: the journal ends exactly there until the next open
 
 After a crash the journal may end anywhere past the LSN at open, but never before an LSN that a partition has stored or
 spilled: that was durable in the journal first.
 
-Thread: one thread opens and closes; the checkpoint's calls `give_up`.
+Thread: one thread opens and closes; the checkpoint's calls `release`.
 Invariant: whatever the row states was durable in the journal before the row was.
 """
 
@@ -31,7 +31,7 @@ from penstock.partition.ledger import LEDGER_TABLE
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row; its `stored_lsn` is `given_up`
+JOURNAL_KEY = WalStateKey(LEDGER_TABLE, 1)  # beside the ledger's own row; its `stored_lsn` is `released`
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
@@ -48,7 +48,7 @@ class JournalExtent:
         self._log: Log | None = None  # set by `open_journal`
 
     @property
-    def given_up(self) -> int:
+    def released(self) -> int:
         """The journal is not needed up to this LSN."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
         return 0 if row is None else row.stored_lsn
@@ -101,7 +101,7 @@ class JournalExtent:
         self._log = log
         return log
 
-    def give_up(self, below: int) -> None:
+    def release(self, below: int) -> None:
         """Record that records below an LSN are not needed, before they are deleted."""
         self._put(WalStateRecord(below - 1, below - 1, below - 1, below - 1))
 

@@ -61,12 +61,17 @@ class Verdict(IntEnum):
 class TableInfo(msgspec.Struct, frozen=True, array_like=True):
     """A table as the ledger knows it."""
 
-    table: int
+    table_id: int
     name: str
     kind: str
     shards: int
     options: bytes
     created_lsn: int
+
+    @property
+    def table(self) -> int:
+        """The earlier name of `table_id`, which scripts use."""
+        return self.table_id
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
@@ -91,13 +96,21 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
     name: str
 
 
+class Alter(msgspec.Struct, frozen=True, array_like=True, tag="alter"):
+    """Replace the options of a table, if they are still `before`: the kind checked the new ones against those."""
+
+    table_id: int
+    before: bytes
+    options: bytes
+
+
 class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Delete the verdicts of records below an LSN: they are no longer needed."""
 
     before: int
 
 
-LedgerOp = Create | Drop | ForgetVerdicts
+LedgerOp = Create | Drop | Alter | ForgetVerdicts
 
 
 class _Tokens(msgspec.Struct, frozen=True, array_like=True):
@@ -170,7 +183,7 @@ class Ledger:
     def _load(self) -> None:
         tables = [_read_table(key, value) for key, value in self.tree.scan(prefix=b"n")]
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
-        self.tables_by_id = {table.table: table for table in tables}
+        self.tables_by_id = {table.table_id: table for table in tables}
 
     # -- lookups
 
@@ -212,7 +225,7 @@ class Ledger:
         self.tree.apply(edit)
         if tables is not self._tables:
             self._tables = tables
-            self.tables_by_id = {table.table: table for table in tables.values()}
+            self.tables_by_id = {table.table_id: table for table in tables.values()}
         return judgement
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
@@ -347,6 +360,8 @@ class _LedgerChanges:
                 self._create(operation)
             elif isinstance(operation, Drop):
                 self._drop(operation.name)
+            elif isinstance(operation, Alter):
+                self._alter(operation)
             else:
                 self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
                 self._expire_producers()
@@ -375,9 +390,16 @@ class _LedgerChanges:
             self.tables = {other: table for other, table in self.tables.items() if other != name}
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
-            prefix = kind_rows(info.table)
+            prefix = kind_rows(info.table_id)
             self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
-            self._ranges.append((prefix, kind_rows(info.table + 1)))
+            self._ranges.append((prefix, kind_rows(info.table_id + 1)))
+
+    def _alter(self, wanted: Alter) -> None:
+        info = next((info for info in self.tables.values() if info.table_id == wanted.table_id), None)
+        if info is not None and info.options == wanted.before:
+            info = msgspec.structs.replace(info, options=wanted.options)
+            self.put(b"n" + info.name.encode(), _encode(info))
+            self.tables = {**self.tables, info.name: info}
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {

@@ -25,7 +25,7 @@ class PartitionDescriptor:
     """Identity of a partition."""
 
     partition: PartitionId
-    table: int
+    table_id: int
     shard: int
     name: str  # of the table
     kind: str
@@ -33,7 +33,7 @@ class PartitionDescriptor:
     @property
     def folder(self) -> str:
         """Where the shard keeps its files, relative to the store."""
-        return f"tables/{self.table}/{self.shard}"
+        return f"tables/{self.table_id}/{self.shard}"
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """How processes on this machine find the owner of a store: its sockets, and the lock for opening and starting.
 
     <store>/run/            mode 0700: only users who may read the store can connect
-    <store>/run/bell        the owner's bell: a question in a line of JSON, an answer in another
+    <store>/run/control     the owner's control socket: a question in a line of JSON, an answer in another
     <store>/run/f-<hex>     Arrow Flight, once a client asked for it; a new name for each opening, because gRPC
                             backs off for a while from a name that failed
     <store>/run/elsewhere   where sockets cannot be in this folder: the path of the folder that has them
@@ -37,16 +37,17 @@ SOCKET_PATH_BYTES_MAX = 100  # of 104 to 108, by system
 _PLAIN = re.compile(rb"[A-Za-z0-9/._~-]+")  # needs no escape in a URI
 LINE_BYTES_MAX = 64 << 10
 _FLIGHT = re.compile("f-[0-9a-f]{16}")
-KNOCK_S_MIN = 0.1  # for an answer, even if the deadline has passed
-KNOCK_S_MAX = 3600.0
+CONTROL = "control"  # the control socket; earlier versions named it bell
+ANSWER_S_MIN = 0.1  # for an answer, even if the deadline has passed
+ANSWER_S_MAX = 3600.0
 
-Asked = Literal["serve", "yield"]
+Request = Literal["serve", "yield"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question at the bell."""
+    """A question to the owner, at its control socket."""
 
-    ask: Asked
+    ask: Request
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -111,7 +112,7 @@ def _clear(run: str) -> None:
     for folder in [run] if elsewhere is None else [elsewhere, run]:
         with suppress(FileNotFoundError):
             for name in os.listdir(folder):
-                if name in ("bell", "elsewhere", "elsewhere.tmp") or _FLIGHT.fullmatch(name):
+                if name in (CONTROL, "bell", "elsewhere", "elsewhere.tmp") or _FLIGHT.fullmatch(name):
                     with suppress(IsADirectoryError, PermissionError):  # not ours: the sockets go elsewhere
                         os.unlink(f"{folder}/{name}")
     if elsewhere is not None:
@@ -132,10 +133,10 @@ def _elsewhere(run: str) -> str | None:
 
 
 def listen(folder: str) -> socket.socket:
-    """Return the bell's listening socket."""
+    """Return the control socket, listening."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"{folder}/bell")
+        listener.bind(f"{folder}/{CONTROL}")
         listener.listen(64)
     except BaseException:
         listener.close()
@@ -143,17 +144,17 @@ def listen(folder: str) -> socket.socket:
     return listener
 
 
-# -- the bell
+# -- the control socket
 
 
-def knock(path: str, ask: Asked, timeout_s: float) -> Answer | None:
+def ask_owner(path: str, ask: Request, timeout_s: float) -> Answer | None:
     """Ask the owner; None if there is none, `WaitExpired` if it does not answer."""
     run, clock = f"{path}/run", SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             _limit(connection, clock, deadline_s)
-            connection.connect(f"{_elsewhere(run) or run}/bell")
+            connection.connect(f"{_elsewhere(run) or run}/{CONTROL}")
             send_line(connection, Question(ask))
             line = read_line(connection, lambda: _limit(connection, clock, deadline_s))
         except PermissionError:
@@ -166,7 +167,7 @@ def knock(path: str, ask: Asked, timeout_s: float) -> Answer | None:
 
 
 def _limit(connection: socket.socket, clock: Clock, deadline_s: float) -> None:
-    connection.settimeout(min(max(deadline_s - clock.monotonic_s(), KNOCK_S_MIN), KNOCK_S_MAX))
+    connection.settimeout(min(max(deadline_s - clock.monotonic_s(), ANSWER_S_MIN), ANSWER_S_MAX))
 
 
 def read_question(connection: socket.socket) -> Question | None:

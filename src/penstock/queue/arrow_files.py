@@ -10,7 +10,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,13 +23,14 @@ _HEADER_TYPE, _HEADER = 1, 2  # fields of a Message
 _COMPRESSION = 3  # a field of a RecordBatch
 
 
-def validated_batches(data: bytes, schema: Any, path: str) -> Iterator[Any]:
-    """Yield the record batches of an Arrow file; `Invalid` if it is malformed or has another schema."""
+def validated_batches(data: bytes, schemas: Sequence[Any], path: str) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file; `Invalid` if it is malformed or has none of these schemas."""
     try:
         expected = pa.ipc.open_file(pa.BufferReader(data)).num_record_batches
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(data).slice(len(_MAGIC))))
-        if pa.ipc.read_schema(messages.read_next_message()) != schema:
-            raise Invalid(f"{path} has other columns than {schema.names}: build it again")
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        if schema not in schemas:
+            raise Invalid(f"{path} has other columns than {schemas[0].names}: build it again")
         for message in messages:
             expected -= 1
             if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):

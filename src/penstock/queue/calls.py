@@ -9,8 +9,10 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.queue.headers import COUNT_MAX
+
 LEASES_MAX = 65_536  # of one call
-PLACES_MAX = 1_024  # a queue has at most that many shards
+POSITIONS_MAX = 1_024  # a queue has at most that many shards
 
 
 class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,9 +29,11 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deliveries_max: int | None = None
     dead_letter: str | None = None
     leases: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=LEASES_MAX)] = []  # (shard, sequence, lease)
-    places: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PLACES_MAX)] = []  # (shard, sequence)
+    positions: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=POSITIONS_MAX)] = []  # (shard, sequence)
     bytes_max: int = 0  # 0: no limit; the same for `count` in `advance`
     delay_s: float = 0.0
+    holder: str = ""  # the client that gets messages; empty: the owner itself
+    headers: Annotated[dict[str, bytes], msgspec.Meta(max_length=COUNT_MAX)] | None = None  # of a message to append
 
 
 class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +53,7 @@ class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # 
     payload: bytes
     deliveries: int  # this one included
     lease: int
+    headers: dict[str, bytes] | None = None  # None: it has none
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +64,17 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
     mode: str
     floor: int  # all messages below are acknowledged
     lag: int  # number of messages that are not acknowledged
+
+
+class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer of a queue at one moment."""
+
+    name: str
+    mode: str  # "leased" (get and ack), "streamed" (moved by a stream) or "new" (it has got no message yet)
+    position: dict[int, int]  # for each shard, the sequence below which everything is acknowledged
+    lag: int  # number of messages that are not acknowledged
+    leased: int  # number of messages that it holds under leases
+    last_seen_us: int | None  # when it last got or acknowledged messages; None: not since the store was opened
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):

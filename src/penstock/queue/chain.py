@@ -85,8 +85,8 @@ class FileChain:
         self._manifest = QmftManifest.fresh()  # the last one that was written
         self._file_sequence = 0  # the highest ever used, also by failed attempts
         self._day = ""  # the folder of the day, once it is durable
-        self._doomed: list[str] = []  # no longer listed, to be unlinked
-        self._stuck: list[str] = []  # the same, but unlinking failed
+        self._obsolete: list[str] = []  # no longer listed, to be unlinked
+        self._not_unlinked: list[str] = []  # the same, but unlinking failed
         self.active: DataWriter | None = None  # None: there is no data file yet
         self._following: DataWriter | None = None  # the file that is about to become active
         self.synced = FilePosition(0, 1, 0, 0)  # the active file is durable up to here
@@ -96,9 +96,9 @@ class FileChain:
         return self._manifest.files
 
     @property
-    def place(self) -> FilePosition:
+    def position(self) -> FilePosition:
         """The position of the next record."""
-        return self.synced if self.active is None else self.active.place
+        return self.synced if self.active is None else self.active.position
 
     # -- opening
 
@@ -120,42 +120,42 @@ class FileChain:
         except FileNotFoundError:
             raise CorruptionError(f"{self._folder}/{active.path}", 0, "the active data file is missing") from None
         try:
-            place, index = reader.place_at(active.write_position)
-            if place.next_sequence != manifest.next_sequence or reader.opening.file_sequence != active.file_sequence:
-                raise CorruptionError(reader.file.path, place.offset, "this is not the file the manifest describes")
-            if reader.file.size() != place.offset:
-                return self._repair(reader, place, cut_after_lsn)
+            position, index = reader.position_at(active.write_position)
+            if position.next_sequence != manifest.next_sequence or reader.opening.file_sequence != active.file_sequence:
+                raise CorruptionError(reader.file.path, position.offset, "this is not the file the manifest describes")
+            if reader.file.size() != position.offset:
+                return self._repair(reader, position, cut_after_lsn)
         finally:
             reader.file.close()
         # It ends where the manifest says: it was closed, or nothing was written after that position.
-        self._adopt(reader, place, index)
+        self._adopt(reader, position, index)
         return None
 
-    def _adopt(self, reader: DataReader, place: FilePosition, index: FileIndex | None) -> None:
+    def _adopt(self, reader: DataReader, position: FilePosition, index: FileIndex | None) -> None:
         sizes = self._settings
         index = index or FileIndex(sizes.index_bytes)
         index.every_bytes = sizes.index_bytes
         file = self._fs.open(reader.file.path, write=True)
         path = self._manifest.active_file.path
-        self.active = DataWriter(file, reader.opening, place, index, allocate_bytes=sizes.allocate_bytes, path=path)
-        self.synced = place
+        self.active = DataWriter(file, reader.opening, position, index, allocate_bytes=sizes.allocate_bytes, path=path)
+        self.synced = position
 
-    def _repair(self, reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueRepair:
+    def _repair(self, reader: DataReader, position: FilePosition, cut_after_lsn: int | None) -> QueueRepair:
         """Continue after an unclean end in a new file: it is unknown which bytes of the old one are durable."""
-        tail = scan_tail(reader, place, cut_after_lsn)
+        tail = scan_tail(reader, position, cut_after_lsn)
         if tail.torn is not None:
             logger.warning("%s: torn tail dropped at byte %d (%s)", reader.file.path, tail.end, tail.torn)
         time = max(tail.trusted.last_time_us, reader.opening.time_us)
         if tail.unsynced:
             time = PREFIX.unpack_from(tail.unsynced[0].body)[1]
-        self.go_on(tail.trusted, tail.unsynced, time)
+        self.continue_in_new_file(tail.trusted, tail.unsynced, time)
         return QueueRepair(reader.file.path, tail.end, len(tail.unsynced), tail.torn)
 
     def recover(self) -> None:
         """Continue after a failure, from the last good sync."""
         self._manifests.secure_pointer()
         if self.active is not None:
-            self.go_on(self.synced, (), max(self.synced.last_time_us, self.active.opening.time_us))
+            self.continue_in_new_file(self.synced, (), max(self.synced.last_time_us, self.active.opening.time_us))
 
     # -- one file after another
 
@@ -163,35 +163,35 @@ class FileChain:
         """Return the file for a record of this size and time; roll to a new one if the active file is full or old."""
         file, settings = self.active, self._settings
         if file is None:
-            return self.go_on(self.synced, (), time_us)
-        full = bool(file.messages) and file.place.offset + size > settings.file_bytes
+            return self.continue_in_new_file(self.synced, (), time_us)
+        full = bool(file.messages) and file.position.offset + size > settings.file_bytes
         old = time_us - file.opening.time_us >= settings.file_age_us
         return self.roll(time_us) if full or old else file
 
     def sync(self) -> None:
         file = self.active
-        if file is not None and self.synced != file.place:
+        if file is not None and self.synced != file.position:
             file.file.fdatasync()
-            self.synced = file.place
+            self.synced = file.position
 
     def roll(self, time_us: int) -> DataWriter:
         """Finish the active file and begin another."""
         file = self.active
         assert file is not None
-        following = self._create(file.place, (), time_us)  # first: if the disk is full, nothing has changed yet
+        following = self._create(file.position, (), time_us)  # first: if the disk is full, nothing has changed yet
         self.sync()  # before the index record: it claims that all before it is synced
         file.finish()
-        self.synced = file.place
-        return self._install(following, file.place)
+        self.synced = file.position
+        return self._install(following, file.position)
 
-    def go_on(self, trusted: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
+    def continue_in_new_file(self, trusted: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
         """Continue in a new file, which begins with `tail`, after the last trusted position of the active one."""
         return self._install(self._create(trusted, tail, time_us), trusted)
 
-    def _create(self, place: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
-        opening = self._next_opening(place, time_us)
+    def _create(self, position: FilePosition, tail: Sequence[Record], time_us: int) -> DataWriter:
+        opening = self._next_opening(position, time_us)
         while self._fs.exists(path := f"{self._folder}/{opening.path}") and not remove_file(self._fs, path):
-            opening = self._next_opening(place, time_us)  # a leftover of a failed attempt that cannot be removed
+            opening = self._next_opening(position, time_us)  # a leftover of a failed attempt that cannot be removed
         try:
             self._make_day(opening.path.rpartition("/")[0])
         except OSError as error:
@@ -203,13 +203,13 @@ class FileChain:
             self._fs, self._folder, opening, tail, allocate_bytes=sizes.allocate_bytes, every=sizes.index_bytes
         )
 
-    def _next_opening(self, place: FilePosition, time_us: int) -> Opening:
+    def _next_opening(self, position: FilePosition, time_us: int) -> Opening:
         self._file_sequence += 1
         return Opening(
             file_sequence=self._file_sequence,
-            first=place.next_sequence,
-            last_lsn=place.last_lsn,
-            last_time_us=place.last_time_us,
+            first=position.next_sequence,
+            last_lsn=position.last_lsn,
+            last_time_us=position.last_time_us,
             time_us=time_us,
             salt=int.from_bytes(self._random.randbytes(4), "little"),
             identity=shard_identity(self._identity, self._folder) if self._of_shard else self._identity,
@@ -236,7 +236,7 @@ class FileChain:
         self._name_active(file, files)
         self.take_over()
         if old.path and end.next_sequence == first:
-            self._doomed.append(old.path)  # it holds no messages
+            self._obsolete.append(old.path)  # it holds no messages
         return file
 
     def take_over(self) -> None:
@@ -245,16 +245,16 @@ class FileChain:
         if file is None:
             return
         if file.path == self._manifest.active_file.path:
-            self.active, self.synced = file, file.place
+            self.active, self.synced = file, file.position
             if old is not None and old is not file:
                 old.file.close()
         self._following = None
 
     def _name_active(self, file: DataWriter, files: FileTable) -> None:
         """Write a manifest with this active file. Requires: the file is synced up to its position."""
-        place = file.place
-        active = ActiveFileState(file.opening.file_sequence, place.offset, file.messages, file.path)
-        self._write(QmftManifest(place.next_sequence, active, files))
+        position = file.position
+        active = ActiveFileState(file.opening.file_sequence, position.offset, file.messages, file.path)
+        self._write(QmftManifest(position.next_sequence, active, files))
 
     def _write(self, manifest: QmftManifest) -> None:
         self._manifests.write(manifest)
@@ -265,7 +265,7 @@ class FileChain:
         file = self.active
         if file is not None:
             file.finish()
-            if file.place.offset != self._manifest.active_file.write_position:
+            if file.position.offset != self._manifest.active_file.write_position:
                 self._name_active(file, self._manifest.files)
 
     def close(self) -> None:
@@ -275,18 +275,18 @@ class FileChain:
     # -- removing files
 
     def drop_oldest(self, count: int) -> None:
-        """Remove the oldest sealed files from the manifest. `bury` unlinks them."""
+        """Remove the oldest sealed files from the manifest. `unlink_obsolete` unlinks them."""
         manifest = self._manifest
-        paths = [*self._stuck, *(manifest.files[index].path for index in range(count))]
+        paths = [*self._not_unlinked, *(manifest.files[index].path for index in range(count))]
         self._write(QmftManifest(manifest.next_sequence, manifest.active_file, manifest.files.without_oldest(count)))
-        self._stuck = []
-        self._doomed += paths
+        self._not_unlinked = []
+        self._obsolete += paths
 
-    def bury(self) -> None:
+    def unlink_obsolete(self) -> None:
         """Unlink files that are no longer listed. One that cannot be unlinked is retried after the next drop."""
-        doomed, self._doomed = self._doomed, []
-        self._stuck += [path for path in doomed if not remove_file(self._fs, f"{self._folder}/{path}")]
-        for folder in {path.rpartition("/")[0] for path in doomed}:
+        obsolete, self._obsolete = self._obsolete, []
+        self._not_unlinked += [path for path in obsolete if not remove_file(self._fs, f"{self._folder}/{path}")]
+        for folder in {path.rpartition("/")[0] for path in obsolete}:
             with suppress(OSError):  # it is not empty
                 while folder:
                     self._fs.rmdir(f"{self._folder}/{folder}")
@@ -296,7 +296,7 @@ class FileChain:
     def collect(self) -> int:
         """Unlink every data file that the manifest does not list; return how many. Lists every folder."""
         listed = {self._manifest.active_file.path, *(entry.path for entry in self._manifest.files)}
-        self._doomed = [path for path in data_files(self._fs, self._folder) if path not in listed]
-        count = len(self._doomed)
-        self.bury()
+        self._obsolete = [path for path in data_files(self._fs, self._folder) if path not in listed]
+        count = len(self._obsolete)
+        self.unlink_obsolete()
         return count

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.arguments import in_short, seconds, text, whole
 from penstock.errors import Invalid
+from penstock.host import threads
 from penstock.kinds import Conditional, InThisProcess, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
@@ -23,6 +24,8 @@ from penstock.queue.delivery import Delivery
 from penstock.queue.positions import ACK, FORGET, SEEK, Ack, ForgetConsumer, Range, Seek, argument
 
 CALL_S_MAX = 20.0  # the longest wait of one call; a longer wait takes several calls
+# The same for a client's main thread: a call that Ctrl-C has ended there may lease messages for nobody in the owner.
+MAIN_CALL_S_MAX = 0.5
 DELAY_S_MAX = 7 * 24 * 3600  # of a message that is leased or returned
 GET_MAX = 4_096
 NOT_GOT = "give messages as `get` returned them"
@@ -64,9 +67,9 @@ class Consumer(InThisProcess):
         """Lease up to `max` messages that no consumer of this name holds; wait up to `timeout_s` for the first."""
         max = whole(max, "max, the number of messages to get,", 1)  # noqa: A001 - the same
         timeout_s, settings = seconds(timeout_s, "timeout_s", math.inf), self.settings
-        deliveries_max = settings.deliveries_max
+        deliveries_max, holder = settings.deliveries_max, self._holder()
         while True:
-            wait_s = min(timeout_s, CALL_S_MAX)
+            wait_s = min(timeout_s, MAIN_CALL_S_MAX if holder and threads.in_main_thread() else CALL_S_MAX)
             timeout_s -= wait_s
             request = QueueCall(
                 consumer=self.name,
@@ -75,15 +78,23 @@ class Consumer(InThisProcess):
                 visibility_timeout_s=float(settings.visibility_timeout_s),
                 deliveries_max=None if deliveries_max is None else int(deliveries_max),
                 dead_letter=None if settings.dead_letter is None else str.__str__(settings.dead_letter),
+                holder=holder,
             )
             deliveries = self._ask("get", request, list[Delivery], wait_s=wait_s)
             if deliveries or timeout_s <= 0:
                 return [message for delivery in deliveries for message in _messages(delivery)]
 
+    def _holder(self) -> str:
+        """Return the name of this client, whose leases end when it closes its connection; empty in the owner."""
+        holder = self._port.holder
+        if holder:
+            self._port.call_at_close(self._info, "leave", encode_call(QueueCall(holder=holder)))
+        return holder
+
     def __iter__(self) -> Iterator[LeasedMessage]:
         """Yield messages one by one, and wait for more for ever. Acknowledge each."""
         while True:
-            yield from self.get(1, CALL_S_MAX)  # one: a second one's lease would run while the first is used
+            yield from self.get(1, math.inf)  # one: a second one's lease would run while the first is used
 
     def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: Conditional | None = None) -> None:
         """Acknowledge messages durably; with a batch, atomically with the batch's writes.
@@ -96,7 +107,7 @@ class Consumer(InThisProcess):
         if not leased:
             return
         try:  # the numbers of a message may be forged
-            data = argument(self._info.table, _acknowledging(self.name, leased))
+            data = argument(self._info.table_id, _acknowledging(self.name, leased))
         except (TypeError, ValueError, OverflowError):
             raise Invalid(NOT_GOT) from None
         if batch is not None:
@@ -106,22 +117,36 @@ class Consumer(InThisProcess):
 
     def nack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, delay_s: float = 0.0) -> int:
         """Return messages for redelivery, at once or after `delay_s`. Returns how many were still leased."""
-        delay_s = seconds(delay_s, "delay_s", DELAY_S_MAX)
-        rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
-        released = 0
-        while leases := list(islice(rest, LEASES_MAX)):
-            try:  # the numbers of a message may be forged
-                request = encode_call(QueueCall(consumer=self.name, leases=leases, delay_s=delay_s))
-            except (TypeError, ValueError, OverflowError):
-                raise Invalid(NOT_GOT) from None
-            released += msgspec.msgpack.decode(self._port.call(self._info, "nack", request), type=int)
+        delay_s, released = seconds(delay_s, "delay_s", DELAY_S_MAX), 0
+        for leases in _leases(messages):
+            released += self._call_with("nack", QueueCall(consumer=self.name, leases=leases, delay_s=delay_s), int)
         return released
+
+    def extend(
+        self, messages: LeasedMessage | Iterable[LeasedMessage], *, visibility_timeout_s: float | None = None
+    ) -> None:
+        """Renew the leases of messages: they end `visibility_timeout_s` (None: the consumer's) after this call.
+
+        `LeaseLost` if the lease of one has ended: another consumer may have it.
+        """
+        wanted_s = self.settings.visibility_timeout_s if visibility_timeout_s is None else visibility_timeout_s
+        wanted_s = seconds(wanted_s, "visibility_timeout_s", DELAY_S_MAX, above_zero=True)
+        for leases in _leases(messages):
+            request = QueueCall(consumer=self.name, leases=leases, visibility_timeout_s=wanted_s)
+            self._call_with("extend", request, None)
+
+    def _call_with(self, name: str, request: QueueCall, reply: Any) -> Any:
+        try:  # the numbers of a message may be forged
+            encoded = encode_call(request)
+        except (TypeError, ValueError, OverflowError):
+            raise Invalid(NOT_GOT) from None
+        return msgspec.msgpack.decode(self._port.call(self._info, name, encoded), type=reply)
 
     # -- position
 
     def positions(self) -> list[ConsumerPosition]:
         """Return the consumer's position in each shard."""
-        positions = self._ask("places", QueueCall(consumer=self.name), list[ConsumerPosition])
+        positions = self._ask("positions", QueueCall(consumer=self.name), list[ConsumerPosition])
         known = {position.shard: position for position in positions}
         return [
             known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
@@ -153,11 +178,11 @@ class Consumer(InThisProcess):
         for one, sequence in sequences.items():
             shard = whole(one, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
             checked[shard] = whole(sequence, f"a sequence of shard {shard}", 1, bounds[shard].next)
-        self._command(SEEK, argument(self._info.table, Seek(self.name, sorted(checked.items()), "leased")))
+        self._command(SEEK, argument(self._info.table_id, Seek(self.name, sorted(checked.items()), "leased")))
 
     def forget(self) -> None:
         """Delete the consumer and its acknowledgements; it no longer delays retention."""
-        self._command(FORGET, argument(self._info.table, ForgetConsumer(self.name, self._info.shards)))
+        self._command(FORGET, argument(self._info.table_id, ForgetConsumer(self.name, self._info.shards)))
 
     def _bounds(self) -> list[ShardBounds]:
         bounds: list[ShardBounds] = self._ask("bounds", QueueCall(), list[ShardBounds])
@@ -177,7 +202,8 @@ class Consumer(InThisProcess):
 
 def _messages(delivery: Delivery) -> Iterator[LeasedMessage]:
     columns = delivery.sequences, delivery.times, delivery.keys, delivery.payloads, delivery.deliveries
-    return map(LeasedMessage, repeat(delivery.shard), *columns, repeat(delivery.lease))
+    headers = () if delivery.headers is None else (delivery.headers,)
+    return map(LeasedMessage, repeat(delivery.shard), *columns, repeat(delivery.lease), *headers)
 
 
 def _acknowledging(consumer: str, messages: list[LeasedMessage]) -> Ack:
@@ -197,6 +223,13 @@ def _acknowledging(consumer: str, messages: list[LeasedMessage]) -> Ack:
         ranges.setdefault(begin.shard, []).append((begin.sequence, high))
         leases.setdefault(begin.shard, []).append(begin.lease)
     return Ack(consumer, list(ranges.items()), list(leases.values()))
+
+
+def _leases(messages: Any) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield (shard, sequence, lease) of messages, as many as fit into one call."""
+    rest = iter([(message.shard, message.sequence, message.lease) for message in _listed(messages)])
+    while leases := list(islice(rest, LEASES_MAX)):
+        yield leases
 
 
 def _listed(messages: Any) -> list[LeasedMessage]:

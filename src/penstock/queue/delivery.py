@@ -12,6 +12,7 @@ expired, and when the queue is closed. (4) a `get` that fails leases nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress
@@ -27,9 +28,11 @@ from penstock.lsm.rows import bytes_list
 from penstock.partition.ledger import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue import section
+from penstock.queue.headers import dicts
 from penstock.queue.leases import Claim, Leases
 from penstock.queue.machine import QueueMachine
 from penstock.queue.messages import MessageBatch, Messages
+from penstock.queue.options import has_headers
 from penstock.queue.positions import (
     ACK,
     DELIVER,
@@ -46,7 +49,7 @@ from penstock.queue.positions import (
     Seek,
     argument,
     read_argument,
-    read_place,
+    read_row,
     runs,
 )
 
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.queue.calls import QueueCall
 
 WAIT_S_MAX = 30.0  # of one call: to wait longer, call again
+SEEN_MAX = 10_000  # consumers whose last activity is remembered
 GET_BYTES_MAX = 16 << 20  # of one call: may return fewer messages than requested
 
 
@@ -67,6 +71,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
     keys: list[bytes | None]
     payloads: list[bytes]
     deliveries: list[int]  # including this one
+    headers: list[dict[str, bytes] | None] | None = None  # None: no message has any
 
     def only(self, chosen: Sequence[bool]) -> Delivery:
         """Return the chosen messages."""
@@ -78,6 +83,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
             list(compress(self.keys, chosen)),
             list(compress(self.payloads, chosen)),
             list(compress(self.deliveries, chosen)),
+            None if self.headers is None else list(compress(self.headers, chosen)),
         )
 
 
@@ -95,6 +101,7 @@ class Deliveries:
         self._closed = False  # guarded by _changed
         self._leases = Leases(host.incarnation)  # guarded by _changed
         self._arrived = False  # messages arrived since the last wake-up; set by apply
+        self._seen: OrderedDict[str, int] = OrderedDict()  # guarded by _changed: when each was last seen, oldest first
         for machine in machines:
             machine.changed = self._note_arrival
         self._ignore_applied = host.on_applied(self._applied)
@@ -113,13 +120,13 @@ class Deliveries:
 
     def get(self, call: QueueCall) -> list[Delivery]:
         """Lease messages; wait for some if there are none."""
-        graves = self._graves(call)  # before anything is leased
+        letters_to = self._dead_letter_table(call)  # before anything is leased
         deadline_s = self._host.clock.monotonic_s() + min(call.timeout_s, WAIT_S_MAX)
         while claims := self._claim_or_wait(call, deadline_s):
             try:
                 deliveries = self._read(call.consumer, claims)
                 if call.deliveries_max is not None:
-                    deliveries = self._without_spent(call, deliveries, graves)
+                    deliveries = self._without_spent(call, deliveries, letters_to)
                 if deliveries:
                     self._count(call.consumer, claims, deliveries)
                     return deliveries
@@ -131,6 +138,7 @@ class Deliveries:
     def _claim_or_wait(self, call: QueueCall, deadline_s: float) -> list[Claim]:
         clock, blocked = self._host.clock, False
         with self._changed:
+            self._note_seen(call.consumer)
             self._waiting += 1  # before the check: an apply after it sees this
             try:
                 while True:
@@ -158,13 +166,20 @@ class Deliveries:
         count, until_s, full = call.count, now_s + call.visibility_timeout_s, False
         for shard in self._leases.shards_in_turn(call.consumer, len(self._machines)):
             within = self._machines[shard].first, self._machines[shard].next
-            row = self._place(call.consumer, shard)
+            row = self._row(call.consumer, shard)
             if row.mode != "leased":
                 for earlier in claims:
                     self._leases.undo(call.consumer, earlier)
                 raise self._other_use(call.consumer, "leased")
             claim = self._leases.claim(
-                call.consumer, shard, row, within=within, limit=count, now_s=now_s, until_s=until_s
+                call.consumer,
+                shard,
+                row,
+                within=within,
+                limit=count,
+                now_s=now_s,
+                until_s=until_s,
+                holder=call.holder,
             )
             if claim is not None:
                 claims.append(claim)
@@ -176,9 +191,9 @@ class Deliveries:
             self._changed.notify_all()  # these may expire before the sleeping waiters wake up
         return claims, full
 
-    def _place(self, consumer: str, shard: int) -> ConsumerRow:
+    def _row(self, consumer: str, shard: int) -> ConsumerRow:
         """Return a consumer's row, with its floor raised above trimmed messages."""
-        row = read_place(self._host.ledger_row, self._info.table, shard, consumer) or ConsumerRow("leased")
+        row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer) or ConsumerRow("leased")
         return row.raised(self._machines[shard].first)
 
     def _read(self, consumer: str, claims: list[Claim]) -> list[Delivery]:
@@ -217,18 +232,23 @@ class Deliveries:
 
     # -- dead letters
 
-    def _graves(self, call: QueueCall) -> TableInfo | None:
+    def _dead_letter_table(self, call: QueueCall) -> TableInfo | None:
         """Return the queue for messages that were delivered too often."""
         if call.dead_letter is None:
             return None
         info = self._host.port.table(call.dead_letter)
         if info is None or info.kind != "queue":
             raise NotFound(f"there is no queue {call.dead_letter} for dead letters: create it first")
-        if info.table == self._info.table:
+        if info.table_id == self._info.table_id:
             raise Invalid(f"queue {info.name} cannot take its own dead letters: name another")
+        source = self._host.port.table(self._info.name) or self._info  # its options may have been altered
+        if has_headers(source.options) and not has_headers(info.options):
+            raise Invalid(f"queue {info.name} takes no headers, so it cannot take dead letters: alter(headers=True) it")
         return info
 
-    def _without_spent(self, call: QueueCall, deliveries: list[Delivery], graves: TableInfo | None) -> list[Delivery]:
+    def _without_spent(
+        self, call: QueueCall, deliveries: list[Delivery], letters_to: TableInfo | None
+    ) -> list[Delivery]:
         """Acknowledge messages that were delivered too often and move them to the dead letters, in one group."""
         spent, others = list[Delivery](), list[Delivery]()
         for delivery in deliveries:
@@ -243,11 +263,11 @@ class Deliveries:
         ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
         leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
         ack = Ack(call.consumer, ranges, leases)
-        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table, ack)),))))
-        if graves is not None:
+        group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table_id, ack)),))))
+        if letters_to is not None:
             for delivery in spent:
-                letters = Messages.of(delivery.payloads, delivery.keys, delivery.times)
-                for partition, part in section.by_shard(letters, partitions_of(graves), spare=0):
+                letters = Messages.of(delivery.payloads, delivery.keys, delivery.times, delivery.headers)
+                for partition, part in section.by_shard(letters, partitions_of(letters_to), spare=0):
                     puts: section.Puts = group.sections.setdefault(partition, section.Puts())
                     puts.add_many(part)
         # A refusal means that another client moved the consumer meanwhile: its leases on these messages have ended.
@@ -261,7 +281,7 @@ class Deliveries:
         """Record deliveries, without waiting: a crash may lose the newest counts, with all later writes."""
         first = {claim.shard: claim.first for claim in claims}
         request = Deliver(consumer, [(each.shard, first[each.shard], runs(each.sequences)) for each in deliveries])
-        data = argument(self._info.table, request)
+        data = argument(self._info.table_id, request)
         self._host.port.submit(PendingGroup(encode_condition(Condition(None, ((DELIVER, data),)))), len(data))
 
     # -- returning messages
@@ -269,10 +289,42 @@ class Deliveries:
     def nack(self, call: QueueCall) -> int:
         """Release leases, so that their messages are delivered again after `delay_s`; return how many."""
         with self._changed:
+            self._note_seen(call.consumer)
             now_s = self._host.clock.monotonic_s()
-            released = self._leases.release(call.consumer, call.leases, self._place, now_s, now_s + call.delay_s)
+            released = self._leases.release(call.consumer, call.leases, self._row, now_s, now_s + call.delay_s)
             self._changed.notify_all()
             return released
+
+    def extend(self, call: QueueCall) -> None:
+        """Renew leases, for `visibility_timeout_s` from now; `LeaseLost`, and none is renewed, if one has ended."""
+        with self._changed:
+            self._note_seen(call.consumer)
+            now_s = self._host.clock.monotonic_s()
+            until_s = now_s + call.visibility_timeout_s
+            if not self._leases.extend(call.consumer, call.leases, self._row, now_s, until_s):
+                raise LeaseLost(f"consumer {call.consumer} no longer holds these messages: no lease was extended")
+            if until_s < self._asleep_until_s:
+                self._changed.notify_all()  # these may expire before the sleeping waiters wake up
+
+    def leave(self, call: QueueCall) -> None:
+        """End the leases of a client that closes its connection: others get its messages at once."""
+        with self._changed:
+            self._leases.leave(call.holder)
+            self._changed.notify_all()
+
+    # -- consumers
+
+    def _note_seen(self, consumer: str) -> None:
+        """Remember when a consumer was active. Requires: _changed."""
+        self._seen[consumer] = self._host.port.time_us()
+        self._seen.move_to_end(consumer)
+        if len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    def activity(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return, by consumer, when each was last seen in microseconds, and how many messages it has leased."""
+        with self._changed:
+            return dict(self._seen), self._leases.count_leased(self._row, self._host.clock.monotonic_s())
 
     # -- conditions
 
@@ -283,6 +335,7 @@ class Deliveries:
             assert isinstance(ack, Ack)
             self._check_use(ack.consumer, "leased")
             with self._changed:
+                self._note_seen(ack.consumer)
                 holds_leases = self._leases.hold(ack, self._host.clock.monotonic_s())
             if not holds_leases:
                 raise LeaseLost(f"consumer {ack.consumer} no longer holds these messages: nothing was written")
@@ -290,15 +343,21 @@ class Deliveries:
             _, move = read_argument(data, Move)
             assert isinstance(move, Move)
             self._check_use(move.consumer, "streamed")
+            with self._changed:
+                self._note_seen(move.consumer)
         elif name == SEEK:
             _, seek = read_argument(data, Seek)
             assert isinstance(seek, Seek)
             self._check_use(seek.consumer, seek.mode)
             self._end_leases(seek.consumer)
+            with self._changed:
+                self._note_seen(seek.consumer)
         elif name == FORGET:
             _, forget = read_argument(data, ForgetConsumer)
             assert isinstance(forget, ForgetConsumer)
             self._end_leases(forget.consumer)
+            with self._changed:
+                self._seen.pop(forget.consumer, None)
 
     def _end_leases(self, consumer: str) -> None:
         """End all leases of a consumer, because it moves to another position."""
@@ -309,7 +368,7 @@ class Deliveries:
     def _check_use(self, consumer: str, mode: Mode) -> None:
         """Raise `KindMismatch` if a consumer is used in the other mode in some shard."""
         for shard in range(len(self._machines)):
-            row = read_place(self._host.ledger_row, self._info.table, shard, consumer)
+            row = read_row(self._host.ledger_row, self._info.table_id, shard, consumer)
             if row is not None and row.mode != mode:
                 raise self._other_use(consumer, mode)
 
@@ -327,11 +386,11 @@ class Deliveries:
     def has_leases(self) -> bool:
         """Whether unacknowledged messages are under a lease."""
         with self._changed:
-            return self._leases.some_out(self._place, self._host.clock.monotonic_s())
+            return self._leases.has_leased(self._row, self._host.clock.monotonic_s())
 
     def _gone(self) -> PenstockError:
         info = self._host.port.table(self._info.name)
-        if info is None or info.table != self._info.table:
+        if info is None or info.table_id != self._info.table_id:
             return NotFound(f"queue {self._info.name} was dropped")
         return Closed("the store was closed: open it again")
 
@@ -347,13 +406,18 @@ def _delivery(claim: Claim, batches: list[MessageBatch]) -> Delivery:
     keys: list[bytes | None] = []
     times: list[int] = []
     payloads: list[bytes] = []
+    headers: list[dict[str, bytes] | None] | None = None
+    if any(batch.messages.headers is not None for batch in batches):
+        headers = []
     for batch in batches:
         messages, count = batch.messages, len(batch)
         keys += [None] * count if messages.keys is None else messages.keys.to_pylist()
         times += [batch.time_us] * count if messages.times is None else messages.times.tolist()
         payloads += bytes_list(messages.payloads)
+        if headers is not None:
+            headers += [None] * count if messages.headers is None else dicts(messages.headers)
     sequences, deliveries = claim.sequences, claim.deliveries
     if len(payloads) < len(sequences):  # some were trimmed meanwhile, or there was no room
         read = np.concatenate([np.arange(batch.first, batch.next) for batch in batches])
         sequences, deliveries = read, deliveries[np.searchsorted(sequences, read)]
-    return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist())
+    return Delivery(claim.shard, claim.lease, sequences.tolist(), times, keys, payloads, deliveries.tolist(), headers)

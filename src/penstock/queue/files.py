@@ -65,7 +65,7 @@ class Opening:
         return f"{day:%Y/%m/%d}/{self.file_sequence:010d}{DATA_SUFFIX}"
 
     @property
-    def place(self) -> FilePosition:
+    def position(self) -> FilePosition:
         return FilePosition(OPENING_BYTES, self.first, self.last_lsn, self.last_time_us)
 
     def encode(self) -> bytes:
@@ -157,9 +157,9 @@ class FileIndex:
     def _offset(self, entries: int) -> int:
         return self.offsets[entries - 1] if entries else OPENING_BYTES
 
-    def encode(self, place: FilePosition, messages: int) -> bytes:
+    def encode(self, position: FilePosition, messages: int) -> bytes:
         entries = np.array([self.sequences, self.offsets, self.times], _ENTRY).T.tobytes()
-        return entries + _INDEX_TAIL.pack(place.last_lsn, place.last_time_us, messages, place.offset)
+        return entries + _INDEX_TAIL.pack(position.last_lsn, position.last_time_us, messages, position.offset)
 
     @classmethod
     def decode(cls, body: bytes, every_bytes: int) -> FileIndex:
@@ -172,16 +172,16 @@ class DataWriter:
     """The data file that messages are appended to."""
 
     def __init__(
-        self, file: File, opening: Opening, place: FilePosition, index: FileIndex, *, allocate_bytes: int, path: str
+        self, file: File, opening: Opening, position: FilePosition, index: FileIndex, *, allocate_bytes: int, path: str
     ) -> None:
         self.file = file
         self.path = path  # in the queue's folder
         self.opening = opening
-        self.place = place
+        self.position = position
         self.index = index
         self._allocate_bytes = allocate_bytes
-        self._claimed = place.offset
-        self._indexed = place.offset  # right after the newest index record, or the opening record
+        self._claimed = position.offset
+        self._indexed = position.offset  # right after the newest index record, or the opening record
 
     @classmethod
     def create(
@@ -198,7 +198,7 @@ class DataWriter:
                 fs.unlink(path)
             file = fs.create(path)
             writer = cls(
-                file, opening, opening.place, FileIndex(every), allocate_bytes=allocate_bytes, path=opening.path
+                file, opening, opening.position, FileIndex(every), allocate_bytes=allocate_bytes, path=opening.path
             )
             file.pwrite(opening.encode(), 0)
             for record in tail:
@@ -215,46 +215,46 @@ class DataWriter:
 
     @property
     def messages(self) -> int:
-        return self.place.next_sequence - self.opening.first
+        return self.position.next_sequence - self.opening.first
 
     def claim(self, size: int) -> None:
         """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
-        self._claimed = claim(self.file, self._claimed, self.place.offset, size, self._allocate_bytes)
+        self._claimed = claim(self.file, self._claimed, self.position.offset, size, self._allocate_bytes)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Write all records in this context or none: the next write overwrites what an interrupt cut short."""
-        place, entries = self.place, len(self.index.sequences)
+        position, entries = self.position, len(self.index.sequences)
         try:
             yield
         except BaseException:
-            self.place = place
+            self.position = position
             self.index.cut(entries)
             raise
 
     def write(self, body: bytes, *, synced: int, kind: int = KIND_MESSAGES) -> None:
         """Append one record. `synced`: the last sequence that is known to be durable."""
-        opening, place = self.opening, self.place
-        first = place.next_sequence
+        opening, position = self.opening, self.position
+        first = position.next_sequence
         data = encode(
             [body], salt=opening.salt, incarnation=opening.file_sequence, first=first, synced=synced, kind=kind
         )
-        self.file.pwrite(data, place.offset)
+        self.file.pwrite(data, position.offset)
         if kind == KIND_MESSAGES:
             lsn, time, count, _, _ = PREFIX.unpack_from(body)
-            self.index.add(first, place.offset, time)
-            self.place = FilePosition(place.offset + len(data), first + count, lsn, time)
+            self.index.add(first, position.offset, time)
+            self.position = FilePosition(position.offset + len(data), first + count, lsn, time)
         else:
-            self.place = replace(place, offset=place.offset + len(data))
+            self.position = replace(position, offset=position.offset + len(data))
 
     def write_index(self) -> None:
         """Append an index record, unless one ends here. Not durable yet."""
-        if self.place.offset == self._indexed:
+        if self.position.offset == self._indexed:
             return
-        body = self.index.encode(self.place, self.messages)
+        body = self.index.encode(self.position, self.messages)
         self.claim(encoded_size(len(body)))
-        self.write(body, synced=self.place.next_sequence - 1, kind=KIND_INDEX)
-        self._indexed = self.place.offset
+        self.write(body, synced=self.position.next_sequence - 1, kind=KIND_INDEX)
+        self._indexed = self.position.offset
 
     def finish(self) -> None:
         """Write an index record and truncate the file after it; durable when this returns.
@@ -263,8 +263,8 @@ class DataWriter:
         """
         with self.file.pin():
             self.write_index()
-            self.file.truncate(self.place.offset)
-            self._claimed = self.place.offset
+            self.file.truncate(self.position.offset)
+            self._claimed = self.position.offset
             self.file.fsync()
 
 
@@ -288,10 +288,10 @@ class DataReader:
             raise CorruptionError(file.path, 0, "the file belongs to another store, or to another shard")
         return cls(file, opening)
 
-    def place_at(self, offset: int) -> tuple[FilePosition, FileIndex | None]:
+    def position_at(self, offset: int) -> tuple[FilePosition, FileIndex | None]:
         """Return the position right after the opening record or an index record, and that index."""
         if offset == OPENING_BYTES:
-            return self.opening.place, None
+            return self.opening.position, None
         tail = self.file.pread(8, max(0, offset - 8))
         (start,) = struct.unpack("<Q", tail) if len(tail) == 8 else (0,)
         if not OPENING_BYTES < start < offset <= self.file.size():
@@ -308,7 +308,7 @@ class DataReader:
         """Return the index of a finished file: its last record, or one built by reading the file once."""
         if self._index is None:
             try:
-                self._index = self.place_at(size)[1]
+                self._index = self.position_at(size)[1]
             except CorruptionError:  # a file that ended in a crash has no index record
                 self._index = FileIndex(READ_BYTES)
                 for offset, record in self.records(OPENING_BYTES, size, past_damage=True):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.arguments import in_short
+from penstock.arguments import flag, in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import (
     BuildContext,
@@ -38,16 +38,17 @@ from penstock.queue.options import (
     Retention,
     decode_queue_options,
     encode_queue_options,
+    has_headers,
     queue_options,
 )
 from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, Move, argument, read_argument
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, bundle, load_schema
-from penstock.queue.table import TABLE_SCHEMA, QueueTable, QueueView, filtered_sequence_range, in_table_schema
+from penstock.queue.table import QueueTable, QueueView, filtered_sequence_range, in_table_schema, table_schema
 from penstock.queue.validation import (
-    ASKING,
-    REPEATABLE,
+    READ_ONLY_CALLS,
+    REPEATABLE_CALLS,
     check_call,
     check_condition,
     check_options,
@@ -66,17 +67,19 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     conditions = CONDITIONS
     columns = StreamColumns("shard", "sequence", "payload", carried=("key", "timestamp"))
     staged_suffix = ".arrow"
-    asking = ASKING
-    repeatable = REPEATABLE
+    read_only_calls = READ_ONLY_CALLS
+    repeatable_calls = REPEATABLE_CALLS
 
-    def options(self, retention: Retention | None) -> bytes:
-        """Return the options of a queue; `Invalid` if `retention` is not one."""
-        return encode_queue_options(queue_options(retention))
+    def options(self, retention: Retention | None, *, headers: bool) -> bytes:
+        """Return the options of a queue; `Invalid` if they are not options."""
+        return encode_queue_options(queue_options(retention, flag(headers, "headers")))
 
-    def check_made(self, info: TableInfo, retention: Retention | None) -> None:
-        """Raise `KindMismatch` if an existing queue has another retention than the one requested."""
-        if retention is not None and decode_queue_options(info.options) != queue_options(retention):
-            raise KindMismatch(f"queue {info.name} was made with another retention")
+    def check_made(self, info: TableInfo, retention: Retention | None, *, headers: bool) -> None:
+        """Raise `KindMismatch` if an existing queue has other options than those requested."""
+        if retention is not None and decode_queue_options(info.options).retention != queue_options(retention).retention:
+            raise KindMismatch(f"queue {info.name} has another retention: use its alter(retention=...) to change it")
+        if headers and not has_headers(info.options):
+            raise KindMismatch(f"queue {info.name} takes no headers: call its alter(headers=True)")
 
     def encode(self, part: Any) -> bytes:
         return section.encode(part)
@@ -88,7 +91,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return weight(payload)
 
     def receive(self, payload: bytes, options: bytes) -> section.Encoded | section.Trim:
-        return receive(payload)
+        return receive(payload, options)
 
     def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
         check_condition(info, condition, argument, own=own)
@@ -102,11 +105,15 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def check_options(self, options: bytes) -> None:
         check_options(options)
 
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        if has_headers(info.options) and not has_headers(options):
+            raise Invalid(f"queue {info.name} takes headers, and its messages keep them: create another queue")
+
     def frees_space(self, part: Any) -> bool:
         return isinstance(part, section.Trim)
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> QueueMachine:
-        return QueueMachine(descriptor, site)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> QueueMachine:
+        return QueueMachine(descriptor, context)
 
     def service(self, info: TableInfo, host: Host) -> QueueService:
         return QueueService(info, host)
@@ -132,7 +139,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return KEY.pack(sequence)
 
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        return MOVE, argument(info.table, Move(consumer, list(ranges)))
+        return MOVE, argument(info.table_id, Move(consumer, list(ranges)))
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
         return QueueTable(port, info, durable=durable)
@@ -141,10 +148,10 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
         return QueueView(port, info)
 
     def schema(self, options: bytes) -> Any:
-        return TABLE_SCHEMA
+        return table_schema(options)
 
     def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
-        return in_table_schema(batch, shard)
+        return in_table_schema(batch, shard, table_schema(options))
 
     def parse_key(self, text: str) -> bytes:
         if not text.isdecimal() or len(text) > 19 or int(text) >= SEQUENCE_MAX:
@@ -154,14 +161,14 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
         return filtered_sequence_range(filters, QueueTable(port, info), shard)
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return load_schema(given)
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return load_schema(input_schema, options)
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return MessageLoader(info, place).run(batches)
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return MessageLoader(info, context).run(batches)
 
-    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        return bundle(loads, info, place)
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return bundle(loads, info, context)
 
     def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)

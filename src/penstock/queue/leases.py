@@ -10,6 +10,7 @@ ledger can record.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -38,27 +39,27 @@ class Claim:
 class _Window:
     """The messages [floor, floor + WINDOW) of a shard, as one consumer sees them."""
 
-    def __init__(self, place: ConsumerRow) -> None:
-        self.floor = place.floor
+    def __init__(self, row: ConsumerRow) -> None:
+        self.floor = row.floor
         self.until_s = np.zeros(WINDOW)
         self.lease = np.zeros(WINDOW, np.int64)
-        self.counts = place.counts()
+        self.counts = row.counts()
 
-    def move(self, place: ConsumerRow) -> None:
+    def move(self, row: ConsumerRow) -> None:
         """Move the window with the floor; a step back (a seek) resets it."""
-        step = place.floor - self.floor
+        step = row.floor - self.floor
         if step < 0 or step >= WINDOW:
-            self.__init__(place)  # type: ignore[misc]
+            self.__init__(row)  # type: ignore[misc]
         elif step:
             for column in (self.until_s, self.lease, self.counts):
                 column[:-step] = column[step:]
                 column[-step:] = 0
-            self.floor = place.floor
+            self.floor = row.floor
 
-    def places(self, sequences: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def indexes(self, sequences: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the columns' indexes of messages; None if one is outside the window."""
-        places = np.asarray(sequences, np.int64) - self.floor
-        return None if (places < 0).any() or (places >= WINDOW).any() else places
+        indexes = np.asarray(sequences, np.int64) - self.floor
+        return None if (indexes < 0).any() or (indexes >= WINDOW).any() else indexes
 
 
 class Leases:
@@ -68,6 +69,7 @@ class Leases:
         self._windows: dict[tuple[str, int], _Window] = {}
         self._base = incarnation << 32  # ids differ from those of other openings of the store
         self._turns: dict[str, int] = {}
+        self._held: dict[str, set[int]] = {}  # by client: the leases it was given, also some that have ended
 
     def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
         """Return all shards, beginning with another one each time, so that none is starved."""
@@ -78,38 +80,41 @@ class Leases:
         self,
         consumer: str,
         shard: int,
-        place: ConsumerRow,
+        row: ConsumerRow,
         *,
         within: tuple[int, int],
         limit: int,
         now_s: float,
         until_s: float,
+        holder: str = "",
     ) -> Claim | None:
         """Lease up to `limit` messages of [first, next) that are neither leased nor acknowledged."""
-        window, (first, end) = self._window(consumer, shard, place), within
-        free = ~place.flags() & (window.until_s <= now_s)
+        window, (first, end) = self._window(consumer, shard, row), within
+        free = ~row.flags() & (window.until_s <= now_s)
         free[: max(0, min(WINDOW, first - window.floor))] = False
         free[max(0, min(WINDOW, end - window.floor)) :] = False
         chosen = np.flatnonzero(free)[:limit]
         if not len(chosen):
             return None
         lease = self._base + next(_numbers)
+        if holder:
+            self._held.setdefault(holder, set()).add(lease)
         window.until_s[chosen] = until_s
         window.lease[chosen] = lease
         window.counts[chosen] = np.minimum(window.counts[chosen].astype(np.int64) + 1, DELIVERIES_MAX)
         return Claim(shard, first, chosen + window.floor, window.counts[chosen], lease)
 
-    def _window(self, consumer: str, shard: int, place: ConsumerRow) -> _Window:
+    def _window(self, consumer: str, shard: int, row: ConsumerRow) -> _Window:
         window = self._windows.get((consumer, shard))
         if window is None:
-            window = self._windows[consumer, shard] = _Window(place)
-        window.move(place)
+            window = self._windows[consumer, shard] = _Window(row)
+        window.move(row)
         return window
 
     def undo(self, consumer: str, claim: Claim, from_sequence: int = 0) -> None:
         """Undo a claim from a message on, including its delivery counts."""
         window = self._windows.get((consumer, claim.shard))
-        indexes = None if window is None else window.places(claim.sequences[claim.sequences >= from_sequence])
+        indexes = None if window is None else window.indexes(claim.sequences[claim.sequences >= from_sequence])
         if window is not None and indexes is not None:
             indexes = indexes[window.lease[indexes] == claim.lease]
             window.until_s[indexes], window.lease[indexes] = 0, 0
@@ -133,11 +138,11 @@ class Leases:
         self,
         consumer: str,
         leases: Sequence[tuple[int, int, int]],
-        place_of: Callable[[str, int], ConsumerRow],
+        row_of: Callable[[str, int], ConsumerRow],
         now_s: float,
         until_s: float,
     ) -> int:
-        """Release messages that are still leased, free again at `until_s`; return how many. Requires: as `some_out`."""
+        """Release leased messages, free again at `until_s`; return how many. Requires: as `has_leased`."""
         released = 0
         acknowledged: dict[int, NDArray[np.bool_]] = {}
         for shard, sequence, lease in leases:
@@ -145,7 +150,7 @@ class Leases:
             if window is None:
                 continue
             if shard not in acknowledged:
-                row = place_of(consumer, shard)
+                row = row_of(consumer, shard)
                 window.move(row)
                 acknowledged[shard] = row.flags()
             number = sequence - window.floor
@@ -156,14 +161,56 @@ class Leases:
                 released += 1
         return released
 
-    def some_out(self, place_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
-        """Whether a message is leased and not acknowledged. Requires: `place_of` returns rows as `claim` gets them."""
-        for (consumer, shard), window in self._windows.items():
-            row = place_of(consumer, shard)
+    def extend(
+        self,
+        consumer: str,
+        leases: Sequence[tuple[int, int, int]],
+        row_of: Callable[[str, int], ConsumerRow],
+        now_s: float,
+        until_s: float,
+    ) -> bool:
+        """Extend leases until `until_s`; False, and nothing changes, if one has ended. Requires: as `has_leased`."""
+        columns = np.array(leases, np.int64).reshape(-1, 3)
+        extended: list[tuple[_Window, NDArray[np.int64]]] = []
+        for shard in np.unique(columns[:, 0]).tolist():
+            window = self._windows.get((consumer, shard))
+            if window is None:
+                return False
+            row = row_of(consumer, shard)
             window.move(row)
-            if ((window.until_s > now_s) & (window.lease > 0) & ~row.flags()).any():
-                return True
-        return False
+            _, sequences, numbers = columns[columns[:, 0] == shard].T
+            indexes = window.indexes(sequences)
+            if indexes is None or row.flags()[indexes].any():
+                return False
+            if (window.lease[indexes] != numbers).any() or (window.until_s[indexes] <= now_s).any():
+                return False
+            extended.append((window, indexes))
+        for window, indexes in extended:
+            window.until_s[indexes] = until_s
+        return True
+
+    def has_leased(self, row_of: Callable[[str, int], ConsumerRow], now_s: float) -> bool:
+        """Whether a message is leased and not acknowledged. Requires: `row_of` returns rows as `claim` gets them."""
+        return any(self._leased_in(key, row_of, now_s) for key in self._windows)
+
+    def count_leased(self, row_of: Callable[[str, int], ConsumerRow], now_s: float) -> Counter[str]:
+        """Count the messages that each consumer has leased and not acknowledged. Requires: as `has_leased`."""
+        counts: Counter[str] = Counter()
+        for key in self._windows:
+            counts[key[0]] += self._leased_in(key, row_of, now_s)
+        return counts
+
+    def _leased_in(self, key: tuple[str, int], row_of: Callable[[str, int], ConsumerRow], now_s: float) -> int:
+        window, row = self._windows[key], row_of(*key)
+        window.move(row)
+        return int(((window.until_s > now_s) & (window.lease > 0) & ~row.flags()).sum())
+
+    def leave(self, holder: str) -> None:
+        """End all leases of a client that has closed its connection."""
+        leases = np.fromiter(self._held.pop(holder, ()), np.int64)
+        for window in self._windows.values() if len(leases) else ():
+            left = np.isin(window.lease, leases)
+            window.until_s[left], window.lease[left] = 0, 0
 
     def end(self, consumer: str) -> None:
         """End all leases of a consumer."""
@@ -180,4 +227,6 @@ class Leases:
         """Discard windows without leases: the ledger has everything else."""
         self._windows = {key: window for key, window in self._windows.items() if (window.until_s > now_s).any()}
         names = {name for name, _ in self._windows}
+        out = {lease for window in self._windows.values() for lease in np.unique(window.lease).tolist()}
+        self._held = {holder: some for holder, leases in self._held.items() if (some := leases & out)}
         self._turns = {name: turn for name, turn in self._turns.items() if name in names}

@@ -29,6 +29,7 @@ from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
+from penstock.queue.options import has_headers, no_headers
 from penstock.queue.persistent import PersistentQueue
 from penstock.queue.pieces import describe_piece, gathered
 from penstock.queue.staged import staged_batches
@@ -51,11 +52,11 @@ class QueueMachine(Machine):
 
     stores_cheaply = True
 
-    def __init__(self, descriptor: PartitionDescriptor, site: MachineContext) -> None:
+    def __init__(self, descriptor: PartitionDescriptor, context: MachineContext) -> None:
         self._descriptor = descriptor
-        self._site = site
-        self._key = WalStateKey(descriptor.table, descriptor.shard)
-        self._folder = f"{site.root}/{descriptor.folder}"
+        self._context = context
+        self._key = WalStateKey(descriptor.table_id, descriptor.shard)
+        self._folder = f"{context.root}/{descriptor.folder}"
         self._lock = threads.lock("queue.machine")
         self._open()
         # Guarded by _lock: the first sequence that each snapshot may read. Weak: an unreferenced snapshot pins nothing.
@@ -66,19 +67,19 @@ class QueueMachine(Machine):
         self._collected = False  # guarded by _lock: whether unlisted files were searched for
 
     def _open(self) -> None:
-        site = self._site
-        state = site.manifest.get_wal_state(self._key) or WalStateRecord()
+        context = self._context
+        state = context.manifest.get_wal_state(self._key) or WalStateRecord()
         self._stored = state.stored_lsn  # guarded by _lock
         floor, following = _STORED.unpack(state.detail) if state.detail else (1, 1)
         now = _Progress(state.stored_lsn, floor, following)
         self._progress = now, now  # after the last record applied, and before it; guarded by _lock
         self.queue = PersistentQueue.open(
-            site.fs,
+            context.fs,
             self._folder,
-            random=site.random,
-            clock=site.clock,
-            settings=site.settings,
-            identity=site.identity,
+            random=context.random,
+            clock=context.clock,
+            settings=context.settings,
+            identity=context.identity,
             cut_after_lsn=state.stored_lsn,
         )
         if self.queue.next_sequence < following:
@@ -107,10 +108,15 @@ class QueueMachine(Machine):
     def stored(self) -> int:
         return self._stored
 
+    @property
+    def takes_headers(self) -> bool:
+        """Whether its messages may have headers, now."""
+        return has_headers(self._context.options_of(self._descriptor.table_id))
+
     def _visible(self) -> _Progress:
         """Return the progress that readers may see: all sections of its record, in every table, are applied."""
         now, before = self._progress
-        return now if now.lsn <= self._site.published() else before
+        return now if now.lsn <= self._context.published() else before
 
     @property
     def first(self) -> int:
@@ -132,7 +138,7 @@ class QueueMachine(Machine):
                 if part.header.form == REFERENCE:
                     staged = readable(decode_reference, part.payload).files
                     for file in staged if entry.decoded is None else ():  # a replay: no caller has just checked it
-                        check_intact(self._site.fs, self._site.root, file)
+                        check_intact(self._context.fs, self._context.root, file)
                     content: section.Section = section.Encoded(self._bodies_of(staged))
                     files += staged
                 elif entry.decoded is not None:
@@ -169,14 +175,17 @@ class QueueMachine(Machine):
         batches = (
             Messages.from_arrow(batch)
             for file in files
-            for batch in staged_batches(self._site.fs, f"{self._site.root}/{file.file_name}")
+            for batch in staged_batches(self._context.fs, f"{self._context.root}/{file.file_name}")
         )
         return [section.encoded(batch) for batch in batches if len(batch)]
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         for file in files:
-            for batch in staged_batches(self._site.fs, f"{self._site.root}/{file.file_name}"):
-                Messages.from_arrow(batch).check()
+            for batch in staged_batches(self._context.fs, f"{self._context.root}/{file.file_name}"):
+                messages = Messages.from_arrow(batch)
+                messages.check()
+                if messages.headers is not None and not self.takes_headers:
+                    raise no_headers(self._descriptor.name)
 
     # -- reading
 
@@ -213,20 +222,20 @@ class QueueMachine(Machine):
             if self._stored == lsn:
                 return
             self.queue.sync()
-            txn = self._site.manifest.begin_write()
+            txn = self._context.manifest.begin_write()
             state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(floor, following))
             txn.put_wal_state(self._key, state)
             txn.commit()
             self._stored = lsn
             taken, self._taken = self._taken, []
         if taken:
-            site = self._site
-            staging = Staging(site.manifest, fs=site.fs, root=site.root, clock=site.clock)
-            staging.discard(self._descriptor.table, taken)
+            context = self._context
+            staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
+            staging.discard(self._descriptor.table_id, taken)
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""
-        if not self._site.may_remove():
+        if not self._context.may_remove():
             return
         with self._lock:
             if not self._collected:
@@ -255,6 +264,7 @@ class QueueState:
         self._partition = partition
         self.first = first
         self.next = next_sequence
+        self._headers = machine.takes_headers  # whether scans have the column
 
     def _queue(self) -> PersistentQueue:
         if self._machine is None:
@@ -297,7 +307,7 @@ class QueueState:
                 part = batch.slice(low, high)
                 low = part.next
                 if len(part):
-                    yield part.record_batch()
+                    yield part.record_batch(headers=self._headers)
                 if low >= high:
                     break
 
@@ -308,7 +318,9 @@ class QueueState:
         last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
         borders = [first + (last - first) * index // count for index in range(count)] + [last]
         return [
-            Piece(self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high))
+            Piece(
+                self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high, self._headers)
+            )
             for low, high in pairwise(borders)
             if low < high
         ]

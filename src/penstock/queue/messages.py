@@ -7,7 +7,7 @@ Invariant: the columns of one batch have equal length, and no payload is null.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.log.record import Record
 from penstock.lsm.rows import (
     KEY_BYTES_MAX,
@@ -26,18 +26,30 @@ from penstock.lsm.rows import (
     fixed_array,
     offsets_of,
 )
+from penstock.queue.headers import (
+    HEADERS,
+    check_column,
+    column_of,
+    columns_of,
+    decode_columns,
+    encoded_columns,
+    from_arrow,
+)
 
 PREFIX = struct.Struct("<QqIHH")  # lsn, record time, count, flags, reserved
 assert PREFIX.size == 24
 _FLAG_TIMES = 1  # there is a column of times
 _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have no key
+FLAG_HEADERS = 8  # headers follow the payloads
+FLAGS_KNOWN = 15
 BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
 BATCH_MESSAGES_MAX = 1 << 24  # in one call
 # A message's own time is from the year 1 to 9999: Python and Spark support no other, and one message with another time
 # would make the whole queue unreadable for them.
 TIME_US_FIRST, TIME_US_END = -62_135_596_800_000_000, 253_402_300_800_000_000
 _FEW = 16  # messages
+_COLUMNS = ("payload", "key", "time", "headers")  # of messages that a user gives as a table
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -49,6 +61,7 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
+SCHEMA_WITH_HEADERS = SCHEMA.append(pa.field("headers", HEADERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +71,12 @@ class Messages:
     payloads: Any  # Arrow binary, no nulls
     keys: Any = None  # Arrow binary, null for a message without key; None if no message has one
     times: NDArray[np.int64] | None = None  # microseconds; None if all have the record's time
+    headers: Any = None  # Arrow map, null for a message without headers; None if no message has any
 
     def __post_init__(self) -> None:
         count = len(self.payloads)
-        if (self.keys is not None and len(self.keys) != count) or (self.times is not None and len(self.times) != count):
-            raise Invalid("payloads, keys and times must have one length")
+        if any(column is not None and len(column) != count for column in (self.keys, self.times, self.headers)):
+            raise Invalid("payloads, keys, times and headers must have one length")
         if self.payloads.null_count:
             raise Invalid("a payload is null: give empty bytes for an empty message")
 
@@ -72,8 +86,9 @@ class Messages:
         payloads: Sequence[bytes],
         keys: Sequence[bytes | None] | None = None,
         times: Sequence[int] | NDArray[np.int64] | None = None,
+        headers: Sequence[Mapping[str, bytes] | None] | None = None,
     ) -> Messages:
-        """Build a batch from lists."""
+        """Build a batch from lists; the headers must have been checked."""
         column = None
         try:
             keys = None if keys is None else list(keys)
@@ -83,7 +98,12 @@ class Messages:
                     valid = np.fromiter((key is not None for key in keys), bool, len(keys))
                     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
                     column = pa.Array.from_buffers(pa.binary(), len(keys), [bitmap, *column.buffers()[1:]])
-            return cls(binary_column(list(payloads)), column, None if times is None else np.asarray(times, np.int64))
+            return cls(
+                binary_column(list(payloads)),
+                column,
+                None if times is None else np.asarray(times, np.int64),
+                None if headers is None else column_of(headers),
+            )
         except Invalid:
             raise
         except (TypeError, ValueError, OverflowError) as error:
@@ -91,19 +111,21 @@ class Messages:
 
     @classmethod
     def from_arrow(cls, data: Any) -> Messages:
-        """Build a batch from an Arrow array of payloads, or a table with `payload` and optionally `key`, `time`."""
+        """Build a batch from an Arrow array of payloads, or a table of `payload`, perhaps `key`, `time`, `headers`."""
         if isinstance(data, (pa.Array, pa.ChunkedArray)):
             return cls(_binary(data))
         names = data.schema.names
-        if "payload" not in names or set(names) - {"payload", "key", "time"} or len(set(names)) < len(names):
-            raise Invalid(f"a table of messages has columns payload, key and time, not {sorted(names)}")
+        if "payload" not in names or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
+            raise Invalid(f"a table of messages has columns payload, key, time and headers, not {sorted(names)}")
         times = None
         if "time" in names:
             column = data.column("time").cast(TIME)
             if column.null_count:
                 raise Invalid("a message's time is null: leave the column out to take the record's time")
             times = _whole(column).view(pa.int64()).to_numpy()
-        return cls(_binary(data.column("payload")), _binary(data.column("key")) if "key" in names else None, times)
+        keys = _binary(data.column("key")) if "key" in names else None
+        headers = from_arrow(data.column("headers")) if "headers" in names else None
+        return cls(_binary(data.column("payload")), keys, times, headers)
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -115,6 +137,8 @@ class Messages:
         size = _checked_bytes(self.payloads, VALUE_BYTES_MAX, "payload")
         if self.keys is not None:
             size += _checked_bytes(self.keys, KEY_BYTES_MAX, "key")
+        if self.headers is not None:
+            size += check_column(self.headers)
         _check_count(len(self))
         if size > BATCH_BYTES_MAX and len(self) > 1:
             raise Invalid(
@@ -128,11 +152,12 @@ class Messages:
             self.payloads[start:stop],
             None if self.keys is None else self.keys[start:stop],
             None if self.times is None else self.times[start:stop],
+            None if self.headers is None else self.headers[start:stop],
         )
 
     def size_bytes(self) -> int:
-        """Return the total size of all keys and payloads."""
-        size = 0
+        """Return the total size of all keys, payloads and headers."""
+        size = 0 if self.headers is None else int(columns_of(self.headers).sizes().sum())
         for column in (self.payloads, self.keys):
             if column is not None:
                 offsets = offsets_of(column)
@@ -140,8 +165,10 @@ class Messages:
         return size
 
     def ends(self) -> NDArray[np.int64]:
-        """Return, for each message, the size of all keys and payloads up to its end."""
+        """Return, for each message, the size of all keys, payloads and headers up to its end."""
         total = np.zeros(len(self), np.int64)
+        if self.headers is not None:
+            total += np.cumsum(columns_of(self.headers).sizes())
         for column in (self.payloads, self.keys):
             if column is not None:
                 offsets = offsets_of(column).astype(np.int64)
@@ -163,6 +190,12 @@ class Messages:
                 _add(parts, np.packbits(valid, bitorder="little").tobytes())
             _add_column(parts, self.keys)
         _add_column(parts, self.payloads)
+        if self.headers is not None and self.headers.null_count < len(self):
+            flags |= FLAG_HEADERS
+            offsets, names, values = encoded_columns(self.headers)
+            _add(parts, offsets)
+            _add_column(parts, names)
+            _add_column(parts, values)
         parts[0] = PREFIX.pack(lsn, time_us, len(self), flags, 0)
         return b"".join(parts)
 
@@ -278,11 +311,16 @@ class MessageBatch:
         messages = self.messages.slice(start - self.first, stop - self.first)
         return MessageBatch(start, self.lsn, self.time_us, messages)
 
-    def record_batch(self) -> Any:
-        """Return the messages as an Arrow record batch of `SCHEMA`."""
+    def record_batch(self, *, headers: bool = False) -> Any:
+        """Return the messages as an Arrow record batch of `SCHEMA`, or of `SCHEMA_WITH_HEADERS`."""
         sequences = np.arange(self.first, self.next, dtype=np.uint64)
         times = fixed_array(TIME, self.times)
-        return pa.record_batch([fixed_array(pa.uint64(), sequences), times, self.keys, self.payloads], schema=SCHEMA)
+        columns = [fixed_array(pa.uint64(), sequences), times, self.keys, self.payloads]
+        if not headers:
+            return pa.record_batch(columns, schema=SCHEMA)
+        own = self.messages.headers
+        columns.append(pa.nulls(len(self), HEADERS) if own is None else own)
+        return pa.record_batch(columns, schema=SCHEMA_WITH_HEADERS)
 
 
 def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
@@ -290,6 +328,8 @@ def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
     body = record.body
     lsn, time_us, count, flags, _ = PREFIX.unpack_from(body)
     at = PREFIX.size
+    if flags & ~FLAGS_KNOWN:
+        raise UnsupportedVersion(f"{path} has a batch of messages with the flags {flags}: upgrade Penstock to read it")
 
     def take(size: int) -> memoryview:
         nonlocal at
@@ -299,8 +339,8 @@ def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
         at += size + (-size & 7)
         return part
 
-    def take_column() -> Any:
-        offsets = np.frombuffer(take(4 * (count + 1)), "<i4")
+    def take_column(items: int = count) -> Any:
+        offsets = np.frombuffer(take(4 * (items + 1)), "<i4")
         return binary_array(offsets, take(int(offsets[-1])))
 
     times = np.frombuffer(take(8 * count), "<i8") if flags & _FLAG_TIMES else None
@@ -310,4 +350,6 @@ def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
         keys = take_column()
         if bitmap is not None:
             keys = pa.Array.from_buffers(pa.binary(), count, [bitmap, *keys.buffers()[1:]])
-    return MessageBatch(record.index, lsn, time_us, Messages(take_column(), keys, times))
+    payloads = take_column()
+    headers = decode_columns(count, take, take_column, path) if flags & FLAG_HEADERS else None
+    return MessageBatch(record.index, lsn, time_us, Messages(payloads, keys, times, headers))

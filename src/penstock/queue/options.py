@@ -1,4 +1,4 @@
-"""The options of a queue, fixed when it is created: how long it keeps its messages.
+"""The options of a queue: how long it keeps its messages, and whether they have headers; `alter` changes them.
 
 Thread: immutable values.
 Invariant: every `Retention` has passed its checks, and can always be decoded from its bytes.
@@ -37,16 +37,17 @@ class QueueOptions(msgspec.Struct, frozen=True, array_like=True):
     """The options of a queue table."""
 
     retention: Retention = Retention()
+    headers: bool = False  # whether its messages may have headers; once True it stays
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(QueueOptions)
 
 
-def queue_options(retention: Any) -> QueueOptions:
+def queue_options(retention: Any, headers: bool = False) -> QueueOptions:
     """Build the options of a queue from plain values; `Invalid` if `retention` is not a `Retention`."""
     if retention is None:
-        return QueueOptions()
+        return QueueOptions(headers=headers)
     if not isinstance(retention, Retention):
         raise Invalid(f"retention is a Retention(age_s=, bytes_max=, acknowledged=), not {in_short(retention)}")
     age_s, bytes_max = retention.age_s, retention.bytes_max
@@ -55,12 +56,12 @@ def queue_options(retention: Any) -> QueueOptions:
         bytes_max=None if bytes_max is None else int(bytes_max),
         acknowledged=retention.acknowledged,
     )
-    return QueueOptions(plain)
+    return QueueOptions(plain, headers)
 
 
 def encode_queue_options(options: QueueOptions) -> bytes:
-    """Encode options for the ledger."""
-    return _encode(options)
+    """Encode options for the ledger; without headers, as before there were any."""
+    return _encode(options) if options.headers else _encode((options.retention,))
 
 
 def decode_queue_options(data: bytes) -> QueueOptions:
@@ -69,3 +70,16 @@ def decode_queue_options(data: bytes) -> QueueOptions:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, Invalid) as error:
         raise CorruptionError("queue options", 0, f"they do not decode ({error})") from None
+
+
+def has_headers(data: bytes) -> bool:
+    """Whether a queue's messages may have headers, by its options; False if those cannot be read."""
+    try:
+        return decode_queue_options(data).headers
+    except CorruptionError:
+        return False
+
+
+def no_headers(name: str) -> Invalid:
+    """Return the error for headers that a queue does not take."""
+    return Invalid(f"queue {name} takes no headers: create it with headers=True, or call its alter(headers=True)")

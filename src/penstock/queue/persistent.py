@@ -137,14 +137,14 @@ class PersistentQueue:
     @property
     def last_lsn(self) -> int:
         """Every record up to this LSN was appended, or precedes the queue; the next LSN must be higher."""
-        return max(self._files.place.last_lsn, self._cut_after_lsn or 0)
+        return max(self._files.position.last_lsn, self._cut_after_lsn or 0)
 
     def statistics(self) -> QueueStatistics:
         view = self._view
         return QueueStatistics(
             first=view.first,
             next=view.next,
-            appended=self._files.place.next_sequence,
+            appended=self._files.position.next_sequence,
             stored_lsn=self.stored_lsn,
             files=len(view.files) + bool(view.active.path),
             bytes=int(view.files.sizes.sum()) + view.active.size,
@@ -165,14 +165,14 @@ class PersistentQueue:
         the gap.
         """
 
-        def look(view: FilesView) -> list[MessageBatch]:
+        def read(view: FilesView) -> list[MessageBatch]:
             if from_sequence < view.first:
                 raise NotFound(f"message {from_sequence} was trimmed: {self._folder} begins at {view.first}")
             return self._reader.read(
                 view, from_sequence, limit_messages=limit_messages, limit_bytes=limit_bytes, past_damage=past_damage
             )
 
-        return self._look(look)
+        return self._read_view(read)
 
     def scan_arrow(self, from_sequence: int | None = None, to_sequence: int | None = None) -> Any:
         """Return the messages [from, to), by default all readable ones, as an Arrow `RecordBatchReader`."""
@@ -192,7 +192,7 @@ class PersistentQueue:
 
     def seek_time(self, time_us: int) -> int:
         """Return the first sequence whose record has this time or a later one; the next sequence if there is none."""
-        return self._look(lambda view: self._reader.seek_time(view, time_us))
+        return self._read_view(lambda view: self._reader.seek_time(view, time_us))
 
     def first_within(self, bytes_max: int) -> int:
         """Return the first sequence of the newest whole files that together take at most `bytes_max`."""
@@ -202,12 +202,12 @@ class PersistentQueue:
         count = len(view.files) - int(fits.sum())
         return view.span(count).first if count else view.first
 
-    def _look(self, look: Callable[[FilesView], T]) -> T:
+    def _read_view(self, read: Callable[[FilesView], T]) -> T:
         """Read from the current view; retry if one of its files was trimmed meanwhile."""
         while True:
             view = self._readable()
             try:
-                return look(view)
+                return read(view)
             except FileNotFoundError as error:
                 if self._view is view:
                     raise CorruptionError(str(error.filename), 0, "the data file is missing") from None
@@ -229,7 +229,7 @@ class PersistentQueue:
         time = self._record_time(time_us)
         messages.check()
         if not len(messages):
-            return self._files.place.next_sequence
+            return self._files.position.next_sequence
         return self.append_bodies([messages.encode(lsn=number, time_us=time)], lsn=number, time_us=time)
 
     def _record_time(self, time_us: int | None) -> int:
@@ -237,12 +237,12 @@ class PersistentQueue:
         time = self._clock.time_us() if time_us is None else time_us
         if not 0 <= time <= _TIME_US_MAX:
             raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
-        return max(time, self._files.place.last_time_us)  # a clock that was set back must not put files out of order
+        return max(time, self._files.position.last_time_us)  # a clock that was set back must not put files out of order
 
     def append_bodies(self, bodies: Sequence[bytes | memoryview], *, lsn: int, time_us: int) -> int:
         """Write encoded batches as records of one LSN, visible together; return the first message's sequence."""
         with self._writing():
-            files, first = self._files, self._files.place.next_sequence
+            files, first = self._files, self._files.position.next_sequence
             if lsn <= self.last_lsn:
                 raise Invalid(f"LSN {lsn} is already in {self._folder}, which holds all up to {self.last_lsn}")
             time = self._record_time(time_us)
@@ -284,11 +284,11 @@ class PersistentQueue:
     def _show(self) -> None:
         """Publish the current files to readers, and only then unlink dropped files."""
         files = self._files
-        file, place = files.active, files.synced if self._cut_after_lsn is None else files.place
+        file, position = files.active, files.synced if self._cut_after_lsn is None else files.position
         if file is not None:
-            span = Span(file.path, file.opening.first, place.next_sequence, place.offset, file.index)
+            span = Span(file.path, file.opening.first, position.next_sequence, position.offset, file.index)
             self._view = FilesView(files.sealed, span)
-        files.bury()
+        files.unlink_obsolete()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -329,18 +329,18 @@ class PersistentQueue:
         if (before_sequence is None) == (before_time_us is None):
             raise Invalid("trim takes before_sequence or before_time_us, one of the two")
         with self._writing():
-            files, place = self._files, self._files.place
+            files, position = self._files, self._files.position
             sequence, time = before_sequence or 0, before_time_us or 0
-            if sequence > place.next_sequence:
-                raise Invalid(f"cannot trim before {sequence}: the next message is {place.next_sequence}")
-            everything = sequence == place.next_sequence or time > place.last_time_us
+            if sequence > position.next_sequence:
+                raise Invalid(f"cannot trim before {sequence}: the next message is {position.next_sequence}")
+            everything = sequence == position.next_sequence or time > position.last_time_us
             if everything and files.active is not None and files.active.messages:
-                files.roll(place.last_time_us)
+                files.roll(position.last_time_us)
                 self._show()
             if before_sequence is not None:
-                count = files.sealed.place_of(sequence)
+                count = files.sealed.index_of(sequence)
             else:
-                count = self._look(lambda view: self._reader.files_before(view, time))
+                count = self._read_view(lambda view: self._reader.files_before(view, time))
             if count:
                 files.drop_oldest(count)
                 self._show()

@@ -36,16 +36,17 @@ class _QueuePiece(msgspec.Struct, frozen=True, array_like=True):
 
     folder: str
     spans: list[_Span]
+    headers: bool = False  # whether its batches have that column
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_QueuePiece)
 
 
-def describe_piece(view: FilesView, folder: str, low: int, high: int) -> tuple[bytes, int]:
+def describe_piece(view: FilesView, folder: str, low: int, high: int, headers: bool) -> tuple[bytes, int]:
     """Encode which files hold the messages [low, high), and estimate the bytes to read."""
     spans: list[_Span] = []
-    index = view.files.place_of(low)
+    index = view.files.index_of(low)
     while index <= len(view.files):
         span = view.span(index)
         if span.first >= high:
@@ -53,7 +54,7 @@ def describe_piece(view: FilesView, folder: str, low: int, high: int) -> tuple[b
         offset = 0 if span.index is None else span.index.before(max(low, span.first))
         spans.append(_Span(span.path, span.size, offset))
         index += 1
-    return _encode(_QueuePiece(folder, spans)), sum(span.size - span.offset for span in spans)
+    return _encode(_QueuePiece(folder, spans, headers)), sum(span.size - span.offset for span in spans)
 
 
 def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -> Iterator[Any] | None:
@@ -64,10 +65,10 @@ def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -
         files = [(span, DataReader.open(fs, folder, span.path, identity)) for span in described.spans]
     except FileNotFoundError:
         return None
-    return gathered(_batches(files, low, high, folder))
+    return gathered(_batches(files, low, high, folder, described.headers))
 
 
-def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: str) -> Iterator[Any]:
+def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: str, headers: bool) -> Iterator[Any]:
     for span, reader in files:
         offset = span.offset or reader.index(span.size).before(at)
         for record_offset, record in reader.records(offset, span.size):
@@ -81,7 +82,7 @@ def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: s
             part = batch.slice(at, end)
             at = part.next
             if len(part):
-                yield part.record_batch()
+                yield part.record_batch(headers=headers)
             if at >= end:
                 return
     if at < end:

@@ -111,7 +111,7 @@ class Seek(msgspec.Struct, frozen=True, array_like=True):
     """(shard, sequence) for each shard."""
 
     consumer: str
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     mode: Mode
 
 
@@ -123,7 +123,7 @@ class ForgetConsumer(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place = msgspec.msgpack.Decoder(ConsumerRow)
+_row_decoder = msgspec.msgpack.Decoder(ConsumerRow)
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Ack, Move, Deliver, Seek, ForgetConsumer)}
 
 
@@ -159,16 +159,16 @@ def parse_row_key(table: int, key: bytes) -> tuple[int, str]:
     return _SHARD.unpack_from(rest)[0], rest[_SHARD.size :].decode()
 
 
-def read_place(get: Get, table: int, shard: int, consumer: str) -> ConsumerRow | None:
+def read_row(get: Get, table: int, shard: int, consumer: str) -> ConsumerRow | None:
     """Return a consumer's row for a shard; None if the consumer is new."""
     row = get(row_key(table, shard, consumer))
-    return None if row is None else decode_position(row)
+    return None if row is None else decode_row(row)
 
 
-def decode_position(row: bytes) -> ConsumerRow:
+def decode_row(row: bytes) -> ConsumerRow:
     """Decode a consumer's row."""
     try:
-        return _place.decode(row)
+        return _row_decoder.decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("a consumer's row", 0, f"it does not decode ({error})") from None
 
@@ -180,22 +180,22 @@ def _ack(data: bytes, get: Get, put: Put) -> Verdict:
     table, request = read_argument(data, Ack)
     assert isinstance(request, Ack)
     for shard, ranges in request.messages:
-        place = read_place(get, table, shard, request.consumer) or ConsumerRow("leased")
-        flags = place.flags()
+        row = read_row(get, table, shard, request.consumer) or ConsumerRow("leased")
+        flags = row.flags()
         for low, high in ranges:
-            some = slice(low - place.floor, high - place.floor)
-            if place.mode != "leased" or not 0 <= some.start < some.stop <= WINDOW or flags[some].any():
+            some = slice(low - row.floor, high - row.floor)
+            if row.mode != "leased" or not 0 <= some.start < some.stop <= WINDOW or flags[some].any():
                 return Verdict.REFUSED
             flags[some] = True
-        row = _packed("leased", place.floor, flags, place.counts())
-        put(row_key(table, shard, request.consumer), _encode(row))
+        updated = _packed("leased", row.floor, flags, row.counts())
+        put(row_key(table, shard, request.consumer), _encode(updated))
     return Verdict.ACCEPTED
 
 
 def _move(data: bytes, get: Get, put: Put) -> Verdict:
     table, request = read_argument(data, Move)
     assert isinstance(request, Move)
-    rows = [read_place(get, table, shard, request.consumer) for shard, _, _ in request.ranges]
+    rows = [read_row(get, table, shard, request.consumer) for shard, _, _ in request.ranges]
     if any(row is not None and row.mode != "streamed" for row in rows):
         return Verdict.REFUSED
     # A consumer without a row may start anywhere.
@@ -216,7 +216,7 @@ def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
     table, request = read_argument(data, Deliver)
     assert isinstance(request, Deliver)
     for shard, first, ranges in request.messages:
-        row = read_place(get, table, shard, request.consumer) or ConsumerRow("leased")
+        row = read_row(get, table, shard, request.consumer) or ConsumerRow("leased")
         if row.mode != "leased":
             continue  # a stream has taken over the consumer since
         row = row.raised(first)
@@ -232,8 +232,8 @@ def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
 def _seek(data: bytes, get: Get, put: Put) -> Verdict:
     table, request = read_argument(data, Seek)
     assert isinstance(request, Seek)
-    for shard, sequence in request.places:
-        row = read_place(get, table, shard, request.consumer)
+    for shard, sequence in request.positions:
+        row = read_row(get, table, shard, request.consumer)
         if row is not None and row.mode != request.mode:
             return Verdict.REFUSED
         put(row_key(table, shard, request.consumer), _encode(ConsumerRow(request.mode, sequence)))

@@ -124,13 +124,13 @@ class FileTable(Sequence[FileEntry]):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, place: int) -> FileEntry:  # type: ignore[override]
-        at = int(self._offsets[place])
+    def __getitem__(self, index: int) -> FileEntry:  # type: ignore[override]
+        at = int(self._offsets[index])
         start, end, size, length = _ENTRY.unpack_from(self._raw, at)
         try:  # checked only here: opening costs the same for any number of files
             return FileEntry(self._raw[at + _ENTRY.size : at + _ENTRY.size + length].decode(), start, end, size)
         except (Invalid, UnicodeDecodeError) as error:
-            raise ManifestCorrupted("the manifest of a queue", at, f"entry {place} is malformed ({error})") from None
+            raise ManifestCorrupted("the manifest of a queue", at, f"entry {index} is malformed ({error})") from None
 
     def __iter__(self) -> Iterator[FileEntry]:
         return map(self.__getitem__, range(len(self)))
@@ -148,7 +148,7 @@ class FileTable(Sequence[FileEntry]):
         start = int(self._offsets[count]) if count < len(self) else len(self._raw)
         return FileTable(self._raw[start:], self._offsets[count:] - start)
 
-    def place_of(self, sequence: int) -> int:
+    def index_of(self, sequence: int) -> int:
         """Return the index of the file that holds `sequence`, or of the next one; the length if there is none."""
         return int(np.searchsorted(self.ends, np.uint64(sequence)))
 
@@ -225,8 +225,8 @@ class QmftWriter:
         self._folder = folder
         self._slot = 0  # the slot that the pointer names; 0: there is no pointer yet
         # Whether every fsync of the file is known to have succeeded. One may have failed in a process that died.
-        self._pointer_sound = False
-        self._spare_sound = False
+        self._pointer_valid = False
+        self._spare_valid = False
 
     def read_latest(self) -> QmftManifest | None:
         """Return the valid manifest, or None in a folder without pointer and data. Changes nothing on disk."""
@@ -244,7 +244,7 @@ class QmftWriter:
             manifest = QmftManifest.decode(self._read(slot), slot)
         except FileNotFoundError:
             raise ManifestNotFound(slot) from None
-        self._slot, self._pointer_sound, self._spare_sound = value[0], False, False
+        self._slot, self._pointer_valid, self._spare_valid = value[0], False, False
         return manifest
 
     def secure_pointer(self) -> None:
@@ -253,9 +253,9 @@ class QmftWriter:
         A process that died may have left a pointer that is only in the page cache: a crash would lose it, with all that
         was written since.
         """
-        if self._slot and not self._pointer_sound:
+        if self._slot and not self._pointer_valid:
             self._create_pointer(self._slot)
-            self._pointer_sound = True
+            self._pointer_valid = True
 
     def write(self, manifest: QmftManifest) -> None:
         """Make `manifest` the valid one, durably. Requires: all that it says of data files is durable.
@@ -266,20 +266,20 @@ class QmftWriter:
         self.secure_pointer()
         target = 2 if self._slot == 1 else 1
         data = manifest.encode()
-        fresh, self._spare_sound = not self._spare_sound, False
+        fresh, self._spare_valid = not self._spare_valid, False
         try:
             self._write_slot(self._path(SLOTS[target]), data, fresh=fresh)
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{self._folder} has no room for a manifest: free some space, then retry") from error
             raise
-        self._pointer_sound = False
+        self._pointer_valid = False
         if self._slot:
             self._overwrite_pointer(target)
         else:
             self._create_pointer(target)
-        self._slot, self._pointer_sound = target, True
-        self._spare_sound = True  # the slot that was valid until now, or one that does not exist yet
+        self._slot, self._pointer_valid = target, True
+        self._spare_valid = True  # the slot that was valid until now, or one that does not exist yet
 
     def _write_slot(self, path: str, data: bytes, *, fresh: bool) -> None:
         fresh = fresh or not self._fs.exists(path)

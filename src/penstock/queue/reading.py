@@ -55,11 +55,11 @@ class FilesView:
     def next(self) -> int:
         return self.active.next
 
-    def span(self, place: int) -> Span:
+    def span(self, index: int) -> Span:
         """Return the file at an index; the active one is last."""
-        if place >= len(self.files):
+        if index >= len(self.files):
             return self.active
-        entry = self.files[place]
+        entry = self.files[index]
         return Span(entry.path, entry.start_sequence, entry.end_sequence + 1, entry.size, None)
 
 
@@ -79,7 +79,7 @@ class QueueReader:
         """Return batches from `start` on: none at the end, else at least one message, then within both limits."""
         batches: list[MessageBatch] = []
         while start < view.next and limit_messages > 0 and limit_bytes > 0:
-            span = view.span(view.files.place_of(start))
+            span = view.span(view.files.index_of(start))
             start = max(start, span.first)
             for batch in self._batches(span, start, limit_bytes, past_damage):
                 if batch.first > start and not past_damage:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.errors import CorruptionError
 from penstock.journal.partitions import PartitionId, shards_of
@@ -26,7 +27,8 @@ NO_TIME = -(1 << 63)  # placeholder for a record's time that is not known yet; n
 _HEADER = struct.Struct("<BxxxI")  # form, number of batches
 _U64 = struct.Struct("<Q")
 
-Message: TypeAlias = tuple[bytes, bytes | None, int | None]  # payload, key, time
+# Payload, key, time; and headers, if it has some.
+Message: TypeAlias = tuple[bytes, bytes | None, int | None] | tuple[bytes, bytes | None, int | None, dict[str, bytes]]
 Body: TypeAlias = bytes | memoryview  # a batch, encoded
 
 
@@ -120,14 +122,14 @@ def encoded(messages: Messages) -> bytes:
 
 
 def _runs(messages: list[Message]) -> list[list[Message]]:
-    """Split messages into batches: at RUN_BYTES, and between messages with and without a time of their own."""
+    """Split messages into batches: at RUN_BYTES, and between those with and without a time of their own, or headers."""
     runs: list[list[Message]] = []
     timed: bool | None = None
-    size = 0
+    size = width = 0
     for message in messages:
         size += len(message[0]) + len(message[1] or b"")
-        if timed is not (message[2] is not None) or size > RUN_BYTES:
-            timed = message[2] is not None
+        if timed is not (message[2] is not None) or size > RUN_BYTES or len(message) != width:
+            timed, width = message[2] is not None, len(message)
             size = len(message[0])
             runs.append([])
         runs[-1].append(message)
@@ -143,15 +145,17 @@ def by_shard(batch: Messages, partitions: Sequence[PartitionId], spare: int) -> 
     for shard in np.unique(shards).tolist():
         rows = np.flatnonzero(shards == shard)
         times = None if batch.times is None else batch.times[rows]
-        parts.append((partitions[shard], Messages(batch.payloads.take(rows), batch.keys.take(rows), times)))
+        headers = None if batch.headers is None else batch.headers.take(pa.array(rows))
+        parts.append((partitions[shard], Messages(batch.payloads.take(rows), batch.keys.take(rows), times, headers)))
     return parts
 
 
 def _encode_run(messages: list[Message]) -> bytes:
-    payloads, keys, times = zip(*messages, strict=True)
-    if times[0] is None and not any(key is not None for key in keys):
+    payloads, keys, times, *rest = zip(*messages, strict=True)
+    if times[0] is None and not rest and not any(key is not None for key in keys):
         return encode_payloads(payloads, lsn=0, time_us=NO_TIME)
-    return Messages.of(payloads, keys, None if times[0] is None else times).encode(lsn=0, time_us=NO_TIME)
+    own_times, headers = None if times[0] is None else times, rest[0] if rest else None
+    return Messages.of(payloads, keys, own_times, headers).encode(lsn=0, time_us=NO_TIME)
 
 
 # -- inserts, under the coordinator's lock

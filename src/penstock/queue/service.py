@@ -16,11 +16,19 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
-from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, ShardBounds, decode_call
+from penstock.queue.calls import (
+    ConsumerPosition,
+    ConsumerSummary,
+    QueueCall,
+    QueueTotals,
+    ShardBounds,
+    decode_call,
+)
 from penstock.queue.delivery import Deliveries
+from penstock.queue.headers import header_bytes
 from penstock.queue.machine import QueueMachine
-from penstock.queue.options import Retention, decode_queue_options
-from penstock.queue.positions import decode_position, parse_row_key, rows_of
+from penstock.queue.options import Retention, decode_queue_options, has_headers, no_headers
+from penstock.queue.positions import decode_row, parse_row_key, rows_of
 from penstock.queue.retention import trim_before
 from penstock.queue.validation import check_request
 
@@ -43,7 +51,6 @@ class QueueService:
         self._info = info
         self._host = host
         self._partitions = partitions_of(info)
-        self._retention = _retention_of(info)
         self._deliveries = Deliveries(info, host, [self._machine(partition) for partition in self._partitions])
         self._answers: dict[str, Callable[[QueueCall], Any]] = {
             "append": self._append,
@@ -52,7 +59,10 @@ class QueueService:
             "statistics": self._statistics,
             "get": self._deliveries.get,
             "nack": self._deliveries.nack,
-            "places": self._places,
+            "extend": self._deliveries.extend,
+            "leave": self._deliveries.leave,
+            "consumers": self._consumers,
+            "positions": self._positions,
             "advance": self._advance,
         }
 
@@ -60,6 +70,10 @@ class QueueService:
         machine = self._host.machine(partition)
         assert isinstance(machine, QueueMachine)
         return machine
+
+    def _latest(self) -> TableInfo:
+        """Return the table with its options as they are now: they may have been altered."""
+        return self._host.port.table(self._info.name) or self._info
 
     def call(self, name: str, argument: bytes) -> bytes:
         return msgspec.msgpack.encode(self.perform(name, decode_call(argument)))
@@ -75,8 +89,13 @@ class QueueService:
 
     def _append(self, call: QueueCall) -> tuple[int, int]:
         """Write a message, wait until it is durable and applied, and return its (LSN, sequence)."""
-        receipt, message = section.Receipt(), (call.payload, call.key, call.time_us)
-        port, size = self._host.port, len(call.payload) + len(call.key or b"") + 256
+        receipt, port = section.Receipt(), self._host.port
+        message: section.Message = (call.payload, call.key, call.time_us)
+        size = len(call.payload) + len(call.key or b"") + 256
+        if call.headers:
+            if not has_headers(self._latest().options):
+                raise no_headers(self._info.name)
+            message, size = (*message[:3], call.headers), size + header_bytes(call.headers)
         epoch = port.write(self._partitions[call.shard], section.put, size, message, receipt)
         port.wait_applied(epoch)  # type: ignore[attr-defined]
         puts = receipt.section
@@ -104,14 +123,14 @@ class QueueService:
     def _statistics(self, call: QueueCall) -> QueueTotals:
         numbers = [self._machine(partition).queue.statistics() for partition in self._partitions]
         files, size = sum(shard.files for shard in numbers), sum(shard.bytes for shard in numbers)
-        return QueueTotals(self._bounds(call), files, size, self._places(call))
+        return QueueTotals(self._bounds(call), files, size, self._positions(call))
 
     def _advance(self, call: QueueCall) -> dict[int, int]:
-        """Return the end of a batch from `places`: within `count` and `bytes_max`, shared among the shards."""
+        """Return the end of a batch from `positions`: within `count` and `bytes_max`, shared among the shards."""
         ends, rows, size = {}, call.count, call.bytes_max
         waiting = sorted(
             (self._machine(self._partitions[shard]).queue.next_sequence - start, shard, start)
-            for shard, start in call.places
+            for shard, start in call.positions
         )
         for number, (ahead, shard, start) in enumerate(waiting):  # shortest first: the others get its unused share
             left = len(waiting) - number
@@ -136,17 +155,38 @@ class QueueService:
             end = batches[-1].next
         return end, used
 
-    def _places(self, call: QueueCall) -> list[ConsumerPosition]:
+    def _positions(self, call: QueueCall) -> list[ConsumerPosition]:
         """Return the positions of one consumer, or of all."""
         positions = []
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            shard, consumer = parse_row_key(self._info.table_id, key)
             if call.consumer in ("", consumer):
-                position, machine = decode_position(row), self._machine(self._partitions[shard])
+                position, machine = decode_row(row), self._machine(self._partitions[shard])
                 position = position if position.mode == "streamed" else position.raised(machine.first)
                 lag = max(0, machine.next - max(position.floor, machine.first) - int(position.flags().sum()))
                 positions.append(ConsumerPosition(consumer, shard, position.mode, position.floor, lag))
         return positions
+
+    def _consumers(self, call: QueueCall) -> list[ConsumerSummary]:
+        """Return all consumers that have a position, or that were seen since the store was opened."""
+        bounds, (seen, leased) = self._bounds(call), self._deliveries.activity()
+        by_name: dict[str, dict[int, ConsumerPosition]] = {name: {} for name in seen}
+        for place in self._positions(call):
+            by_name.setdefault(place.consumer, {})[place.shard] = place
+        return [
+            ConsumerSummary(
+                name,
+                next((place.mode for place in places.values()), "new"),
+                {shard: places[shard].floor if shard in places else each.first for shard, each in enumerate(bounds)},
+                sum(
+                    places[shard].lag if shard in places else each.next - each.first
+                    for shard, each in enumerate(bounds)
+                ),
+                leased.get(name, 0),
+                seen.get(name),
+            )
+            for name, places in sorted(by_name.items())
+        ]
 
     # -- conditions
 
@@ -159,18 +199,19 @@ class QueueService:
         """Trim by the retention, then remove unneeded files. A failing shard does not stop the others."""
         self._deliveries.maintain()
         failure: Exception | None = None
+        retention = _retention_of(self._latest())
         for shard in range(len(self._partitions)):
             try:
-                self._maintain(shard)
+                self._maintain(shard, retention)
             except (OSError, PenstockError) as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    def _maintain(self, shard: int) -> None:
+    def _maintain(self, shard: int, retention: Retention) -> None:
         machine = self._machine(self._partitions[shard])
-        floors = self._floors(shard) if self._retention.acknowledged else []
-        before = trim_before(machine, self._retention, floors, self._host.port.time_us())
+        floors = self._floors(shard) if retention.acknowledged else []
+        before = trim_before(machine, retention, floors, self._host.port.time_us())
         if before > machine.first:
             self._host.port.write(self._partitions[shard], section.trim, 64, before, None)
         machine.drop_files()
@@ -178,11 +219,11 @@ class QueueService:
     def _floors(self, shard: int) -> list[int]:
         """Return the floors of all consumers in a shard; 1 for a consumer that has no row for it yet."""
         floors: dict[str, int] = {}
-        for key, row in self._host.ledger_rows(rows_of(self._info.table)):
-            row_shard, consumer = parse_row_key(self._info.table, key)
+        for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
+            row_shard, consumer = parse_row_key(self._info.table_id, key)
             floors.setdefault(consumer, 1)
             if row_shard == shard:
-                floors[consumer] = decode_position(row).floor
+                floors[consumer] = decode_row(row).floor
         return list(floors.values())
 
     def has_leases(self) -> bool:

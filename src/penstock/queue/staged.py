@@ -1,4 +1,4 @@
-"""Messages in a file that another process built: an Arrow IPC file with the columns payload, key and time.
+"""Messages in a file that another process built: an Arrow IPC file with the columns payload, key, time, maybe headers.
 
 Thread: pure functions over a file; a `MessageLoader` belongs to its caller.
 """
@@ -24,7 +24,9 @@ from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
 from penstock.queue.arrow_files import validated_batches
+from penstock.queue.headers import HEADERS, check_column, from_arrow
 from penstock.queue.messages import Messages, decode_batch
+from penstock.queue.options import has_headers
 
 STAGED_SCHEMA = pa.schema(
     [
@@ -33,6 +35,7 @@ STAGED_SCHEMA = pa.schema(
         pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
+STAGED_WITH_HEADERS = STAGED_SCHEMA.append(pa.field("headers", HEADERS))  # of a queue that takes headers
 
 
 def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
@@ -42,7 +45,7 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
         data = file.pread(file.size(), 0)
     finally:
         file.close()
-    yield from validated_batches(data, STAGED_SCHEMA, path)
+    yield from validated_batches(data, (STAGED_SCHEMA, STAGED_WITH_HEADERS), path)
 
 
 INLINE_BYTES_MAX = 1 << 20  # of messages that are sent as sections
@@ -50,14 +53,20 @@ FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
 _NOT_ROWS = ("shard", "sequence")  # columns of a queue that are ignored in a load
 
 
-def load_schema(given: Any) -> Any:
-    """Return the schema that messages are cast to; `Invalid` if their columns do not fit."""
-    names = [name for name in given.names if name not in _NOT_ROWS]
-    if "payload" not in names or set(names) - {"payload", "key", "timestamp"} or len(set(names)) != len(names):
-        raise Invalid(f"messages have the columns payload, and perhaps key and timestamp, not {', '.join(names)}")
+def load_schema(input_schema: Any, options: bytes) -> Any:
+    """Return the schema that messages are cast to; `Invalid` if their columns do not fit a queue with these options."""
+    names = [name for name in input_schema.names if name not in _NOT_ROWS]
+    known = ["payload", "key", "timestamp"] + ["headers"] * has_headers(options)
+    if "payload" not in names or set(names) - set(known) or len(set(names)) != len(names):
+        raise Invalid(
+            f"these messages have the columns payload, and perhaps {', '.join(known[1:])}, not {', '.join(names)}"
+        )
     fields = []
     for name in names:
-        actual = given.field(name).type
+        actual = input_schema.field(name).type
+        if name == "headers":
+            fields.append(pa.field(name, actual))  # checked by its content
+            continue
         text = pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual)
         if name == "timestamp" and not pa.types.is_timestamp(actual):
             raise Invalid(f"column timestamp is {actual}, and must be a timestamp")
@@ -70,11 +79,12 @@ def load_schema(given: Any) -> Any:
 class MessageLoader:
     """Prepares messages outside the owner: few as sections, many as files, in the order of the input."""
 
-    def __init__(self, info: TableInfo, place: BuildContext) -> None:
-        self._place = place
-        self._now_us = place.time_us  # for messages without a time
-        self._fs = place.fs
+    def __init__(self, info: TableInfo, context: BuildContext) -> None:
+        self._context = context
+        self._now_us = context.time_us  # for messages without a time
+        self._fs = context.fs
         self._partitions = partitions_of(info)
+        self._schema = STAGED_WITH_HEADERS if has_headers(info.options) else STAGED_SCHEMA
         self._held: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
         self._done: list[PreparedRows] = []
@@ -117,7 +127,7 @@ class MessageLoader:
             times = np.full(len(messages), self._now_us) if messages.times is None else messages.times
             keys = pa.nulls(len(messages), pa.binary()) if messages.keys is None else messages.keys
             time = pa.array(times, pa.int64()).cast(STAGED_SCHEMA.field("time").type)
-            yield pa.record_batch([messages.payloads, keys, time], schema=STAGED_SCHEMA)
+            yield self._batch([messages.payloads, keys, time], messages.headers)
 
     def _staged(self, batch: Any) -> Any:
         """Check a batch and convert it to the schema of staged files."""
@@ -132,7 +142,15 @@ class MessageLoader:
                 raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
         now = pa.scalar(self._now_us, STAGED_SCHEMA.field("time").type)
         time = pc.fill_null(batch.column("timestamp"), now) if "timestamp" in names else pa.repeat(now, count)
-        return pa.record_batch([payload, key, time], schema=STAGED_SCHEMA)
+        headers = from_arrow(batch.column("headers")) if "headers" in names else None
+        if headers is not None:
+            check_column(headers)
+        return self._batch([payload, key, time], headers)
+
+    def _batch(self, columns: list[Any], headers: Any) -> Any:
+        if self._schema is STAGED_WITH_HEADERS:
+            columns = [*columns, pa.nulls(len(columns[0]), HEADERS) if headers is None else headers]
+        return pa.record_batch(columns, schema=self._schema)
 
     def _by_shard(self, batch: Any, number: int) -> Iterator[tuple[int, Any]]:
         """Divide messages by the shards of their keys; all without a key in a batch go to one shard."""
@@ -147,8 +165,8 @@ class MessageLoader:
     def _write(self, partition: PartitionId) -> None:
         parts = self._held.pop(partition)
         self._bytes[partition] = 0
-        staged = self._place.reserve(partition, 1)[0]
-        path = f"{self._place.root}/{staged.file_name}"
+        staged = self._context.reserve(partition, 1)[0]
+        path = f"{self._context.root}/{staged.file_name}"
         make_dirs(self._fs, parent(path))
         file = self._fs.create(path)
         try:
@@ -159,19 +177,19 @@ class MessageLoader:
 
     def _fill(self, file: File, parts: list[Any]) -> None:
         out = pa.BufferOutputStream()
-        with pa.ipc.new_file(out, STAGED_SCHEMA) as writer:
+        with pa.ipc.new_file(out, self._schema) as writer:
             for part in parts:
                 writer.write_batch(part)
         file.pwrite(out.getvalue(), 0)
         file.fsync()
 
     def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> PreparedRows:
-        return PreparedRows(partition, file=sealed(self._fs, self._place.root, staged), rows=rows)
+        return PreparedRows(partition, file=sealed(self._fs, self._context.root, staged), rows=rows)
 
 
-def bundle(loads: Sequence[PreparedRows], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+def bundle(loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
     """Arrange loads for one group: each shard has either sections or files, because files are applied alone."""
     shards = {load.partition for load in loads if load.file is not None}
     beside = [load for load in loads if load.file is None and load.partition in shards]
     others = [load for load in loads if load.file is not None or load.partition not in shards]
-    return others + MessageLoader(info, place).as_files(beside)
+    return others + MessageLoader(info, context).as_files(beside)

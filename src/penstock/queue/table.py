@@ -6,7 +6,8 @@ Thread: any number; a table's only state is a counter that spreads messages with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,16 +17,25 @@ import pyarrow as pa
 
 from penstock.arguments import ArrowSource, flag, in_short, plain_int, text, whole
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, NotFound
+from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Filters, InThisProcess, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
-from penstock.queue.calls import LeasedMessage, QueueCall, QueueTotals, ShardBounds
+from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
+from penstock.queue.headers import HEADERS, checked_headers, dicts, header_bytes
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
+from penstock.queue.options import (
+    Retention,
+    decode_queue_options,
+    encode_queue_options,
+    has_headers,
+    no_headers,
+    queue_options,
+)
 from penstock.queue.positions import SEQUENCE_MAX
 
 if TYPE_CHECKING:
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 START_BYTES_MAX = 1 << 16
+ALTERS_MAX = 10  # attempts against other callers
 MESSAGE_BYTES = 200  # memory of a pending message besides its key and payload
 TABLE_SCHEMA = pa.schema(
     [
@@ -43,6 +54,12 @@ TABLE_SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
+SCHEMA_WITH_HEADERS = TABLE_SCHEMA.append(pa.field("headers", HEADERS))
+
+
+def table_schema(options: bytes) -> pa.Schema:
+    """Return the schema of a queue with these options."""
+    return SCHEMA_WITH_HEADERS if has_headers(options) else TABLE_SCHEMA
 
 
 class Position(NamedTuple):
@@ -61,10 +78,11 @@ class Message(NamedTuple):
     time_us: int
     key: bytes | None
     payload: bytes
+    headers: dict[str, bytes] | None = None  # None: it has none
 
 
-def in_table_schema(batch: Any, shard: int) -> Any:
-    """Add the shard column to a record batch of a shard."""
+def in_table_schema(batch: Any, shard: int, schema: pa.Schema = TABLE_SCHEMA) -> Any:
+    """Add the shard column to a record batch of a shard; headers are there if `schema` has them."""
     count = batch.num_rows
     columns = [
         fixed_array(pa.int32(), np.full(count, shard, np.int32)),
@@ -73,7 +91,9 @@ def in_table_schema(batch: Any, shard: int) -> Any:
         batch.column("key"),
         batch.column("payload"),
     ]
-    return pa.record_batch(columns, schema=TABLE_SCHEMA)
+    if len(schema) > len(columns):
+        columns.append(batch.column("headers") if "headers" in batch.schema.names else pa.nulls(count, HEADERS))
+    return pa.record_batch(columns, schema=schema)
 
 
 class QueueView(InThisProcess):
@@ -97,52 +117,70 @@ class QueueView(InThisProcess):
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema: shard, sequence, timestamp, key, payload."""
-        return TABLE_SCHEMA
+        """The Arrow schema: shard, sequence, timestamp, key, payload, and headers if the queue takes them."""
+        return table_schema(self._info.options)
 
     def _partition(self, shard: int) -> PartitionId:
         return self._partitions[whole(shard, f"a shard of queue {self.name}", 0, self.shards - 1)]
 
-    def read(self, shard: int = 0, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
-        """Return messages of a shard from a sequence or (1) the oldest; `NotFound` if that message was trimmed."""
-        start = max(1, _whole(from_sequence))
+    def read(self, shard: int | None = None, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
+        """Return up to `limit` messages from a sequence or (1) the oldest, of one shard or of all, one after the other.
+
+        `NotFound` if the message `from_sequence` was trimmed.
+        """
+        messages: list[Message] = []
+        with self._moment(shard) as (reading, shards):
+            for number in shards:
+                messages += self._read(reading, number, _whole(from_sequence), _whole(limit) - len(messages))
+        return messages
+
+    @contextmanager
+    def _moment(self, shard: int | None) -> Iterator[tuple[Reading, Sequence[int]]]:
+        """Provide what a shard, or all of them at one LSN, are read from, and their numbers."""
+        if shard is not None or self.shards == 1:
+            self._partition(0 if shard is None else shard)
+            yield self._reading, [0 if shard is None else shard]
+        else:
+            with self._reading.moment(self._partitions) as moment:
+                yield moment, range(self.shards)
+
+    def _read(self, reading: Reading, shard: int, from_sequence: int, limit: int) -> list[Message]:
+        start, partition = max(1, from_sequence), self._partition(shard)
         while True:
             messages: list[Message] = []
-            for batch in self._reading.scan_arrow(self._partition(shard), _key(start), _key(start + _whole(limit))):
+            for batch in reading.scan_arrow(partition, _key(start), _key(start + limit)):
                 messages += _messages(batch, shard)
             if limit == 0 or (messages and messages[0].sequence == start):
                 return messages
-            first = self._first_from(shard, start)
+            first = _first_from(reading, partition, start)
             if first is None or first == start:  # there is none, or it has just arrived
                 return messages
             if from_sequence > 1:
                 raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {first}")
             start = first
 
-    def _first_from(self, shard: int, start: int) -> int | None:
-        """Return the sequence of the first message at or after `start`; None if there is none."""
-        batches = self._reading.scan_arrow(self._partition(shard), _key(start), None)
-        return next((batch.column("sequence")[0].as_py() for batch in batches), None)
-
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Return record batches in the table's schema, of one shard or of all."""
         start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
-        for number in range(self.shards) if shard is None else [shard]:
-            for batch in self._reading.scan_arrow(self._partition(number), start, end):
-                yield in_table_schema(batch, number)
+        schema = self.schema
+        with self._moment(shard) as (reading, shards):
+            for number in shards:
+                for batch in reading.scan_arrow(self._partition(number), start, end):
+                    yield in_table_schema(batch, number, schema)
 
     def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
         """Return messages as an Arrow table."""
-        return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), TABLE_SCHEMA)
+        schema = self.schema
+        return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), schema)
 
     def to_arrow(self) -> pa.Table:
         """Return all messages as an Arrow table."""
         return self.read_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(TABLE_SCHEMA, self.scan_arrow())
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
         return reader.__arrow_c_stream__(requested_schema)
 
 
@@ -154,10 +192,18 @@ def _key(sequence: Any) -> bytes:
     return KEY.pack(min(_whole(sequence), (1 << 64) - 1))
 
 
+def _first_from(reading: Reading, partition: PartitionId, start: int) -> int | None:
+    """Return the sequence of the first message at or after `start`; None if there is none."""
+    batches = reading.scan_arrow(partition, _key(start), None)
+    return next((batch.column("sequence")[0].as_py() for batch in batches), None)
+
+
 def _messages(batch: Any, shard: int) -> Iterator[Message]:
     times = batch.column("time").cast(pa.int64()).to_pylist()
     sequences, keys = batch.column("sequence").to_pylist(), batch.column("key").to_pylist()
-    return map(Message, itertools.repeat(shard), sequences, times, keys, bytes_list(batch.column("payload")))
+    headers = (dicts(batch.column("headers")),) if "headers" in batch.schema.names else ()
+    payloads = bytes_list(batch.column("payload"))
+    return map(Message, itertools.repeat(shard), sequences, times, keys, payloads, *headers)
 
 
 class QueueTable(QueueView):
@@ -177,15 +223,18 @@ class QueueTable(QueueView):
         *,
         key: bytes | None = None,
         time: int | datetime | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
         """Add a message. Messages of one key stay in order; with a token it is added at most once, durably."""
         if durable is not None:
             flag(durable, "durable")
-        message = _checked(payload, key, time)
+        message: section.Message = _checked(payload, key, time)
         size = len(payload) + len(key or b"") + MESSAGE_BYTES
-        partition = self._place(key)
+        if headers is not None and (given := self._headers(headers)):
+            message, size = (*message[:3], given), size + header_bytes(given)
+        partition = self._partition_of(key)
         if token is not None:
             return self._put_once(token, partition, section.put, message, size)
         return self._end(self._port.write(partition, section.put, size, message, None), durable)
@@ -195,17 +244,18 @@ class QueueTable(QueueView):
         messages: Iterable[bytes] | ArrowSource,
         *,
         keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Mapping[str, bytes | str] | None] | None = None,
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add payloads (with `keys`), an Arrow array of payloads, or an Arrow table of payload, key and time.
+        """Add payloads (with `keys` and `headers`), or an Arrow array or table of payload, key, time and headers.
 
         Messages without keys all go to one shard, in order. In a queue of several shards there is one write for each
         shard; with a token all messages are one group, added at most once, durably.
         """
         if durable is not None:
             flag(durable, "durable")
-        parts = self._parts(messages, keys)
+        parts = self._parts(messages, keys, headers)
         if not parts:
             return Epoch(0)
         if token is not None:
@@ -218,20 +268,45 @@ class QueueTable(QueueView):
             epoch = self._port.write(partition, section.put_many, len(part) + MESSAGE_BYTES, part, None)
         return self._end(epoch, durable)
 
-    def _parts(self, messages: Any, keys: Sequence[bytes | None] | None) -> list[tuple[PartitionId, bytes]]:
+    def _parts(
+        self, messages: Any, keys: Sequence[bytes | None] | None, headers: Any
+    ) -> list[tuple[PartitionId, bytes]]:
         """Divide messages by shard and encode them."""
         spare = next(self._turn) % len(self._partitions)
-        if keys is None and isinstance(messages, list) and messages:
+        if keys is None and headers is None and isinstance(messages, list) and messages:
             return [(self._partitions[spare], encode_payloads(messages, lsn=0, time_us=section.NO_TIME))]
-        batch = _columns(messages, keys)
+        if headers is not None:
+            if isinstance(headers, (str, bytes, Mapping)) or not isinstance(headers, Iterable):
+                raise Invalid(f"headers of put_many are a dict or None for each message, not {in_short(headers)}")
+            headers = [None if each is None else checked_headers(each) for each in headers]
+        batch = _columns(messages, keys, headers)
+        if batch.headers is not None:
+            self._check_takes_headers()
         parts = section.by_shard(batch, self._partitions, spare) if len(batch) else []
         return [(partition, section.encoded(part)) for partition, part in parts]
 
-    def append(self, payload: bytes, *, key: bytes | None = None, time: int | datetime | None = None) -> Position:
+    def _headers(self, headers: Any) -> dict[str, bytes]:
+        given = checked_headers(headers)
+        self._check_takes_headers()
+        return given
+
+    def _check_takes_headers(self) -> None:
+        if not has_headers(self._info.options) and not has_headers(self._latest().options):
+            raise no_headers(self.name)
+
+    def append(
+        self,
+        payload: bytes,
+        *,
+        key: bytes | None = None,
+        time: int | datetime | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+    ) -> Position:
         """Add a message, wait until it is durable and applied, and return its position."""
         message = _checked(payload, key, time)
-        shard = self._partitions.index(self._place(key))
-        request = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2])
+        shard = self._partitions.index(self._partition_of(key))
+        given = None if headers is None else self._headers(headers) or None
+        request = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2], headers=given)
         lsn, sequence = self._port.ask(self._info, "append", request, tuple[int, int])
         return Position(shard, sequence, lsn)
 
@@ -242,7 +317,7 @@ class QueueTable(QueueView):
         before = whole(before, "before, the sequence of the first message to keep,", 1, SEQUENCE_MAX - 1)
         return self._end(self._port.write(self._partition(shard), section.trim, 64, before, None), durable)
 
-    def _place(self, key: bytes | None) -> PartitionId:
+    def _partition_of(self, key: bytes | None) -> PartitionId:
         if len(self._partitions) == 1:
             return self._partitions[0]
         if key is None:
@@ -269,7 +344,7 @@ class QueueTable(QueueView):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
     # -- queries
@@ -313,9 +388,9 @@ class QueueTable(QueueView):
             )
         return sequences
 
-    def advance(self, places: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """Return the end of a batch that begins at `places`: within the limits, shared fairly among the shards."""
-        request = QueueCall(places=sorted(places.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
+    def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+        """Return the end of a batch that begins at `start`: within the limits, shared fairly among the shards."""
+        request = QueueCall(positions=sorted(start.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
         return self._port.ask(self._info, "advance", request, dict[int, int])
 
     def lag(self, consumer: str) -> int:
@@ -326,7 +401,48 @@ class QueueTable(QueueView):
         """Return the messages, files and bytes, and the position of each consumer."""
         return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
+    # -- options
+
+    @property
+    def retention(self) -> Retention:
+        """How long the queue keeps its messages, now."""
+        return decode_queue_options(self._latest().options).retention
+
+    @property
+    def takes_headers(self) -> bool:
+        """Whether messages may have headers, now."""
+        return has_headers(self._latest().options)
+
+    def alter(self, *, retention: Retention | None = None, headers: bool | None = None) -> None:
+        """Change options of the queue durably, for every process; what is None stays.
+
+        A retention applies from the next check of the store; `Retention()`, without rules, keeps everything.
+        `headers=True` lets messages have headers from now on.
+        """
+        if retention is None and headers is None:
+            raise Invalid("alter what? Give retention=Retention(...), or headers=True")
+        for _ in range(ALTERS_MAX):
+            info = self._latest()
+            now = decode_queue_options(info.options)
+            wanted = now.headers if headers is None else flag(headers, "headers")
+            options = encode_queue_options(queue_options(now.retention if retention is None else retention, wanted))
+            if info.options == options or self._port.alter(info, options).options == options:
+                self._latest()
+                return
+        raise Backpressure(f"other callers alter queue {self.name} at the same time: retry later")
+
+    def _latest(self) -> TableInfo:
+        info = self._port.table(self.name)
+        if info is None or info.table_id != self._info.table_id:
+            raise NotFound(f"queue {self.name} was dropped")
+        self._info = info
+        return info
+
     # -- consuming
+
+    def consumers(self) -> list[ConsumerSummary]:
+        """Return all consumers: position, lag, messages under leases, and when each was last seen."""
+        return self._port.ask(self._info, "consumers", QueueCall(), list[ConsumerSummary])
 
     def consumer(
         self,
@@ -345,7 +461,7 @@ class QueueTable(QueueView):
         return Consumer(self._port, self._info, name, settings)
 
 
-def _checked(payload: Any, key: Any, time: Any) -> section.Message:
+def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, int | None]:
     if type(payload) is not bytes or (key is not None and type(key) is not bytes):
         raise Invalid(f"a payload and a key are bytes, not {type(payload).__name__} and {type(key).__name__}")
     if len(payload) > VALUE_BYTES_MAX or len(key or b"") > KEY_BYTES_MAX:
@@ -369,22 +485,22 @@ def microseconds(time: Any) -> int:
     return number
 
 
-def _columns(messages: Any, keys: Sequence[bytes | None] | None) -> Messages:
+def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[Any] | None) -> Messages:
     if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, (pa.Table, pa.ChunkedArray)):
         try:
             messages = pa.table(messages)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise Invalid(f"the messages are not an Arrow table ({error})") from None
     if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
-        if keys is not None:
-            raise Invalid("keys of an Arrow table go into its column `key`")
+        if keys is not None or headers is not None:
+            raise Invalid("keys and headers of an Arrow table go into its columns `key` and `headers`")
         try:
             return Messages.from_arrow(messages)
         except (pa.ArrowException, TypeError) as error:
-            raise Invalid(f"payload and key are binary, time is a timestamp ({error})") from None
+            raise Invalid(f"payload and key are binary, time is a timestamp, headers a map ({error})") from None
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
         raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
-    return Messages.of(list(messages), keys)
+    return Messages.of(list(messages), keys, headers=headers)
 
 
 def filtered_sequence_range(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:

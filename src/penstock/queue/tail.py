@@ -26,48 +26,48 @@ class QueueTail:
     torn: str | None  # why the bytes after them are unreadable; None if nothing was written there
 
 
-def scan_tail(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
-    """Read the active file from `place` to its end, and distinguish a torn tail from damage.
+def scan_tail(reader: DataReader, position: FilePosition, cut_after_lsn: int | None) -> QueueTail:
+    """Read the active file from `position` to its end, and distinguish a torn tail from damage.
 
     Standalone (no `cut_after_lsn`): records that a later record states to be synced are trusted; other valid records
     are kept, to be written again. In a store: records up to `cut_after_lsn` are trusted, because the store recorded
     them as synced; the journal has all others.
     """
-    trusted, torn = place, None
+    trusted, torn = position, None
     unsynced: deque[tuple[Record, FilePosition]] = deque()  # each with the position after it
     path, size = reader.file.path, reader.file.size()
     try:
-        for offset, record in reader.records(place.offset, size):
-            if record.index != place.next_sequence:
-                raise CorruptionError(path, offset, f"message {record.index} is where {place.next_sequence} belongs")
-            behind = place.after(record)
+        for offset, record in reader.records(position.offset, size):
+            if record.index != position.next_sequence:
+                raise CorruptionError(path, offset, f"message {record.index} is where {position.next_sequence} belongs")
+            behind = position.after(record)
             if cut_after_lsn is not None and behind.last_lsn > cut_after_lsn:
                 break
-            place = behind
+            position = behind
             if record.kind == KIND_MESSAGES:
-                unsynced.append((record, place))
+                unsynced.append((record, position))
             while unsynced and (cut_after_lsn is not None or unsynced[0][0].index <= record.synced):
                 trusted = unsynced.popleft()[1]
     except CorruptionError as error:
-        rest = reader.file.pread(size - place.offset, place.offset)
-        _refuse_damage(reader, place, rest, cut_after_lsn, error)
+        rest = reader.file.pread(size - position.offset, position.offset)
+        _refuse_damage(reader, position, rest, cut_after_lsn, error)
         if np.frombuffer(rest, np.uint8).any():
             torn = error.reason
-    return QueueTail(trusted, [record for record, _ in unsynced], place.offset, torn)
+    return QueueTail(trusted, [record for record, _ in unsynced], position.offset, torn)
 
 
 def _refuse_damage(
-    reader: DataReader, place: FilePosition, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
+    reader: DataReader, position: FilePosition, rest: bytes, cut_after_lsn: int | None, error: CorruptionError
 ) -> None:
-    """Raise if the unreadable record at `place` was synced once: then it is damage, not a torn tail."""
-    expected = place.next_sequence
+    """Raise if the unreadable record at `position` was synced once: then it is damage, not a torn tail."""
+    expected = position.next_sequence
     synced = any(record.synced >= expected for _, record in reader.valid_records(rest))
     if not synced and cut_after_lsn is not None and len(rest) >= HEADER.size + 8:
         # A store syncs a record before it records its LSN as stored; so a record with such an LSN was complete once.
         _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
         (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
         ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)
-        synced = ours and place.last_lsn <= lsn <= cut_after_lsn
+        synced = ours and position.last_lsn <= lsn <= cut_after_lsn
     if synced:
         reason = f"the record of message {expected} was synced, but {error.reason}"
-        raise CorruptionError(error.path, place.offset, reason) from None
+        raise CorruptionError(error.path, position.offset, reason) from None

@@ -22,8 +22,17 @@ from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
 from penstock.queue.calls import QueueCall, decode_call
-from penstock.queue.messages import BATCH_MESSAGES_MAX, PREFIX, TIME_US_END, TIME_US_FIRST, decode_batch
-from penstock.queue.options import decode_queue_options
+from penstock.queue.headers import checked_headers
+from penstock.queue.messages import (
+    BATCH_MESSAGES_MAX,
+    FLAG_HEADERS,
+    FLAGS_KNOWN,
+    PREFIX,
+    TIME_US_END,
+    TIME_US_FIRST,
+    decode_batch,
+)
+from penstock.queue.options import decode_queue_options, has_headers, no_headers
 from penstock.queue.positions import (
     ACK,
     DELIVER,
@@ -39,12 +48,16 @@ from penstock.queue.positions import (
     read_argument,
 )
 
-ASKING = frozenset({"seek", "bounds", "statistics", "places", "advance"})
-REPEATABLE = ASKING | {"get", "nack"}  # the lease of a message that was lost in transit expires
+READ_ONLY_CALLS = frozenset({"seek", "bounds", "statistics", "positions", "advance", "consumers"})
+REPEATABLE_CALLS = READ_ONLY_CALLS | {
+    "get",
+    "nack",
+    "extend",
+    "leave",
+}  # the lease of a message that was lost in transit expires
 CONSUMER_BYTES_MAX = 255
 TIME_S_MAX = 7 * 24 * 3600.0
 BATCH_WEIGHT = 512  # memory of the objects around a batch
-_FLAGS_KNOWN = 7
 LEASE_MAX = 1 << 63
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {ACK: Ack, MOVE: Move, SEEK: Seek, FORGET: ForgetConsumer}
 _OWN_ARGUMENTS = _ARGUMENTS | {DELIVER: Deliver}
@@ -55,8 +68,8 @@ def weight(payload: bytes) -> int:
     return 3 * len(payload) + BATCH_WEIGHT * section.batch_count(payload)
 
 
-def receive(payload: bytes) -> section.Encoded | section.Trim:
-    """Decode and check a section; `Invalid` if it breaks a rule."""
+def receive(payload: bytes, options: bytes) -> section.Encoded | section.Trim:
+    """Decode and check a section for a queue with these options; `Invalid` if it breaks a rule."""
     try:
         part = section.decode(payload)
         if isinstance(part, section.Trim):
@@ -67,6 +80,8 @@ def receive(payload: bytes) -> section.Encoded | section.Trim:
             raise Invalid("a section of a queue holds no messages")
         for body in part.encoded:
             _check_body(bytes(body))
+        if any(PREFIX.unpack_from(body)[3] & FLAG_HEADERS for body in part.encoded) and not has_headers(options):
+            raise no_headers("of this section")
     except CorruptionError as error:
         raise Invalid(f"a section of a queue is malformed: {error.reason}") from None
     except (ValueError, IndexError, OverflowError, pa.ArrowException) as error:
@@ -76,10 +91,11 @@ def receive(payload: bytes) -> section.Encoded | section.Trim:
 
 def _check_body(body: bytes) -> None:
     lsn, _, count, flags, reserved = PREFIX.unpack_from(body)
-    if lsn or reserved or flags & ~_FLAGS_KNOWN or not 0 < count <= BATCH_MESSAGES_MAX:
+    if lsn or reserved or flags & ~FLAGS_KNOWN or not 0 < count <= BATCH_MESSAGES_MAX:
         raise Invalid("a batch of messages is malformed")
     messages = decode_batch(Record(Index(1), 1, Index(0), KIND_DATA, 0, body), path="message", offset=0).messages
-    for column in (messages.payloads, messages.keys):
+    names_and_values = () if messages.headers is None else (messages.headers.keys, messages.headers.items)
+    for column in (messages.payloads, messages.keys, *names_and_values):
         if column is not None:
             _check_column(column)
     messages.check()
@@ -114,7 +130,7 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
     elif isinstance(request, Move):
         numbers = [(shard, [start, end]) for shard, start, end in request.ranges]
     elif isinstance(request, Seek):
-        numbers = [(shard, [sequence]) for shard, sequence in request.places]
+        numbers = [(shard, [sequence]) for shard, sequence in request.positions]
     elif isinstance(request, ForgetConsumer) and request.shards != info.shards:
         raise Invalid(f"queue {info.name} has {info.shards} shards")
     for shard, sequences in numbers:
@@ -134,7 +150,7 @@ def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:
 
 def check_request(info: TableInfo, call: QueueCall) -> None:
     """Raise `Invalid` if the values of a call are out of range or do not fit the queue."""
-    shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.places)]
+    shards = [call.shard, *(shard for shard, _, _ in call.leases), *(shard for shard, _ in call.positions)]
     if any(not 0 <= shard < info.shards for shard in shards):
         raise Invalid(f"queue {info.name} has the shards 0 to {info.shards - 1}")
     if len(call.payload) > VALUE_BYTES_MAX or len(call.key or b"") > KEY_BYTES_MAX:
@@ -142,7 +158,7 @@ def check_request(info: TableInfo, call: QueueCall) -> None:
     if len(call.consumer.encode()) > CONSUMER_BYTES_MAX:
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers = [call.count, call.bytes_max, call.deliveries_max or 0]
-    numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.places]
+    numbers += [sequence for _, sequence, _ in call.leases] + [sequence for _, sequence in call.positions]
     if any(not 0 <= number < SEQUENCE_MAX for number in numbers):
         raise Invalid("a call has a number out of range")
     if any(not 0 <= lease < LEASE_MAX for _, _, lease in call.leases):
@@ -152,6 +168,10 @@ def check_request(info: TableInfo, call: QueueCall) -> None:
     times = call.timeout_s, call.visibility_timeout_s, call.delay_s
     if any(not 0 <= seconds <= TIME_S_MAX for seconds in times):
         raise Invalid("a call has a time out of range: at most a week")
+    if len(call.holder.encode()) > CONSUMER_BYTES_MAX:
+        raise Invalid(f"the name of a client has at most {CONSUMER_BYTES_MAX} bytes")
+    if call.headers is not None:
+        checked_headers(call.headers)
 
 
 def waits(name: str, argument: bytes) -> bool:

@@ -33,7 +33,7 @@ from penstock.store.store import Store, open_store
 logger = logging.getLogger("penstock.server")
 
 IDLE_S = 30.0
-LOOK_S = 0.25
+POLL_S = 0.25
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def _report(report: OwnerReport) -> None:
 
 def _own(store: Store, service: Service, idle_s: float, stop: threading.Event) -> None:
     fs, healer = OsFileSystem(), Healer(store, store.clock)
-    while not (service.yielded.wait(LOOK_S) or stop.is_set()):
+    while not (service.yielded.wait(POLL_S) or stop.is_set()):
         if not healer.heal():
             break
         if service.idle_s() < idle_s:

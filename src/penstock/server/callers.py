@@ -28,12 +28,12 @@ class RefusedError(Exception):
 class Caller:
     """One connection."""
 
-    def __init__(self, address: str, hang_up: Callable[[Caller], object]) -> None:
+    def __init__(self, address: str, disconnect: Callable[[Caller], object]) -> None:
         self.address = address
-        self.hang_up = hang_up
+        self.disconnect = disconnect
         self.begun = False  # its task runs
         self.is_client = False  # one of its requests was answered, which needs a token
-        self.leaving = False
+        self.closing = False
         self.bytes = 0  # of its requests
         self.requests = 0
         self.idle_since_s = 0.0  # when its last request ended
@@ -56,14 +56,14 @@ class Callers:
         return self._bytes[clients]
 
     def _staying(self, *, clients: bool) -> list[Caller]:
-        return [caller for caller in self._callers if caller.is_client == clients and not caller.leaving]
+        return [caller for caller in self._callers if caller.is_client == clients and not caller.closing]
 
     def enter(self, caller: Caller) -> None:
         """Add a stranger; another one may be closed for it."""
         self._callers[caller] = None
         strangers = self._staying(clients=False)
         if len(strangers) > self._strangers_max:
-            _hang_up_on(_of_most_common_address(strangers))
+            _disconnect(_of_most_common_address(strangers))
 
     def recognise(self, caller: Caller) -> None:
         """Count a caller as a client: it has shown a token. `RefusedError` if all of too many clients are busy."""
@@ -74,7 +74,7 @@ class Callers:
             idle = sorted((each for each in clients if not each.requests), key=lambda each: each.idle_since_s)
             if not idle:
                 raise RefusedError("too many clients")
-            _hang_up_on(_of_most_common_address(idle))
+            _disconnect(_of_most_common_address(idle))
         self._bytes[False] -= caller.bytes
         self._bytes[True] += caller.bytes
         caller.is_client = True
@@ -82,9 +82,9 @@ class Callers:
     def expire(self, caller: Caller) -> None:
         """Close a caller that did not show a token in time."""
         if not caller.is_client:
-            _hang_up_on(caller)
+            _disconnect(caller)
 
-    def took(self, caller: Caller, size: int) -> None:
+    def add_bytes(self, caller: Caller, size: int) -> None:
         """Count more bytes of a request; `RefusedError` if this caller must be closed for them."""
         caller.bytes += size
         self._bytes[caller.is_client] += size
@@ -92,9 +92,9 @@ class Callers:
             greediest = max(self._staying(clients=caller.is_client), key=lambda each: each.bytes, default=caller)
             if greediest is caller:
                 raise RefusedError("too many bytes under way")
-            _hang_up_on(greediest)
+            _disconnect(greediest)
 
-    def gave(self, caller: Caller, size: int) -> None:
+    def release_bytes(self, caller: Caller, size: int) -> None:
         """Release the bytes of a request that ended."""
         caller.bytes -= size
         self._bytes[caller.is_client] -= size
@@ -102,13 +102,13 @@ class Callers:
     def leave(self, caller: Caller) -> None:
         """Remove a caller whose connection ended."""
         self._callers.pop(caller, None)
-        self.gave(caller, caller.bytes)
+        self.release_bytes(caller, caller.bytes)
 
 
-def _hang_up_on(caller: Caller) -> None:
-    if not caller.leaving:
-        caller.leaving = True
-        caller.hang_up(caller)
+def _disconnect(caller: Caller) -> None:
+    if not caller.closing:
+        caller.closing = True
+        caller.disconnect(caller)
 
 
 def _of_most_common_address(callers: Iterable[Caller]) -> Caller:

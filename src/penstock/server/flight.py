@@ -27,30 +27,30 @@ from penstock.server.work import Gone
 logger = logging.getLogger(__name__)
 
 _METHODS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_GET)
-_DOOR = "door"
+_AUTHORIZATION = "authorization"
 
 
-class _Doorkeeper(flight.ServerMiddleware):  # type: ignore[misc]
+class _Authorized(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, rights: Rights) -> None:
         self.rights = rights
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks the method and token of every call before its body is read."""
 
     def __init__(self, rights_of: Callable[[str], Rights | None] | None) -> None:
         self._rights_of = rights_of
 
-    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> _Doorkeeper:
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> _Authorized:
         if info.method not in _METHODS:
             raise flight.FlightUnauthorizedError("this method is not served")
         if self._rights_of is None:
-            return _Doorkeeper(LOCAL)
+            return _Authorized(LOCAL)
         header = str(headers.get("authorization", [""])[0])
         rights = self._rights_of(header.removeprefix("Bearer ")) if header.startswith("Bearer ") else None
         if rights is None:
             raise flight.FlightUnauthenticatedError("a bearer token that the owner knows is needed")
-        return _Doorkeeper(rights)
+        return _Authorized(rights)
 
 
 class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
@@ -64,12 +64,12 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         random: Random,
         rights_of: Callable[[str], Rights | None] | None = None,
     ) -> None:
-        super().__init__(location, middleware={_DOOR: _Door(rights_of)})
+        super().__init__(location, middleware={_AUTHORIZATION: _Authorization(rights_of)})
         self._gateway = gateway
         self._random = random
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        rights = context.get_middleware(_DOOR).rights
+        rights = context.get_middleware(_AUTHORIZATION).rights
         try:
             if action.type != wire.PROTOCOL:
                 raise PenstockError(
@@ -80,7 +80,7 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
             raise self._sent(error, rights) from None
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        rights = context.get_middleware(_DOOR).rights
+        rights = context.get_middleware(_AUTHORIZATION).rights
         try:
             schema, batches = self._gateway.page(ticket.ticket, rights)
         except BaseException as error:

@@ -164,7 +164,7 @@ class Inspector:
             return
         stream.heard_s = self._clock()
         stream.bytes += len(data)
-        self._callers.took(self._caller, len(data))
+        self._callers.add_bytes(self._caller, len(data))
         while data:
             if stream.rest:
                 taken = min(stream.rest, len(data))
@@ -197,7 +197,7 @@ class Inspector:
     def _end(self, number: int) -> None:
         stream = self._streams.pop(number, None)
         if stream is not None:
-            self._callers.gave(self._caller, stream.bytes)
+            self._callers.release_bytes(self._caller, stream.bytes)
             self._caller.requests = len(self._streams)
             self._caller.idle_since_s = self._clock()
 

@@ -23,20 +23,22 @@ from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Reading, as_serviced, partitions_of
+from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
-from penstock.server.offer_desk import OfferDesk
+from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store.port import AppliedReading, SnapshotPort
+from penstock.store.applied import AppliedReading
 from penstock.store.querying import check_query
+from penstock.store.snapshot_port import SnapshotPort
 from penstock.store.store import Store
 
 SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
@@ -51,8 +53,9 @@ VALUE_BYTES_SMALL = 1 << 10  # below this a value is not counted: KEYS_MAX of th
 LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only one
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
-_WRITES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.StageFiles, wire.SendFile, wire.WriteOffered)
-_BINDS = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.SendFile, wire.TakeSnapshot)
+_CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.SendFile)
+_WRITES = (*_CHANGES, wire.CompactTable, wire.StageFiles, wire.WriteOffered)
+_BINDS = (*_CHANGES, wire.TakeSnapshot, wire.CompactTable)
 
 
 class Gateway:
@@ -101,6 +104,8 @@ class Gateway:
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
+            wire.AlterTable: self._alter,
+            wire.CompactTable: self._compact,
             wire.CheckStore: self._check,
             wire.ResumeTable: self._resume,
             wire.StageFiles: self._stage,
@@ -111,7 +116,7 @@ class Gateway:
             wire.CloseSnapshot: lambda request, work: self._snapshots.close(request.snapshot, work.rights.client),
             wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
             wire.ReceivedWrite: self._taker.take,
-            **OfferDesk(store.offers, store.files, store.path).answers,
+            **OfferRequests(store.offers, store.files, store.path).answers,
         }
         requests = store.metrics.counter("requests_total", "Requests of other processes, by name", ["request"])
         self._counters = {
@@ -151,11 +156,13 @@ class Gateway:
             raise NotFound(f"table {request.table} was dropped")
         rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
         kind = as_serviced(kind_named(info.kind, info.name), info)
-        rights.check(READ if request.name in kind.asking else WRITE, info.name)
+        rights.check(READ if request.name in kind.read_only_calls else WRITE, info.name)
         for other in kind.check_call(info, request.name, request.argument):
             rights.check(WRITE, other)
-        activity = READING if request.name in kind.asking else WRITING
-        return WAITING if kind.waits(request.name, request.argument) else activity, request.name not in kind.repeatable
+        activity = READING if request.name in kind.read_only_calls else WRITING
+        return WAITING if kind.waits(
+            request.name, request.argument
+        ) else activity, request.name not in kind.repeatable_calls
 
     @contextmanager
     def _at_work(self, rights: Rights, size: int) -> Iterator[Work]:
@@ -232,6 +239,18 @@ class Gateway:
         work.rights.check(ADMIN, request.name)
         self._port.drop(request.name)
 
+    def _alter(self, request: wire.AlterTable, work: Work) -> TableInfo:
+        info = self._port.table_by_id(request.table)
+        if info is None:
+            raise NotFound(f"table {request.table} was dropped")
+        work.rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
+        work.rights.check(ADMIN, info.name)
+        return info if info.options != request.before else self._port.alter(info, request.options)
+
+    def _compact(self, request: wire.CompactTable, work: Work) -> CompactionReport:
+        work.rights.check(ADMIN, check_name(request.name))
+        return self._store.compact(request.name, timeout_s=request.timeout_s)
+
     def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
         return self._visible(self._store.check(), work.rights)
 
@@ -253,7 +272,7 @@ class Gateway:
         return PartitionId(partition)
 
     def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
-        info = next((info for info in reading.tables() if info.table == table), None)
+        info = next((info for info in reading.tables() if info.table_id == table), None)
         if info is None or shard >= info.shards:
             raise NotFound(f"there is no shard {shard} of table {table}")
         rights.check(right, info.name)

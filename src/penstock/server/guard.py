@@ -25,7 +25,7 @@ from penstock.server.callers import Caller, Callers, RefusedError, budgets
 from penstock.server.frames import PREFACE, Inspector
 
 STRANGER_S_MAX = 10.0  # from the first packet to the first answer
-LOOK_S = 2.0
+CHECK_S = 2.0
 BACKLOG = 128
 NO_DESCRIPTORS_S = 1.0  # before the next attempt
 CHUNK_BYTES = 1 << 16
@@ -83,7 +83,7 @@ class Guard:
             self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listener)
             return
         connection.setblocking(False)
-        caller = Caller(address[0], self._hang_up)
+        caller = Caller(address[0], self._disconnect)
         task = self._tasks[caller] = self._loop.create_task(self._serve(connection, caller))
         self.callers.enter(caller)
         late = self._loop.call_later(STRANGER_S_MAX, self.callers.expire, caller)
@@ -99,7 +99,7 @@ class Guard:
 
         task.add_done_callback(ended)
 
-    def _hang_up(self, caller: Caller) -> None:
+    def _disconnect(self, caller: Caller) -> None:
         self._tasks[caller].cancel()
 
     def _accept_again(self, listener: socket.socket) -> None:
@@ -143,7 +143,7 @@ class Guard:
         try:
             ended: set[asyncio.Future[None]] = set()
             while not ended:
-                ended, _ = await asyncio.wait(ways, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(ways, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
                 inspector.check_times()
         finally:
             for way in ways:

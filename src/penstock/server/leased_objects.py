@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class _LeasedObject(Generic[T]):
-    def __init__(self, thing: T, client: str, lease_s: float, now_s: float, keeps_s: float | None) -> None:
-        self.thing = thing
+    def __init__(self, value: T, client: str, lease_s: float, now_s: float, keeps_s: float | None) -> None:
+        self.value = value
         self.client = client
         self.lease_s = lease_s
         self.keeps_s = lease_s if keeps_s is None else keeps_s
@@ -62,7 +62,7 @@ class LeasedObjects(Generic[T]):
     def total(self, measure: Callable[[T], int]) -> int:
         """Return the sum of a measure over all objects."""
         with self._lock:
-            return sum(measure(entry.thing) for entry in self._entries.values())
+            return sum(measure(entry.value) for entry in self._entries.values())
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
@@ -100,13 +100,13 @@ class LeasedObjects(Generic[T]):
         if not self._has_room(count):
             raise Backpressure(f"too many {self._what}s are open ({count} of yours): close some, then retry")
 
-    def add(self, name: str, thing: T, *, client: str, lease_s: float, keeps_s: float | None = None) -> None:
+    def add(self, name: str, value: T, *, client: str, lease_s: float, keeps_s: float | None = None) -> None:
         """Hold an object. `keeps_s`: how long after its use it keeps the owner; None: for its lease."""
         with self._lock:
             self._check_room(client)
             if name in self._entries:
                 raise Invalid(f"there is a {self._what} {name} already")
-            self._entries[name] = _LeasedObject(thing, client, lease_s, self._clock.monotonic_s(), keeps_s)
+            self._entries[name] = _LeasedObject(value, client, lease_s, self._clock.monotonic_s(), keeps_s)
 
     @contextmanager
     def use(self, name: str, client: str | None = None) -> Iterator[T]:
@@ -120,7 +120,7 @@ class LeasedObjects(Generic[T]):
             entry.users += 1
             entry.used_s = self._clock.monotonic_s()
         try:
-            yield entry.thing
+            yield entry.value
         finally:
             with self._lock:
                 entry.users -= 1
@@ -162,7 +162,7 @@ class LeasedObjects(Generic[T]):
             with self._lock:
                 entry = self._entries.pop(name, None)
             if entry is not None:  # the thread that removed it closes it
-                self._close(entry.thing)
+                self._close(entry.value)
 
 
 class LeaseCounts:

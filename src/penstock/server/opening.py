@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from penstock.arguments import in_short, seconds
+from penstock.arguments import flag, in_short, seconds
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -41,8 +41,12 @@ def open(  # noqa: A001 - penstock.open reads well
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
     timeout_s: float = YIELD_S,
+    read_only: bool = False,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
+
+    `read_only=True` reads an existing store that no process has open, also in a folder that cannot be written: it holds
+    everything that was durable, nothing on disk changes, and writes raise `ReadOnly`. `StoreLocked` if it has an owner.
 
     An owner that a client started yields once no client holds a snapshot or a lease in it; `StoreLocked` if that takes
     longer than `timeout_s`, and at once if another program opened the store.
@@ -53,8 +57,14 @@ def open(  # noqa: A001 - penstock.open reads well
     settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
     name = store_folder(path) if is_real else path_text(path)
-    if is_real:
+    if is_real and not read_only:
         check_new_folder(name)
+    if flag(read_only, "read_only"):
+        try:
+            return open_store(name, settings=settings, fs=fs, clock=clock, random=random, read_only=True)
+        except StoreLocked as locked:
+            owner = "this process: use that store" if locked.here else "another process: use penstock.connect"
+            raise StoreLocked(f"{name} is open in {owner}, or close it first") from None
     opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
         return opener(fs=fs)
@@ -90,9 +100,11 @@ def _open_and_serve(
 
 def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: float) -> None:
     """Ask an owner that a client started to yield; `StoreLocked` if it does not before the deadline."""
-    answer, reason = None, "its owner does not answer"
+    if locked.here:
+        raise StoreLocked(f"{path} is open in this process: use that store, or close it first") from None
+    answer, reason = None, str(locked)
     try:
-        answer = locator.knock(path, "yield", deadline_s - clock.monotonic_s())
+        answer = locator.ask_owner(path, "yield", deadline_s - clock.monotonic_s())
     except WaitExpired as error:
         reason = str(error)
     if answer is not None and not answer.detached:

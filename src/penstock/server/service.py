@@ -1,6 +1,6 @@
-"""Serves a store that this process owns: a bell from the start, Arrow Flight once a client asks for it.
+"""Serves a store that this process owns: a control socket from the start, Arrow Flight once a client asks for it.
 
-Thread: one opens and closes; the bell's thread starts the rest.
+Thread: one opens and closes; the control socket's thread starts the rest.
 Invariant: requests are refused before the store is closed, and the sockets are removed when it is.
 """
 
@@ -18,7 +18,7 @@ from penstock.host.forking import abandon, detach_sockets, use_grpc
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.protocol import locator
-from penstock.server.bell import Bell
+from penstock.server.control_socket import ControlSocket
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def service_of(store: Store) -> Service | None:
 
 
 class Service:
-    """Everything that serves one owned store: bell, gateway, Flight servers, guards."""
+    """Everything that serves one owned store: control socket, gateway, Flight servers, guards."""
 
     def __init__(self, store: Store, *, random: Random, detached: bool = False) -> None:
         self._store = store
@@ -58,18 +58,18 @@ class Service:
         self._ended = threading.Event()
         self.yielded = threading.Event()  # a detached owner was asked to yield, and agreed
         self._path = absolute(store.path)
-        self._folder, self._bell = self._hang_bell(self._path)
+        self._folder, self._control = self._open_control_socket(self._path)
         store.at_close(self.close)
         _services[store] = ref(self)
         threads.after_fork(self, Service._disable_after_fork)
 
-    def _hang_bell(self, path: str) -> tuple[str, Bell]:
+    def _open_control_socket(self, path: str) -> tuple[str, ControlSocket]:
         folder = locator.make_sockets_folder(path)
         try:
-            return folder, Bell(folder, self._answer)
+            return folder, ControlSocket(folder, self._answer)
         except OSError:  # some network file systems have no sockets
             folder = locator.make_sockets_folder(path, elsewhere=True)
-            return folder, Bell(folder, self._answer)
+            return folder, ControlSocket(folder, self._answer)
 
     def _answer(self, question: locator.Question) -> locator.Answer:
         if question.ask == "serve":
@@ -156,7 +156,7 @@ class Service:
         if self._ended.is_set():
             return
         self._ended.set()
-        self._bell.close()
+        self._control.close()
         with self._lock:
             gateway, servers, guards = self._gateway, self._servers, self._guards
         if gateway is not None:

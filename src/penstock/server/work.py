@@ -55,7 +55,7 @@ class Work:
         self._load = load
         self.rights = rights
         self.memory = 0
-        self.place = ""
+        self.activity = ""
         self.binds = False
 
     def hold(self, size: int) -> None:
@@ -66,9 +66,9 @@ class Work:
         """Count the memory of an answer. It is allocated already, so this never fails: later requests wait for it."""
         self._load.note(self, size)
 
-    def begin(self, place: str, *, binds: bool) -> None:
-        """Take a slot in the budget `place`; `binds`: the owner must not yield before the request ends."""
-        self._load.begin(self, place, binds=binds)
+    def begin(self, activity: str, *, binds: bool) -> None:
+        """Take a slot for waiting, reading or writing; `binds`: the owner must not yield before the request ends."""
+        self._load.begin(self, activity, binds=binds)
 
 
 class Workload:
@@ -78,7 +78,7 @@ class Workload:
         self._clock = clock
         self._lock = threads.condition("server.work")
         self.memory = Budget(512 << 20, 384 << 20, 1 << 20)  # guarded by _lock, as all of these
-        self.places = {
+        self.slots = {
             WAITING: Budget(512, 256, 8),
             READING: Budget(256, 192, 8),
             WRITING: Budget(256, 192, 8),
@@ -118,15 +118,15 @@ class Workload:
                 self.memory.taken[work.rights.client] += more
                 work.memory += more
 
-    def begin(self, work: Work, place: str, *, binds: bool) -> None:
+    def begin(self, work: Work, activity: str, *, binds: bool) -> None:
         """See `Work.begin`."""
-        client, places = work.rights.client, self.places[place]
+        client, slots = work.rights.client, self.slots[activity]
         with self._lock:
             self._check_open()
-            if not places.has_room(client, 1):
-                raise Backpressure(f"too many requests are {place} ({places.taken[client]} of yours): retry later")
-            places.taken[client] += 1
-            work.place = place
+            if not slots.has_room(client, 1):
+                raise Backpressure(f"too many requests are {activity} ({slots.taken[client]} of yours): retry later")
+            slots.taken[client] += 1
+            work.activity = activity
             self._binding += binds
             work.binds = binds
 
@@ -138,8 +138,8 @@ class Workload:
         client = work.rights.client
         with self._lock:
             _give_back(self.memory, client, work.memory)
-            if work.place:
-                _give_back(self.places[work.place], client, 1)
+            if work.activity:
+                _give_back(self.slots[work.activity], client, 1)
             self._binding -= work.binds
             self._used_s = self._clock.monotonic_s()
             self._lock.notify_all()
@@ -186,9 +186,9 @@ class Sending(Generic[T]):
     Not a generator: one that was never started does not run its `finally`.
     """
 
-    def __init__(self, pieces: Iterator[T], held: ExitStack) -> None:
+    def __init__(self, pieces: Iterator[T], resources: ExitStack) -> None:
         self._pieces = pieces
-        self._held = held
+        self._resources = resources
 
     def __iter__(self) -> Sending[T]:
         return self
@@ -202,6 +202,6 @@ class Sending(Generic[T]):
 
     def close(self, *_: Any) -> None:
         """Release the resources. A second call does nothing."""
-        self._held.close()
+        self._resources.close()
 
     __del__ = close

@@ -3,8 +3,8 @@
 A batch that fails because of a record: (1) one Spark job finds the records on which the plan fails (`isolation`); one
 commit writes all others, the dead letters and the position. (2) If that fails, another job finds the records whose
 results a table refuses, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
-halved, and each half is a commit of its own. If the function fails on an empty frame, or the error may pass, no record is to
-blame, and the stream stops.
+halved, and each half is a commit of its own. If the function fails on an empty frame, or the error may pass, no record
+is to blame, and the stream stops.
 
 A failed task takes its Python processes with it, and new ones take a second to start. So after a batch with broken
 records the next ones are searched first, and need not fail.

@@ -18,7 +18,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import table_of
 from penstock.kinds import as_loadable, as_replaceable
 from penstock.spark.arrow import arrow_schema
-from penstock.spark.table_ref import PlannedTable, check_range, workplace
+from penstock.spark.table_ref import PlannedTable, build_context, check_range
 from penstock.store.batch import StoreBatch
 from penstock.store.loading import PreparedLoad, bundle, prepare_batches
 
@@ -35,8 +35,8 @@ def make_loads(
     table: PlannedTable, schema: Any, batches: Iterator[Any], replace: tuple[bytes, bytes | None] | None = None
 ) -> bytes:
     """Prepare a task's rows, all within the `replace` range, and return the load for the committer. Runs in a task."""
-    with workplace(table) as place:
-        return _encode(prepare_batches(place, table.info, arrow_schema(schema), batches, replace))
+    with build_context(table) as context:
+        return _encode(prepare_batches(context, table.info, arrow_schema(schema), batches, replace))
 
 
 def add_loads(
@@ -46,10 +46,10 @@ def add_loads(
     kind, info = table.kind, table.info
     loads = [_decoder.decode(load) for load in encoded]
     parts = [part for load in loads for part in load.parts]
-    if any(table_of(part.partition) != info.table for part in parts):
+    if any(table_of(part.partition) != info.table_id for part in parts):
         raise NotFound(f"table {info.name} was dropped while rows for it were prepared: nothing was written")
-    with workplace(table) as place:
-        parts = bundle(place, info, parts, replace)
+    with build_context(table) as context:
+        parts = bundle(context, info, parts, replace)
     for part in parts:
         if part.file is not None:
             batch.add_files(part.partition, [part.file])

@@ -140,7 +140,7 @@ class TableReader(DataSourceReader):
             return iter(())  # Spark makes its own for a table without ranges
         snapshot = self._moment()
         info = snapshot.info(self._ref.table)
-        if info.table != self._info.table:  # the ranges are of the old table's shards: some rows would be missed
+        if info.table_id != self._info.table_id:  # the ranges are of the old table's shards: some rows would be missed
             raise NotFound(
                 f"table {info.name} was dropped and made again since this DataFrame was planned: load it again"
             )

@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bytes_max = whole_number(options, "maxbytes", 0) if "maxbytes" in options else 0
         self._skips = choice(options, "onloss", ("fail", "skip")) == "skip"
         self._last: Offset | None = None  # where an availableNow run ends
-        self._state = self._ref.look()  # the last reply; raises now if the table cannot be streamed
+        self._state = self._ref.source_state()  # the last reply; raises now if the table cannot be streamed
 
     def initialOffset(self) -> Offset:
         info = self._state.table
@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         limits = (0, 0) if isinstance(limit, ReadAllAvailable) else (self._rows_max, self._bytes_max)
-        self._state = self._ref.look(_by_shard(start), *limits)
+        self._state = self._ref.source_state(_by_shard(start), *limits)
         begin, end = self._checked(start), self._state.end
         if self._last is not None:
             end = {shard: max(begin[shard], min(sequence, self._last[str(shard)])) for shard, sequence in end.items()}
@@ -92,11 +92,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._state.latest)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._state = self._ref.look()
+        self._state = self._ref.source_state()
         self._last = self.reportLatestOffset()
 
     def _offset(self, offsets: dict[int, int]) -> Offset:
-        return {**_by_text(offsets), TABLE: self._state.table.table}
+        return {**_by_text(offsets), TABLE: self._state.table.table_id}
 
     def _checked(self, offset: Offset) -> dict[int, int]:
         """Return where reading can begin; `NotFound` if messages were trimmed, unless they are to be skipped.
@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Also `NotFound` if the offset is of a queue that was dropped since: it means nothing in the new one.
         """
         start, first, latest = _by_shard(offset), self._state.earliest, self._state.latest
-        table = self._state.table.table
+        table = self._state.table.table_id
         if (
             offset.get(TABLE, table) != table
             or start.keys() != latest.keys()

@@ -113,7 +113,9 @@ class TableRef:
             tables[name] = PlannedTable(ref, infos[name], store.path, store.identity, plan.time_us)
         return BatchTables(tables, plan.source)
 
-    def look(self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0) -> wire.SourceState:
+    def source_state(
+        self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0
+    ) -> wire.SourceState:
         """Return the state of a streamed table, and where a batch from `start` ends, in one request."""
         port = self.store().port
         state = port.plan_batch([], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max).source
@@ -182,7 +184,7 @@ def _identity(folder: str) -> bytes | None:
     return read_identity(OsFileSystem(), folder)
 
 
-def workplace(table: PlannedTable) -> AbstractContextManager[BuildContext]:
+def build_context(table: PlannedTable) -> AbstractContextManager[BuildContext]:
     """Return the context in which a task builds files. It calls the owner only when a file is begun."""
     freeze_imports()
     return building(lambda: table.ref.store().port, table.store_path, table.identity, table.time_us, LEASE_S)

@@ -2,8 +2,10 @@
 
 `store.py` is the public class; `tables.py` and `batch.py` are the part of it that a connected process has too.
 `port.py` is the only way from there to everything below: it passes a write to the coordinator, which passes it to
-`flusher.py`, and so to the journal and the partitions. `governor.py` keeps memory within its limit, `space.py` and
-`reserve.py` handle a full disk, `dropped.py` removes the files of dropped tables, `identity.py` holds the store's UUID.
+`flusher.py`, and so to the journal and the partitions. `applied.py` and `snapshot_port.py` are its read-only forms, for
+clients and for snapshots; `services.py` runs what tables need beyond reads and writes. `governor.py` limits memory,
+`space.py` and `reserve.py` handle a full disk, `dropped.py` removes the files of dropped tables, and
+`identity.py` holds the store's UUID.
 """
 
 from __future__ import annotations

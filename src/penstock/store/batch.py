@@ -96,7 +96,7 @@ class StoreBatch(NamedTables):
         if self._is_used():
             return 0  # a duplicate, as the commit will report: build no file
         loads = check_loads(info, prepare(self._port, info, rows) if is_arrow(rows) else rows)
-        _, parts = self._loads.setdefault(info.table, (info, []))
+        _, parts = self._loads.setdefault(info.table_id, (info, []))
         parts += [part for load in loads for part in load.parts]
         return sum(load.rows for load in loads)
 
@@ -107,7 +107,7 @@ class StoreBatch(NamedTables):
         """Add files that were staged for a shard, built and `sealed`; they become visible together."""
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
-        self.add_files(partition_id(info.table, shard), files)
+        self.add_files(partition_id(info.table_id, shard), files)
 
     def add_files(self, partition: PartitionId, files: Sequence[StagedFile]) -> None:
         """Add files of a shard, as `adopt` does, without looking up the table."""
@@ -193,7 +193,7 @@ class StoreBatch(NamedTables):
         files: dict[PartitionId, tuple[StagedFile, ...]],
     ) -> None:
         """Add the rows loaded into one table to the group."""
-        if any(table_of(partition) == info.table for partition in (*group.sections, *self._files)):
+        if any(table_of(partition) == info.table_id for partition in (*group.sections, *self._files)):
             raise Invalid(f"this batch loads rows into table {info.name} and also writes to it: use two batches")
         with self._port.building(LEASE_S) as context:
             parts = bundle(context, info, parts)
@@ -209,6 +209,8 @@ class StoreBatch(NamedTables):
 
 class _BatchPort:
     """Collects the writes of tables for a batch; reads raise."""
+
+    holder = ""
 
     def __init__(self, batch: StoreBatch) -> None:
         self._batch = batch
@@ -230,6 +232,9 @@ class _BatchPort:
 
     def time_us(self) -> int:
         return self._batch._port.time_us()
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._batch._find(name)
 
     def __getattr__(self, name: str) -> Any:
         return _refuse_reads

@@ -72,7 +72,7 @@ class DroppedShards:
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
             is_read = not self._may_remove() or (machine is not None and machine.is_read())
-            if is_read or self._maintenance.is_at_work(descriptor.table, descriptor.shard):
+            if is_read or self._maintenance.is_at_work(descriptor.table_id, descriptor.shard):
                 self._shards.rotate(-1)
                 continue
             self._shards.popleft()  # first: after a failed fsync nothing is retried
@@ -84,10 +84,10 @@ class DroppedShards:
     def _remove_shard(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         if machine is not None:
             machine.close()
-        self._maintenance.drop_tree(descriptor.table, descriptor.shard, descriptor.folder)
+        self._maintenance.drop_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         for folder in (descriptor.folder, descriptor.folder + SPILL):
             self._remove_folder(f"{self._root}/{folder}")
-        table = f"{self._root}/tables/{descriptor.table}"
+        table = f"{self._root}/tables/{descriptor.table_id}"
         if self._names(table) == []:
             self._fs.rmdir(table)
 

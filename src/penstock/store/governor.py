@@ -5,7 +5,7 @@ much, the largest is frozen and flushed early. When all of them together hold to
 the coordinator makes new writes wait until a flush or a compaction ends. Writes accepted before are applied: an apply
 never waits for memory, because its whole batch and every later one would wait too.
 
-Thread: `applied` by the thread that applies; `look` by any. `_lock` keeps two checks from contradicting each other.
+Thread: `applied` by the thread that applies; `rebalance` by any. `_lock` keeps two checks consistent.
 Invariant: while writes are held, a flush or a compaction is queued or running, and its end checks again.
 """
 
@@ -20,7 +20,7 @@ from penstock.lsm.tree_settings import Stall
 from penstock.store.port import Coordinator
 
 GROWING_PART = 8  # growing memtables may hold 1/8 of the memory
-LOOK_BYTES = 4 << 20  # applied between two checks
+CHECK_BYTES = 4 << 20  # applied between two checks
 
 
 class MemoryGovernor:
@@ -47,13 +47,13 @@ class MemoryGovernor:
     def applied(self, size: int) -> bool:
         """Count `size` applied bytes; return whether the limits were checked."""
         self._unseen_bytes += size
-        if self._unseen_bytes < LOOK_BYTES:
+        if self._unseen_bytes < CHECK_BYTES:
             return False
         self._unseen_bytes = 0
-        self.look()
+        self.rebalance()
         return True
 
-    def look(self) -> None:
+    def rebalance(self) -> None:
         """Check the limits: flush early, hold writes back, or release them."""
         trees = [tree for tree, _ in self._maintenance.trees()]
         growing = {tree: tree.growing_bytes() for tree in trees}
@@ -77,6 +77,6 @@ class MemoryGovernor:
         for tree in trees:
             level, why = tree.stall()
             if level is Stall.STOP:
-                tree.ask_for_relief()
+                tree.wake_maintenance()
                 return why
         return None

@@ -98,7 +98,7 @@ def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
     if not isinstance(loads, Sequence) or not all(isinstance(load, PreparedLoad) for load in loads):
         raise Invalid(f"load takes an Arrow table or stream, or what prepare returned, not {in_short(prepared)}")
     for load in loads:
-        if any(table_of(part.partition) != info.table for part in load.parts):
+        if any(table_of(part.partition) != info.table_id for part in load.parts):
             raise Invalid(f"rows prepared for table {load.table} were given for {info.name}: prepare them again")
     return loads
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned
+from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned, ReadOnly
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
@@ -89,13 +89,22 @@ class OpenedParts(Tables):
     _port: LocalPort
 
     def __init__(
-        self, path: str, *, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random, engine: EngineOpener
+        self,
+        path: str,
+        *,
+        settings: StoreSettings,
+        fs: FileSystem,
+        clock: Clock,
+        random: Random,
+        engine: EngineOpener,
+        read_only: bool = False,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
+        self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._started = False  # background threads run
         self._seen_lsn, self._seen_s = -1, 0.0  # the last record the checkpoint task saw, and when
@@ -111,6 +120,10 @@ class OpenedParts(Tables):
             self.identity = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
+            if read_only:
+                self._port.refuse_changes(
+                    ReadOnly(f"{self.path} was opened with read_only=True: open it without, or connect, to write")
+                )
             self._start()
         except BaseException as error:
             self._closed = True
@@ -144,7 +157,7 @@ class OpenedParts(Tables):
             offers=self._merge_offers() if settings.background else None,
             tree_settings=settings.tree,
             wake=self._wake,
-            relieved=self._relieved,
+            on_maintained=self._on_maintained,
         )
         self._parts.callback(self._maintenance.close)
         self._collector = Collector(
@@ -158,7 +171,7 @@ class OpenedParts(Tables):
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
         self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
-        self._site = MachineContext(
+        self._machine_context = MachineContext(
             fs=self._fs,
             root=self.path,
             identity=self.identity,
@@ -169,6 +182,7 @@ class OpenedParts(Tables):
             settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
+            options_of=self._options_of,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
@@ -248,8 +262,12 @@ class OpenedParts(Tables):
             waiting_bytes_max=settings.coordinator.bytes_max,
         )
 
+    def _options_of(self, table: int) -> bytes:
+        info = self._ledger.table_by_id(table)
+        return b"" if info is None else info.options
+
     def _make_room(self) -> bool:
-        return self._space.give_up_reserve()
+        return self._space.release_reserve()
 
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
@@ -267,7 +285,9 @@ class OpenedParts(Tables):
         """For the dispatcher: return the state machine of a shard."""
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
-            return kind.open_machine(descriptor, options, replace(self._site, settings=self.settings.of_kind(kind)))
+            return kind.open_machine(
+                descriptor, options, replace(self._machine_context, settings=self.settings.of_kind(kind))
+            )
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
@@ -284,7 +304,7 @@ class OpenedParts(Tables):
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        state = self._manifest.get_wal_state(WalStateKey(descriptor.table, descriptor.shard)) or WalStateRecord()
+        state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
         return SpillLog(
             self._fs,
             folder,
@@ -377,8 +397,8 @@ class OpenedParts(Tables):
         behind = self._dispatcher.retry()
         self._port.applied()
         self._save_time()
-        self._governor.look()
-        self._space.mend()
+        self._governor.rebalance()
+        self._space.reclaim()
         self._dropped.remove()
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
 
@@ -390,7 +410,7 @@ class OpenedParts(Tables):
         """Back up the manifest, and delete old finished jobs and stale staged files."""
         self._manifest.backup()
         self._jobs.prune(FINISHED_JOBS_KEPT)
-        self._staging.purge(info.table for info in self._ledger.tables())
+        self._staging.purge(info.table_id for info in self._ledger.tables())
         return None
 
     def _forget_verdicts(self, before: int) -> None:
@@ -403,10 +423,10 @@ class OpenedParts(Tables):
         """Wake waiters for records; every few megabytes, check memory and disk space."""
         self._port.applied()
         if self._governor.applied(size):
-            self._space.look()
+            self._space.check()
 
-    def _relieved(self) -> None:
-        self._governor.look()
+    def _on_maintained(self) -> None:
+        self._governor.rebalance()
         self._wake("checkpoint")  # a flush may let it drop some of the journal
 
     def _flush_soon(self, tree: Tree) -> None:
@@ -440,7 +460,8 @@ class OpenedParts(Tables):
             self._port.close()
         finally:
             self._coordinator.shutdown()
-        self._shorten_journal()
+        if not self.read_only:
+            self._shorten_journal()
 
     def _close_parts(self, failure: BaseException | None) -> None:
         """Close every part. Raises the first error; if there is a `failure` already, adds a note to that instead."""

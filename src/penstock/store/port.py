@@ -1,8 +1,8 @@
-"""Ports into a store that this process owns: live, as other processes see it, and as of a snapshot.
+"""The live port into a store that this process owns. `applied` is the port of other processes, `snapshot_port` that of
+a snapshot.
 
 This process reads its own writes through the coordinator's layers: pending writes, then batches being flushed, then the
-tree. A group whose LSN shows that the tree has it already is skipped, so that no operand counts twice. Other processes
-read through `AppliedReading`, which shows nothing that a crash could undo.
+tree. A group whose LSN shows that the tree has it already is skipped, so that no operand counts twice.
 
 A read of more than one row sees the state between two records: see `Dispatcher.finish`.
 
@@ -11,8 +11,7 @@ Thread: any.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -29,17 +28,15 @@ from penstock.kinds import (
     Loadable,
     Machine,
     Piece,
-    PieceSnapshot,
-    Serviced,
-    ShardSnapshot,
-    TableService,
     as_loadable,
     as_serviced,
     partitions_of,
 )
-from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.backlog import Partition
+from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
+    Alter,
     Create,
     Drop,
     TableInfo,
@@ -50,11 +47,11 @@ from penstock.partition.ledger import (
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_create, kind_named
+from penstock.registry import check_altered, check_create, kind_named
 from penstock.store.flusher import Flushed
-from penstock.store.querying import check_query, run_query
-
-logger = logging.getLogger(__name__)
+from penstock.store.querying import check_query
+from penstock.store.services import TableServices
+from penstock.store.snapshot_port import SnapshotPort, query_moment
 
 T = TypeVar("T")
 Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
@@ -66,6 +63,8 @@ WAIT_S = 60.0
 
 class LocalPort:
     """The live port of the process that owns the store."""
+
+    holder = ""
 
     def __init__(
         self,
@@ -88,8 +87,10 @@ class LocalPort:
         self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
         self._ended = False
         self.read_only: DiskFull | None = None  # set while the disk is full
-        self._lock = threads.rlock("local.services")
-        self._services: dict[int, TableService] = {}  # guarded by _lock; by table
+        self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
+        self._services = TableServices(self)
+        self._service = self._services.of
+        self._lock = threads.lock("local.listeners")
         self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def time_us(self) -> int:
@@ -98,12 +99,23 @@ class LocalPort:
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
-        self._refuse(_Refusal("this store was opened before a fork: open or connect to it in this process"))
-        self._lock = self._coordinator  # type: ignore[assignment]
+        refusal = _Refusal("this store was opened before a fork: open or connect to it in this process")
+        self._refuse(refusal)
+        self._lock = self._services = refusal  # type: ignore[assignment]
+        self._service = refusal.refuse  # type: ignore[assignment]
 
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
         self._refuse(_Refusal("the store was closed: open it again"))
+
+    def refuse_changes(self, error: PenstockError) -> None:
+        """Refuse every change from now on with `error`; reads go on."""
+        self._changes_refused = error
+        self._write_into = self._check_changes  # type: ignore[assignment]
+
+    def _check_changes(self, *_: Any) -> None:
+        if self._changes_refused is not None:
+            raise self._changes_refused
 
     def _refuse(self, refusal: _Refusal) -> None:
         self._ended = True  # first: a read that is under way checks it at its end
@@ -140,6 +152,7 @@ class LocalPort:
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
         self._check_usable()
+        self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
@@ -195,6 +208,7 @@ class LocalPort:
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
+        self._check_changes()
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -202,14 +216,21 @@ class LocalPort:
         return info
 
     def drop(self, name: str) -> None:
+        self._check_changes()
         info = self.table(name)
         if info is None:
             raise NotFound(f"there is no table {name}")
         self._command(encode_ops(Drop(name)))
-        with self._lock:
-            service = self._services.pop(info.table, None)
-        if service is not None:
-            service.close()
+        self._services.end(info.table_id)
+
+    def alter(self, info: TableInfo, options: bytes) -> TableInfo:
+        check_altered(info, options)
+        self._check_changes()
+        self._command(encode_ops(Alter(info.table_id, info.options, options)))
+        now = self.table_by_id(info.table_id)
+        if now is None:
+            raise NotFound(f"table {info.name} was dropped")
+        return now
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
@@ -220,15 +241,17 @@ class LocalPort:
 
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         self._check_usable()
+        self._check_changes()
         descriptor = self._partition(partition).descriptor
         suffix = self._loadable(descriptor).staged_suffix
-        return self._staging.reserve(descriptor.table, descriptor.folder, suffix, count, lease_s)
+        return self._staging.reserve(descriptor.table_id, descriptor.folder, suffix, count, lease_s)
 
     @contextmanager
     def building(self, lease_s: float) -> Iterator[BuildContext]:
         def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
             return self.stage(partition, count, lease_s)
 
+        self._check_changes()
         staging, name = self._staging, threads.process_name()
         yield BuildContext(staging.root, self._identity, reserve, self.time_us(), name, staging.fs)
 
@@ -243,7 +266,7 @@ class LocalPort:
         return reference
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
-        info = self._dispatcher.ledger.table_by_id(descriptor.table)
+        info = self._dispatcher.ledger.table_by_id(descriptor.table_id)
         if info is None:
             raise NotFound("the table was dropped")
         return as_loadable(kind_named(info.kind, info.name), info)
@@ -259,11 +282,17 @@ class LocalPort:
     def port(self) -> LocalPort:
         return self
 
+    def call_at_close(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Do nothing: what the owner holds in memory ends with it."""
+
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info).check_call(info, name, argument)
+        kind = as_serviced(kind_named(info.kind, info.name), info)
+        if name not in kind.read_only_calls:
+            self._check_changes()
+        kind.check_call(info, name, argument)
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             return service.call(name, argument)
         except Exception:
@@ -272,9 +301,10 @@ class LocalPort:
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         self._check_usable()
-        as_serviced(kind_named(info.kind, info.name), info)
+        if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
+            self._check_changes()
         try:
-            service = self._service(self._dispatcher.ledger.table_by_id(info.table))
+            service = self._service(self._dispatcher.ledger.table_by_id(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:
@@ -282,42 +312,19 @@ class LocalPort:
             raise
         return answer
 
-    def _service(self, info: TableInfo | None) -> TableService | None:
-        """Return the service of a table, made on first use; None if its kind has none."""
-        if info is None:
-            raise NotFound("the table was dropped")
-        with self._lock:
-            service = self._services.get(info.table)
-            if service is None:
-                kind = kind_named(info.kind, info.name)
-                if isinstance(kind, Serviced):
-                    service = self._services[info.table] = kind.service(info, self)
-            return service
-
     def has_leases(self) -> bool:
         """Whether a client holds a lease that would be lost if this process ended."""
-        with self._lock:
-            services = list(self._services.values())
-        return any(service.has_leases() for service in services)
+        return self._services.has_leases()
 
     def maintain(self) -> None:
-        """Let every table's service do its maintenance; a failing service does not stop the others."""
-        for info in self.tables():
-            try:
-                service = self._service(info)
-                if service is not None:
-                    service.maintain()
-            except Exception as error:  # any: it must not delay the other tables
-                logger.warning("maintenance of table %s failed (%s): it is tried again", info.name, error)
+        """Let every table's service do its maintenance."""
+        self._services.maintain(self.tables())
 
     tend = maintain  # its earlier name, in scripts
 
     def close(self) -> None:
         """Close the services; each answers its waiters."""
-        with self._lock:
-            services = list(self._services.values())
-        for service in services:
-            service.close()
+        self._services.close()
 
     def ledger_row(self, key: bytes) -> bytes | None:
         return self._dispatcher.ledger.tree.get(key)
@@ -440,7 +447,7 @@ class LocalPort:
 
     def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
         check_query(info, name, argument, timeout_s)
-        return _query_moment(self._moment(partitions_of(info)), info, name, argument, timeout_s)
+        return query_moment(self._moment(partitions_of(info)), info, name, argument, timeout_s)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")
@@ -456,47 +463,6 @@ class LocalPort:
         with self._dispatcher.turn:
             self._dispatcher.finish()
             return list(map(self.machine(partition).get, keys))
-
-
-class AppliedReading:
-    """Read-only view of what is applied, and so durable. For clients of the owner."""
-
-    def __init__(self, port: LocalPort) -> None:
-        self._port = port
-        self.table, self.tables, self.time_us, self.pieces = port.table, port.tables, port.time_us, port.pieces
-
-    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        return self.lookup_many(partition, [key])[0]
-
-    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self._port.applied_values(partition, keys)
-
-    @contextmanager
-    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
-        moment = self._port._moment(partitions, own=False)
-        try:
-            yield moment
-        finally:
-            moment.close()
-
-    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        return self._port._moment([partition], own=False).scan(partition, start, end, reverse)
-
-    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
-
-    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
-        check_query(info, name, argument, timeout_s)
-        moment = self._port._moment(partitions_of(info), own=False)
-        return _query_moment(moment, info, name, argument, timeout_s)
-
-
-def _query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float) -> Iterator[Any]:
-    """Yield the batches of a query, then close its moment."""
-    try:
-        yield from moment.query(info, name, argument, timeout_s=timeout_s)
-    finally:
-        moment.close()
 
 
 class _Refusal:
@@ -515,81 +481,3 @@ class _Refusal:
         self.refuse()
 
     def __exit__(self, *_: object) -> None: ...
-
-
-class SnapshotPort:
-    """Read-only view of a store at one LSN."""
-
-    def __init__(
-        self,
-        lsn: int,
-        states: Mapping[PartitionId, ShardSnapshot | PenstockError],
-        tables: Mapping[str, TableInfo],
-        time_us: int,
-        pinned: Sequence[ShardSnapshot] | None = None,
-        *,
-        clock: Clock,
-    ) -> None:
-        self.lsn = lsn
-        self._clock = clock
-        self._states = dict(states)
-        self._pinned = list(states.values()) if pinned is None else pinned  # what `close` releases
-        self._tables = dict(tables)
-        self._time_us = time_us
-        self._closed = False
-
-    def table(self, name: str) -> TableInfo | None:
-        return self._tables.get(name)
-
-    def tables(self) -> list[TableInfo]:
-        return sorted(self._tables.values(), key=lambda info: info.name)
-
-    def time_us(self) -> int:
-        return self._time_us
-
-    def _state(self, partition: PartitionId) -> ShardSnapshot:
-        state = self._states.get(partition)
-        if state is None and self._closed:
-            raise Closed("the snapshot was closed: take another")
-        if state is None:
-            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
-        if isinstance(state, PenstockError):
-            raise state
-        return state
-
-    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        return self._state(partition).get(key)
-
-    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        return list(map(self._state(partition).get, keys))
-
-    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        return self._state(partition).scan(start, end, reverse=reverse)
-
-    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._state(partition).scan_arrow(start, end)
-
-    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        if count < 1:
-            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
-        state = self._state(partition)
-        return state.pieces(count, start, end) if isinstance(state, PieceSnapshot) else [Piece(partition, start, end)]
-
-    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
-        kind = check_query(info, name, argument, timeout_s)
-        shards = [self._state(partition) for partition in partitions_of(info)]
-        return run_query(
-            kind, info, name, argument, shards, time_us=self._time_us, clock=self._clock, timeout_s=timeout_s
-        )
-
-    @contextmanager
-    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
-        yield self
-
-    def close(self) -> None:
-        self._closed = True  # first: a concurrent reader must get `Closed`, not `NotFound`
-        for state in self._pinned:
-            if not isinstance(state, PenstockError):
-                state.close()
-        self._pinned = ()
-        self._states.clear()

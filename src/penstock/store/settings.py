@@ -14,8 +14,8 @@ from penstock.kinds import Kind
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.tree_settings import TreeSettings
+from penstock.partition.backlog import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
-from penstock.partition.dispatcher import DispatcherSettings
 from penstock.registry import check_settings
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk

@@ -5,7 +5,7 @@ deletes are written after them. On a full disk the reserve is released, writes t
 deletes continue. Journal space that they free is released at once. When the reserve can be claimed again, writes are
 accepted again.
 
-Thread: `look` and `give_up_reserve` by the threads that flush and apply; `mend` by one scheduler task, or opening.
+Thread: `check` and `release_reserve` by the threads that flush and apply; `reclaim` by one scheduler task, or opening.
 Invariant: nothing here repeats a failed fsync: a repeated write uses a new segment.
 """
 
@@ -63,7 +63,7 @@ class DiskSpace:
         if self._reserve.lacks_space():
             self._refuse_growth()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """While space is short, limit the waiting writes to what the disk and the reserve can hold."""
         free = self._reserve.free_bytes()
         if free is not None and free < self._short_bytes:
@@ -73,7 +73,7 @@ class DiskSpace:
             self._short = False
             self._coordinator.limit_bytes(None)
 
-    def give_up_reserve(self) -> bool:
+    def release_reserve(self) -> bool:
         """On a full disk: release the reserve for waiting writes and deletes, and refuse other writes."""
         self._refuse_growth()
         return self._reserve.release()
@@ -86,13 +86,13 @@ class DiskSpace:
         if self._reserve.claim():
             self._port.read_only = None
 
-    def mend(self) -> None:
+    def reclaim(self) -> None:
         """Write what waits for space, and release what deletes have freed."""
-        self.look()
+        self.check()
         if self._dispatcher.out_of_space():
-            self.give_up_reserve()
+            self.release_reserve()
         if ran_out_of_space(self._coordinator.failure):
-            self.give_up_reserve()
+            self.release_reserve()
             with suppress(PenstockError):  # there is no space yet
                 self._coordinator.recover()
         now_s, lsn = self._clock.monotonic_s(), self._dispatcher.ledger.tree.lsn

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
 from penstock.arguments import seconds
 from penstock.coordinator import Durability
+from penstock.errors import NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
+from penstock.host.file_locks import OsReadLock
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
+from penstock.host.overlay_files import OverlayFileSystem
 from penstock.host.randomness import Random, system_random
 from penstock.kinds import partitions_of
 from penstock.lsm.manual_compaction import CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
+from penstock.manifest.memory import ReadOnlyEngine
 from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
@@ -41,17 +46,34 @@ def open_store(
     clock: Clock | None = None,
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
+    read_only: bool = False,
 ) -> Store:
-    """Open the store in `path` as its owner; create it if it does not exist."""
+    """Open the store in `path` as its owner; create it if it does not exist.
+
+    `read_only`: open an existing store without changing a byte, as it is on disk now. What recovery would write stays
+    in memory. An owner cannot open the store before this one is closed.
+    """
     fs, clock, random = fs or OsFileSystem(), clock or SystemClock(), random or system_random()
     chosen = settings or StoreSettings()
 
     def opened() -> Store:
         with translate_os_errors():
+            if read_only:
+                return _open_read_only(str(path), chosen, fs, clock, random)
             return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
 
     # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)
+
+
+def _open_read_only(path: str, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random) -> Store:
+    if not fs.exists(f"{path}/STORE"):
+        raise NotFound(
+            f"there is no store in {path}: give another path, or open it without read_only=True to create one"
+        )
+    overlay = OverlayFileSystem(fs, share_lock=OsReadLock if isinstance(fs, OsFileSystem) else None)
+    settings = replace(settings, background=False, serve=False, reserve_bytes=0)
+    return Store(path, settings=settings, fs=overlay, clock=clock, random=random, engine=ReadOnlyEngine, read_only=True)
 
 
 class Store(OpenedParts):
@@ -61,7 +83,7 @@ class Store(OpenedParts):
 
     def checkpoint(self) -> CheckpointReport:
         """Drop every journal segment that is no longer needed, now."""
-        self._check_usable()
+        self._check_writable()
         with translate_os_errors():
             return threads.run_uninterrupted(lambda: self._checkpoint.run(everything=True))
 
@@ -71,13 +93,14 @@ class Store(OpenedParts):
         `GateShut` if other work on the table does not end within `timeout_s` seconds.
         """
         wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
+        self._check_writable()
         with translate_os_errors():
             return self._compact(wanted, timeout_s)
 
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):
             self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
-        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table]
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
@@ -86,13 +109,14 @@ class Store(OpenedParts):
 
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again."""
-        self._check_usable()
+        self._check_writable()
         self._coordinator.recover()
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain, as `check` does."""
         info = self._info(name)
-        self._dispatcher.resume(info.table)
+        self._check_writable()
+        self._dispatcher.resume(info.table_id)
         self._port.applied()
         return [trouble for trouble in self.check() if trouble.table == info.name]
 
@@ -104,6 +128,10 @@ class Store(OpenedParts):
         """
         self._check_usable()
         return self._dispatcher.troubles()
+
+    def _check_writable(self) -> None:
+        self._check_usable()
+        self._port._check_changes()
 
     # -- for the server
 

@@ -78,11 +78,20 @@ class Tables(NamedTables):
         return of_value_type(KV.table(self._port, info, durable=self._durable), value)
 
     def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> QueueTable:
-        """Return a queue; create it, with `retention`, if it does not exist, unless `create=False` (`NotFound`)."""
-        info = self._table(name, QUEUE, shards, QUEUE.options(retention), create=create)
-        QUEUE.check_made(info, retention)
+        """Return a queue; create it if it does not exist, unless `create=False` (`NotFound`).
+
+        `retention` and `headers` (whether its messages may have some) are for a new queue; `alter` changes them.
+        """
+        info = self._table(name, QUEUE, shards, QUEUE.options(retention, headers=headers), create=create)
+        QUEUE.check_made(info, retention, headers=headers)
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import CorruptionError, Invalid, PenstockError
-from penstock.testing.disk import Fault, FaultKind, Image, Mode, SimulatedDisk
+from penstock.testing.disk import Fault, FaultKind, SimulatedDisk
+from penstock.testing.disk_image import Image, Mode
 
 
 class Violation(AssertionError):

@@ -1,12 +1,7 @@
 """A simulated disk: live and synced content, and every state that a crash can leave.
 
-A file holds its synced bytes and the list of changes since; a folder does the same for its names. A crash keeps the
-synced part and, by mode, some of the changes. One run of a workload records an image before *every* operation, so that
-a crash point costs a copy of a few references, not a run of its own.
-
-Modes of a crash: `strict` keeps only what was synced; `kept` keeps everything; `torn` keeps a random choice, cut at
-512-byte sectors, with sizes and names chosen independently of the data; `restart` kills only the process: the operating
-system keeps running, and still knows which pages it failed to write.
+One run of a workload records an image before *every* operation, so that a crash point costs a copy of a few
+references, not a run of its own. `disk_image` builds the states that a crash there can leave.
 
 After a failed fsync the changes are *lost*: readable, perhaps on disk after a crash, never made durable by a later
 fsync. Linux behaves like this, so an fsync is not retried. A failed fsync of a folder leaves its changes pending:
@@ -18,30 +13,22 @@ Thread: any; one lock guards the disk. Renames stay within a folder.
 from __future__ import annotations
 
 import errno
-import itertools
 import posixpath
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from penstock.errors import Closed, CorruptionError, StoreLocked
-from penstock.host.file_operations import read_fully, write_fully
-from penstock.host.files import Buffer, File, Folder, Lock
+from penstock.errors import StoreLocked
+from penstock.host.files import File, Folder, Lock
+from penstock.testing.disk_files import SimulatedFile, SimulatedFolder, SimulatedLock
+from penstock.testing.disk_image import DiskFolder, DiskInode, Image, NameChange, apply_name
 
-SECTOR_BYTES = 512
 NAME_BYTES_MAX = 255
 
-Mode: TypeAlias = Literal["strict", "kept", "torn", "restart"]
 FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot", "emfile"]
-
-# A change to a file: bytes at an offset, or (data None) a new size.
-Change: TypeAlias = "tuple[int, bytes | None]"
-# A change to a folder: (name, its new node or None, name that is removed with it or None).
-NameChange: TypeAlias = "tuple[str, int | None, str | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,296 +39,10 @@ class Fault:
     kind: FaultKind
 
 
-class _Inode:
-    def __init__(self, synced: bytes = b"") -> None:
-        self.live = bytearray(synced)
-        self.synced = synced
-        self.changes: list[tuple[Change, bool]] = []  # each with whether a failed fsync lost it
-
-
-class _Folder:
-    def __init__(self) -> None:
-        self.live: dict[str, int] = {}
-        self.synced: dict[str, int] = {}
-        self.changes: list[NameChange] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """The disk before one operation: enough to build the state after any crash there."""
-
-    operation: int
-    label: str
-    mark: int  # what `on_image` returned: the length of the history by then
-    synced_version: int
-    damaged: bool
-    capacity_bytes: int | None
-    files: dict[int, tuple[bytes, tuple[tuple[Change, bool], ...]]]
-    folders: dict[int, tuple[dict[str, int], tuple[NameChange, ...]]]
-
-    def restore(self, mode: Mode, seed: int = 0) -> SimulatedDisk:
-        """Return the disk that the machine (in mode `restart`, the next process) sees after the crash."""
-        chance = random.Random(f"{seed}/{self.operation}")
-        odds = chance.choice((0.1, 0.5, 0.9))
-
-        def survives() -> bool:
-            return mode == "kept" or (mode == "torn" and chance.random() < odds)
-
-        disk = SimulatedDisk()
-        disk._inodes.clear()
-        disk._folders.clear()
-        for number, (synced, changes) in self.files.items():
-            inode = _Inode(synced if mode == "restart" else _survivor(synced, changes, survives, chance))
-            if mode == "restart":
-                for change, _ in changes:
-                    _apply(inode.live, change)
-                inode.changes = list(changes)
-            disk._inodes[number] = inode
-        for number, (names, renames) in self.folders.items():
-            folder = _Folder()
-            folder.live = dict(names)
-            for rename in renames:
-                if mode == "restart" or survives():
-                    _apply_name(folder.live, rename)
-            folder.synced = dict(names) if mode == "restart" else dict(folder.live)
-            folder.changes = list(renames) if mode == "restart" else []
-            disk._folders[number] = folder
-        disk.damaged = self.damaged
-        disk.capacity_bytes = self.capacity_bytes
-        disk._next_node = 1 + max([*self.files, *self.folders])
-        return disk
-
-
-def _apply(content: bytearray, change: Change) -> None:
-    offset, data = change
-    if data is None:
-        if offset < len(content):
-            del content[offset:]
-        else:
-            content.extend(bytes(offset - len(content)))
-        return
-    if len(content) < offset:
-        content.extend(bytes(offset - len(content)))
-    content[offset : offset + len(data)] = data
-
-
-def _apply_name(names: dict[str, int], change: NameChange) -> None:
-    name, node, gone = change
-    if gone is not None:
-        names.pop(gone, None)
-    if node is None:
-        names.pop(name, None)
-    else:
-        names[name] = node
-
-
-def _survivor(
-    synced: bytes,
-    changes: tuple[tuple[Change, bool], ...],
-    survives: Callable[[], bool],
-    chance: random.Random,
-) -> bytes:
-    content = bytearray(synced)
-    for (offset, data), _ in changes:
-        if data is None:
-            if survives():
-                _apply(content, (offset, None))
-            continue
-        for start, end in _sectors(offset, len(data)):
-            if survives():
-                _apply(content, (start, data[start - offset : end - offset]))
-        # The size may reach the disk without the data: the file then ends in zeros.
-        if len(content) < offset + len(data) and survives() and chance.random() < 0.5:
-            _apply(content, (offset + len(data), None))
-    return bytes(content)
-
-
-def _sectors(offset: int, size: int) -> list[tuple[int, int]]:
-    cuts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, offset + size, SECTOR_BYTES), offset + size]
-    return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
-
-
-class SimulatedFile:
-    """A file of a simulated disk."""
-
-    def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode, *, write: bool) -> None:
-        self._disk = disk
-        self._path = path
-        self._inode: _Inode | None = None
-        self._write = write
-        disk._take_descriptor(path)
-        self._inode = inode
-
-    @property
-    def path(self) -> str:
-        return self._path
-
-    def identity(self) -> tuple[int, int]:
-        return 0, id(self._target(write=False))
-
-    def set_path(self, path: str) -> None:
-        self._path = path
-
-    @contextmanager
-    def pin(self) -> Iterator[None]:
-        yield
-
-    def _target(self, *, write: bool) -> _Inode:
-        if self._inode is None or (write and not self._write):
-            raise OSError(errno.EBADF, "closed, or not open for writing", self._path)
-        return self._inode
-
-    def size(self) -> int:
-        return len(self._target(write=False).live)
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return read_fully(self._read_some, size, offset)
-
-    def _read_some(self, size: int, offset: int) -> bytes:
-        _check_place(offset, self._path)
-        with self._disk._operation(f"pread {self._path}", read=True) as fault:
-            data = bytes(self._target(write=False).live[offset : offset + size])
-            if fault == "short":
-                return data[: (len(data) + 1) // 2]
-            return _flip(data, self._disk._chance) if fault == "rot" else data
-
-    def pwrite(self, data: Buffer, offset: int) -> None:
-        write_fully(self._write_some, data, offset)
-
-    def _write_some(self, rest: memoryview, offset: int) -> int:
-        _check_place(offset, self._path)
-        with self._disk._operation(f"pwrite {self._path}") as fault:
-            data = bytes(rest)
-            if fault in ("short", "eio", "enospc"):  # part of it may have been written before the failure
-                data = data[: (len(data) + 1) // 2]
-            elif fault == "rot":
-                data = _flip(data, self._disk._chance)
-            inode = self._target(write=True)
-            data = data[: self._disk._room(inode, offset, len(data))]
-            if data:
-                self._change(inode, (offset, data))
-            if fault in ("eio", "enospc"):
-                raise self._disk._error(fault, self._path)
-            if not data:
-                raise OSError(errno.ENOSPC, "simulated disk is full", self._path)
-            return len(data)
-
-    def _change(self, inode: _Inode, change: Change) -> None:
-        _apply(inode.live, change)
-        inode.changes.append((change, False))
-
-    def truncate(self, size: int) -> None:
-        _check_place(size, self._path)
-        with self._disk._operation(f"truncate {self._path}", failing=("eio", "enospc")):
-            self._change(self._target(write=True), (size, None))
-
-    def allocate(self, offset: int, size: int) -> None:
-        with self._disk._operation(f"allocate {self._path}", failing=("eio", "enospc")):
-            inode = self._target(write=True)
-            if self._disk._room(inode, offset, size) < size:
-                raise OSError(errno.ENOSPC, "simulated disk is full", self._path)
-            if offset + size > len(inode.live):
-                self._change(inode, (offset + size, None))
-
-    def fsync(self) -> None:
-        self._sync("fsync")
-
-    def fdatasync(self) -> None:
-        self._sync("fdatasync")
-
-    def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        for piece in pieces:
-            self.pwrite(piece, offset)
-            offset += len(piece)
-        self.fdatasync()
-
-    def _sync(self, name: str) -> None:
-        with self._disk._operation(f"{name} {self._path}") as fault:
-            inode = self._target(write=False)
-            if fault in ("eio", "enospc"):
-                inode.changes = [(change, True) for change, _ in inode.changes]
-                raise self._disk._error(fault, self._path)
-            content = bytearray(inode.synced)
-            for change, lost in inode.changes:
-                if not lost:
-                    _apply(content, change)
-            inode.synced = bytes(content)
-            inode.changes = [(change, lost) for change, lost in inode.changes if lost]
-            self._disk._synced_version += 1
-
-    def map(self, size: int) -> memoryview:
-        self._target(write=False)
-        data = self.pread(size, 0)
-        if len(data) < size:
-            raise CorruptionError(self._path, len(data), f"the file ends here, {size} bytes were expected")
-        return memoryview(data)
-
-    def close(self) -> None:
-        if self._inode is not None:
-            self._inode = None
-            self._disk.open_files -= 1
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class SimulatedFolder:
-    """A folder of a simulated disk."""
-
-    def __init__(self, disk: SimulatedDisk, path: str) -> None:
-        self._disk, self._path, self._is_open = disk, path, False
-        disk._take_descriptor(path)
-        self._is_open = True
-
-    def fsync(self) -> None:
-        if not self._is_open:
-            raise OSError(errno.EBADF, "the folder is closed", self._path)
-        self._disk.fsync_dir(self._path)
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._disk.open_files -= 1
-
-    def __enter__(self) -> SimulatedFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 @lru_cache(maxsize=4096)
 def _parts(path: str) -> tuple[str, ...]:
     """Return the names in a path, from the root on."""
     return tuple(part for part in posixpath.normpath("/" + path).split("/") if part)
-
-
-def _check_place(offset: int, path: str) -> None:
-    if offset < 0:
-        raise OSError(errno.EINVAL, "Invalid argument", path)
-
-
-def _flip(data: bytes, chance: random.Random) -> bytes:
-    if not data:
-        return data
-    bit = chance.randrange(len(data) * 8)
-    return data[: bit // 8] + bytes([data[bit // 8] ^ (1 << bit % 8)]) + data[bit // 8 + 1 :]
-
-
-class _SimulatedLock:
-    def __init__(self, disk: SimulatedDisk, path: str, node: int) -> None:
-        self._disk = disk
-        self._path = path
-        self._node: int | None = node  # None: released
-
-    def check(self) -> None:
-        if self._node is not None and self._disk._find(self._path) != self._node:
-            raise Closed(f"{self._path} was moved, deleted or replaced: close the store, and open what is there now")
-
-    def release(self) -> None:
-        node, self._node = self._node, None
-        if node is not None:
-            self._disk._locks.discard(node)
 
 
 class _Operation:
@@ -384,8 +85,8 @@ class SimulatedDisk:
         self._faults = {fault.at: fault.kind for fault in faults}
         self._chance = random.Random(seed)
         self._lock = threading.RLock()
-        self._inodes: dict[int, _Inode] = {}
-        self._folders: dict[int, _Folder] = {0: _Folder()}
+        self._inodes: dict[int, DiskInode] = {}
+        self._folders: dict[int, DiskFolder] = {0: DiskFolder()}
         self._next_node = 1
         self._locks: set[int] = set()  # the nodes of files that are locked
         self._synced_version = 0
@@ -424,7 +125,7 @@ class SimulatedDisk:
         with self._operation(f"commit {path}", failing=("eio", "enospc")):
             folder, name = self._folder_of(path)
             node = self._new_node()
-            self._inodes[node] = _Inode(data)
+            self._inodes[node] = DiskInode(data)
             folder.live[name] = folder.synced[name] = node
             self._synced_version += 1
 
@@ -435,7 +136,7 @@ class SimulatedDisk:
             folder, name = self._folder_of(path)
             if name in folder.live:
                 raise FileExistsError(errno.EEXIST, "exists", path)
-            file = SimulatedFile(self, path, _Inode(), write=True)  # first: without a descriptor nothing is created
+            file = SimulatedFile(self, path, DiskInode(), write=True)  # first: without a descriptor nothing is created
             node = self._new_node()
             self._inodes[node] = file._target(write=True)
             self._rename(folder, (name, node, None))
@@ -484,7 +185,7 @@ class SimulatedDisk:
                     raise FileExistsError(errno.EEXIST, "exists and is not a folder", path)
                 return
             node = self._new_node()
-            self._folders[node] = _Folder()
+            self._folders[node] = DiskFolder()
             self._rename(folder, (name, node, None))
 
     def rmdir(self, path: str) -> None:
@@ -519,13 +220,13 @@ class SimulatedDisk:
                 raise IsADirectoryError(errno.EISDIR, "is a folder", path)
             if name not in folder.live:
                 node = self._new_node()
-                self._inodes[node] = _Inode()
+                self._inodes[node] = DiskInode()
                 self._rename(folder, (name, node, None))
             node = folder.live[name]
             if node in self._locks:
                 raise StoreLocked(f"{path} is locked by another process: close it there first")
             self._locks.add(node)
-            return _SimulatedLock(self, path, node)
+            return SimulatedLock(self, path, node)
 
     # -- internals
 
@@ -546,8 +247,8 @@ class SimulatedDisk:
         node, self._next_node = self._next_node, self._next_node + 1
         return node
 
-    def _rename(self, folder: _Folder, change: NameChange) -> None:
-        _apply_name(folder.live, change)
+    def _rename(self, folder: DiskFolder, change: NameChange) -> None:
+        apply_name(folder.live, change)
         folder.changes.append(change)
 
     def _check_replaceable(self, node: int, replaced: int | None, path: str) -> None:
@@ -561,10 +262,10 @@ class SimulatedDisk:
         if node in self._folders and self._folders[replaced].live:
             raise OSError(errno.ENOTEMPTY, "not empty", path)
 
-    def _folder(self, path: str) -> _Folder:
+    def _folder(self, path: str) -> DiskFolder:
         return self._walk(_parts(path), path)
 
-    def _walk(self, parts: tuple[str, ...], path: str) -> _Folder:
+    def _walk(self, parts: tuple[str, ...], path: str) -> DiskFolder:
         folder = self._folders[0]
         for part in parts:
             node = folder.live.get(part)
@@ -575,7 +276,7 @@ class SimulatedDisk:
             folder = self._folders[node]
         return folder
 
-    def _folder_of(self, path: str) -> tuple[_Folder, str]:
+    def _folder_of(self, path: str) -> tuple[DiskFolder, str]:
         *parents, name = _parts(path) or ("",)
         if len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
             raise OSError(errno.ENAMETOOLONG, "the name is too long", path)
@@ -589,7 +290,7 @@ class SimulatedDisk:
             return None
         return folder.live.get(name)
 
-    def _inode(self, path: str) -> _Inode:
+    def _inode(self, path: str) -> DiskInode:
         folder, name = self._folder_of(path)
         node = folder.live.get(name)
         if node in self._folders:
@@ -598,7 +299,7 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._inodes[node]
 
-    def _room(self, inode: _Inode, offset: int, size: int) -> int:
+    def _room(self, inode: DiskInode, offset: int, size: int) -> int:
         """Return how many of `size` bytes at `offset` the disk has space for."""
         if self.capacity_bytes is None:
             return size

@@ -4,14 +4,12 @@ LMDB is C and outside the file seam, so crash images of the layers above the man
 passes the same contract suite as the real one: `Manifest.open("manifest", fs=disk, engine=MemoryEngine)`.
 
 Thread: reads from any thread; one writer at a time.
-Invariant: a snapshot never changes, because a transaction copies a table before it changes it.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -20,50 +18,11 @@ from penstock.errors import Closed, CommitFailed, Invalid
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.manifest.engine import TABLES
+from penstock.manifest.memory import MemoryView
 from penstock.manifest.settings import ManifestSettings
 from penstock.testing.disk import SimulatedDisk
 
-KEY_BYTES_MAX = 511  # as in LMDB
-
 _STATE = msgspec.msgpack.Decoder(dict[str, dict[bytes, bytes]])
-
-
-class MemoryView:
-    """A snapshot, or a transaction that copies the tables it changes."""
-
-    def __init__(self, tables: Mapping[str, dict[bytes, bytes]]) -> None:
-        self.tables = dict(tables)
-        self._copied: set[str] = set()
-
-    def get(self, table: str, key: bytes) -> bytes | None:
-        return self.tables[table].get(key)
-
-    def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        rows = self.tables[table]
-        keys = sorted(rows)
-        for key in keys[bisect_left(keys, start) :]:
-            if stop is not None and key >= stop:
-                return
-            if key in rows:
-                yield key, rows[key]
-
-    def put(self, table: str, key: bytes, value: bytes) -> None:
-        if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise Invalid(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
-        self._own(table)[key] = value
-
-    def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        for key, value in rows:
-            self.put(table, key, value)
-
-    def delete(self, table: str, key: bytes) -> bool:
-        return key in self.tables[table] and self._own(table).pop(key) is not None
-
-    def _own(self, table: str) -> dict[bytes, bytes]:
-        if table not in self._copied:
-            self.tables[table] = dict(self.tables[table])
-            self._copied.add(table)
-        return self.tables[table]
 
 
 class MemoryEngine:

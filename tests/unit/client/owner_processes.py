@@ -106,7 +106,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def hurry(client: RemoteStore, timeout_s: float) -> None:
     """As if it had been connected with another `timeout_s`: finding its owner needed more time than that."""
-    client._connection._patience_s = timeout_s
+    client._connection._owner_timeout_s = timeout_s
     client._port._write_s = timeout_s
 
 

@@ -540,7 +540,7 @@ def test_writes_are_kept_while_no_owner_is_there(tmp_path: Path, monkeypatch: py
     path = tmp_path / "store"
     owner = penstock.open(path)
     store = RemoteStore(
-        _locator(path), durable=False, clock=penstock_clock(), random=random.Random(1), patience_s=0.3, send_s=0.5
+        _locator(path), durable=False, clock=penstock_clock(), random=random.Random(1), owner_timeout_s=0.3, send_s=0.5
     )
     counts = store.kv("counts", value="int64")
     counts.merge(b"n", 1, operator="add_i64", durable=True)

@@ -245,7 +245,9 @@ def test_while_a_sending_is_at_work_its_repetition_is_not_refused(
         return wire.unpack(gateway.answer(wire.pack(wire.Write([group, *more], again)), LOCAL), wire.Outcomes).outcomes
 
     payload = KvKind().encode(Rows.of({b"a": b"1"}))
-    group = wire.SentGroup(encode_condition(Condition(("p", 1))), True, [wire.SentSection(table.table << 16, payload)])
+    group = wire.SentGroup(
+        encode_condition(Condition(("p", 1))), True, [wire.SentSection(table.table_id << 16, payload)]
+    )
     entered, go_on, submit = threading.Event(), threading.Event(), LocalPort.submit
     first = threading.current_thread()
 
@@ -331,11 +333,11 @@ def test_no_refusal_is_forgotten() -> None:
             refusals.raise_for(2 * epoch, epoch % 7)
     refusals.raise_for(2 * epoch + 1, epoch % 7)  # of another batch
     refusals.raise_for(2 * epoch, (epoch + 1) % 7)  # of another table
-    assert refusals.news  # of the oldest, which are one: whoever asked was told of one table
+    assert refusals.unraised  # of the oldest, which are one: whoever asked was told of one table
     with pytest.raises(OutcomeUnknown):
-        refusals.raise_news()
-    refusals.raise_news()
-    assert not refusals.news
+        refusals.raise_unraised()
+    refusals.raise_unraised()
+    assert not refusals.unraised
 
 
 def test_a_flush_tells_of_all_before_it() -> None:
@@ -449,12 +451,12 @@ def test_a_group_that_cannot_be_encoded(owner: Store, store: RemoteStore, monkey
     users = store.kv("users")
     whole, fails = KvKind.encode, [NotFound("no"), RuntimeError("a bug")]
 
-    def encode(kind: KvKind, part: Any) -> bytes:
+    def encode(part: Any) -> bytes:
         if fails and b"bad" in part:
             raise fails.pop(0)
-        return whole(kind, part)
+        return whole(part)
 
-    monkeypatch.setattr(KvKind, "encode", encode)
+    monkeypatch.setattr(KvKind, "encode", staticmethod(encode))
     with pytest.raises(NotFound, match="no"):
         users.put(b"bad", b"1", durable=True)
     with pytest.raises(OutcomeUnknown, match="a bug"):

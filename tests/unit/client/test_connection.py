@@ -236,7 +236,7 @@ def test_a_process_that_ends_with_writes_that_cannot_be_sent(path: Path) -> None
         users = store.kv("users")
         print("up", flush=True)
         sys.stdin.readline()
-        store._connection._patience_s = 0.5
+        store._connection._owner_timeout_s = 0.5
         users.put(b"a", b"1")
     """
     with connect(path, create=True):

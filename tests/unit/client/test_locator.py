@@ -63,7 +63,7 @@ def check_store(path: str | Path, beside: Path, *, elsewhere: bool | None = None
             assert (folder != run) == elsewhere
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {each.parent for each in sockets(folder)} == {folder}
-        assert len(sockets(folder)) == 2  # the bell and Arrow Flight
+        assert len(sockets(folder)) == 2  # the control socket and Arrow Flight
         assert all(run in each.parents for each in sockets(beside))
     assert sockets(beside) == set()
     assert folder == run or not folder.exists()
@@ -137,15 +137,15 @@ def test_a_pointer_to_a_folder_that_somebody_else_made(short: Path) -> None:
     foreign.mkdir(mode=0o755)
     (path / "run" / "elsewhere").write_text(str(foreign))
     listener = locator.listen(str(foreign))
-    assert locator.knock(str(path), "serve", 0.2) is None
+    assert locator.ask_owner(str(path), "serve", 0.2) is None
     foreign.chmod(0o700)
     with pytest.raises(WaitExpired):  # the control: in a private folder it is asked, and says nothing
-        locator.knock(str(path), "serve", 0.2)
+        locator.ask_owner(str(path), "serve", 0.2)
     foreign.chmod(0o755)
     with penstock.open(path), connect(path) as client:
         assert client.tables() == []
     listener.close()
-    assert (foreign / "bell").exists()
+    assert (foreign / "control").exists()
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", os.fsdecode(b"\xff\xfe")])

@@ -84,7 +84,7 @@ def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
         client.kv("users").put(b"a", b"1", durable=True)
         assert store.kv("users")[b"a"] == b"1"
     assert not folder.exists()
-    assert not {"bell", "elsewhere"} & set(os.listdir(path / "run"))
+    assert not {"control", "elsewhere"} & set(os.listdir(path / "run"))
 
 
 def test_a_store_that_does_not_serve(path: Path) -> None:

@@ -59,7 +59,8 @@ def test_connect_gives_up_and_leaves_the_way_free(path: Path, tmp_path: Path, mo
 def test_an_owner_that_is_stopped_with_the_lock_blocks_nobody_for_longer_than_they_said(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import os, sys, penstock.server.service as s; s.Service._hang_bell = lambda *_: os.kill(os.getpid(), 19)"
+    stop = "s.Service._open_control_socket = lambda *_: os.kill(os.getpid(), 19)"
+    code = f"import os, sys, penstock.server.service as s; {stop}"
     program = tmp_path / "stops.py"
     program.write_text(f"{code}\nfrom penstock.server.__main__ import main\nmain(sys.argv[3:])\n")
     interpret(tmp_path, monkeypatch, f'exec {sys.executable} {program} "$@"')
@@ -84,7 +85,7 @@ def test_an_owner_that_comes_late_serves_those_who_come_later(
     assert isinstance(outcome(lambda: connect(path, timeout_s=0.5)), WaitExpired)
     first = owners(path)
     monkeypatch.undo()
-    until(lambda: (path / "run" / "bell").exists() or list((path / "run").glob("elsewhere")))
+    until(lambda: (path / "run" / "control").exists() or list((path / "run").glob("elsewhere")))
     with connect(path) as client:
         assert client.kv("users")[b"a"] == b"1"
     assert len(owners(path)) == 1

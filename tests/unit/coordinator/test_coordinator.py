@@ -24,10 +24,10 @@ from penstock.coordinator import (
     Trigger,
     WriteCoordinator,
 )
-from penstock.coordinator.epochs import COUNT_MAX
 from penstock.coordinator.executor import GATHER_S, UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
-from penstock.coordinator.waiting import LOOK_AGAIN_S, Waiter
+from penstock.coordinator.protocols import COUNT_MAX
+from penstock.coordinator.waiting import RECHECK_S, Waiter
 from penstock.errors import Backpressure, Closed, Invalid, Lost, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.metrics import Metrics
 from penstock.testing import FakeClock
@@ -1187,7 +1187,7 @@ def test_the_last_of_a_group_flushes_for_all_of_it(group: Threads) -> None:
     for first, second, third in [(1, 2, 3), (3, 1, 2), (2, 3, 1)]:
         group.write(1, 2, 3)
         assert group.join(first) == GATHER_S
-        assert group.join(second) == LOOK_AGAIN_S
+        assert group.join(second) == RECHECK_S
         assert group.join(third) == 0.0
         assert group.work(third) == {first, second}
 
@@ -1195,7 +1195,7 @@ def test_the_last_of_a_group_flushes_for_all_of_it(group: Threads) -> None:
 def test_one_that_does_not_come_back_is_waited_for_once(group: Threads) -> None:
     group.write(1, 2)
     del group.waiters[3]
-    assert (group.join(1), group.join(2)) == (GATHER_S, LOOK_AGAIN_S)
+    assert (group.join(1), group.join(2)) == (GATHER_S, RECHECK_S)
     assert group.join(1) == 0.0  # its time is over
     assert group.work(1) == {2}
     group.write(1, 2)
@@ -1212,7 +1212,7 @@ def test_others_than_those_who_were_woken_are_no_reason_to_wait(box: Box) -> Non
 
 def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
     group.write(1, 2)
-    assert (group.join(1), group.join(2)) == (GATHER_S, LOOK_AGAIN_S)
+    assert (group.join(1), group.join(2)) == (GATHER_S, RECHECK_S)
     group.executor.leave(group.waiters[1])
     assert group.executor.leading is group.waiters[2]
     assert group.waiters[2].wait(0.0)
@@ -1222,9 +1222,65 @@ def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
     assert group.box.state() is State.IDLE
 
 
+def test_a_thread_that_gathers_can_be_woken_to_apply(group: Threads) -> None:
+    """It has the apply turn then, and the write turn can still be taken from it."""
+    group.write(2, 3)
+    assert (group.join(2), group.join(3), group.join(2)) == (GATHER_S, RECHECK_S, 0.0)
+
+    def interrupt(where: str) -> None:
+        if where == "apply":
+            group.box.flusher.watch = lambda where: None
+            group.executor.waiters.discard(group.waiters[3])  # its wait ended
+            group.write(1)
+            assert group.join(1) == GATHER_S
+            raise KeyboardInterrupt
+
+    group.box.flusher.watch = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        group.work(2)
+    group.executor.leave(group.waiters[2])
+    assert group.executor.leading is group.executor.applying is group.waiters[1]
+    assert group.join(1) == 0.0
+    group.work(1)
+    assert group.box.coordinator.seal_pending().view == {"a": 8}  # applied; its own write is not flushed
+    assert group.executor.leading is group.waiters[1]
+    assert group.join(1) == 0.0  # its time is over
+    group.work(1)
+    assert group.box.state() is State.IDLE
+
+
+def test_waiters_wake_each_other_and_an_interrupt_does_not_break_the_chain(
+    group: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.write(1, 2, 3)
+    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, RECHECK_S, 0.0)
+    assert group.work(3) == {1, 2}
+    first, second = group.waiters[1], group.waiters[2]
+    assert first.wait(0.0)
+    assert not second.wait(0.0)  # the first wakes it
+
+    def interrupt(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    first.epoch = Epoch(group.box.write())  # a wait that is not over
+    monkeypatch.setattr(group.box.coordinator, "_sleep", interrupt)
+    group.executor.leading = second
+    with pytest.raises(KeyboardInterrupt):
+        group.box.coordinator._await(first, PATIENCE_S)
+    assert second.wait(0.0)
+
+
+def test_a_batch_whose_apply_fails_at_once_is_durable_and_the_failure_is_told(box: Box) -> None:
+    epoch = box.write()
+    box.flusher.apply_errors.append(OSError("apply"))
+    with pytest.raises(Poisoned, match="is durable, but its apply failed"):
+        box.coordinator.wait_applied(epoch)
+    assert box.coordinator.durable >= epoch
+
+
 def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: Threads) -> None:
     group.write(1, 2, 3)
-    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, LOOK_AGAIN_S, 0.0)
+    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, RECHECK_S, 0.0)
     late: list[float] = []
 
     def come_late(where: str) -> None:
@@ -1234,11 +1290,11 @@ def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: T
 
     group.box.flusher.watch = come_late
     assert group.work(3) == {1, 2}
-    assert late == [LOOK_AGAIN_S]
+    assert late == [RECHECK_S]
     assert group.executor.leading is group.waiters[4]
     assert group.join(4) == GATHER_S
     group.write(1, 2, 3)
-    assert (group.join(2), group.join(1), group.join(3)) == (LOOK_AGAIN_S, LOOK_AGAIN_S, 0.0)
+    assert (group.join(2), group.join(1), group.join(3)) == (RECHECK_S, RECHECK_S, 0.0)
     assert group.work(3) == {1, 2, 4}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.coordinator.epochs import COUNT_BITS, INCARNATION_MAX, Epoch, EpochTracker
 from penstock.coordinator.layers import Layers
+from penstock.coordinator.protocols import COUNT_BITS, INCARNATION_MAX, Epoch, EpochTracker
 from penstock.coordinator.settings import Trigger, choose_trigger
 from penstock.coordinator.waiting import Waiter, Waiters
 from penstock.errors import Invalid, Lost
@@ -34,9 +34,9 @@ def test_an_epoch_fits_into_64_bits(incarnation: int) -> None:
 
 
 def test_commands_come_before_the_timer_and_the_timer_before_the_size() -> None:
-    for asked, timer_due, size_due in itertools.product([False, True], repeat=3):
-        wanted = [Trigger.EXPLICIT] * asked + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
-        chosen = choose_trigger(asked=asked, timer_due=timer_due, size_due=size_due)
+    for requested, timer_due, size_due in itertools.product([False, True], repeat=3):
+        wanted = [Trigger.EXPLICIT] * requested + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
+        chosen = choose_trigger(requested=requested, timer_due=timer_due, size_due=size_due)
         assert chosen is (wanted[0] if wanted else None)
 
 
@@ -81,7 +81,7 @@ def test_layers_move_in_whole_steps() -> None:
     taken = folded.take([9], Epoch(12), 7).seal([5], Epoch(13))
     assert taken.sealed_deltas == ([4],)
     assert (taken.taken, taken.durable, taken.batches[0].first, taken.batches[0].last) == (12, 10, 11, 12)
-    durable = taken.harden("result")
+    durable = taken.mark_durable("result")
     assert (durable.durable, durable.results, durable.applied) == (12, ("result",), 10)
     applied = durable.retire("view")
     assert (applied.applied, applied.deltas, applied.view, applied.batches, applied.results) == (

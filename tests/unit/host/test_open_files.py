@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from interrupts import every_point, where
 
-import penstock.testing.disk as disk_module
+import penstock.testing.disk_files as disk_module
 from penstock.errors import ProcessLimit, RetryLater
 from penstock.host.file_operations import rename_durably
 from penstock.host.open_files import OPEN_FILES, OPEN_MAX, BoundedFileSystem, OpenFiles, open_files_max

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def tree_of(store: Store, name: str) -> Tree:
-    table = store._info(name).table
+    table = store._info(name).table_id
     return next(tree for tree, catalog in store._maintenance.trees() if catalog.db_id == table)
 
 
@@ -206,7 +206,7 @@ def test_a_compaction_of_a_closed_store_and_one_under_a_close(store: Store) -> N
 def test_closing_trees_have_one_deadline(store: Store) -> None:
     """However many shards somebody still works on, a close does not wait for each of them in turn."""
     add_run(store, b"1")
-    table, maintenance = store._info("t").table, store._maintenance
+    table, maintenance = store._info("t").table_id, store._maintenance
     maintenance.stop()
     maintenance._stopped_s -= BUSY_TIMEOUT_S
     with maintenance._at_work(table, 0), pytest.raises(GateShut, match="after 0.0 s"):
@@ -216,7 +216,7 @@ def test_closing_trees_have_one_deadline(store: Store) -> None:
 def test_a_dropped_shard_at_work_does_not_keep_others(store: Store) -> None:
     for name in ("t", "u"):
         store.kv(name).put(b"k", b"1", durable=True)
-    busy, other = (store._info(name).table for name in ("t", "u"))
+    busy, other = (store._info(name).table_id for name in ("t", "u"))
     store.drop("t")
     store.drop("u")
     store._dropped._may_remove = lambda: True  # nobody reads from before the opening

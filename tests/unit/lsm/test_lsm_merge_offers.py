@@ -181,7 +181,7 @@ def files(store: Store) -> set[int]:
     """The ids of the files of table t."""
     table = store.port.table("t")
     assert table is not None
-    return {key.chunk_id for key, _ in store._manifest.scan_chunks(table.table)}
+    return {key.chunk_id for key, _ in store._manifest.scan_chunks(table.table_id)}
 
 
 def test_a_driver_merges_and_the_owner_commits(store: Store) -> None:
@@ -311,7 +311,7 @@ def test_inputs_that_changed_meanwhile_are_not_committed(store: Store) -> None:
 def _table(store: Store) -> int:
     info = store.port.table("t")
     assert info is not None
-    return info.table
+    return info.table_id
 
 
 def test_a_store_closes_over_an_offer(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from penstock.host.clock import SystemClock
 from penstock.manifest import tables
 from penstock.manifest.codec import pack_value
 from penstock.manifest.keys import ChunkKey, MetricKey, PendingJobKey, WalStateKey, pack_id
+from penstock.manifest.memory import MemoryView
 from penstock.manifest.migrations import is_current, migrate
 from penstock.manifest.records import (
     ChunkEntryRecord,
@@ -45,7 +46,7 @@ from penstock.manifest.records import (
 )
 from penstock.manifest.settings import ManifestSettings
 from penstock.testing import SimulatedDisk
-from penstock.testing.manifest import MemoryEngine, MemoryView
+from penstock.testing.manifest import MemoryEngine
 
 
 def descriptor(name: str = "events", **changes: Any) -> DbDescriptorRecord:

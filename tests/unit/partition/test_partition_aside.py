@@ -241,7 +241,7 @@ def test_a_condition_that_cannot_be_judged_is_not_fulfilled(
     disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_simulated(disk, clock) as store:
-        table = store.queue("q")._info.table.to_bytes(8, "big")
+        table = store.queue("q")._info.table_id.to_bytes(8, "big")
         store.kv("t")
         monkeypatch.setattr(local.LocalPort, "_check_condition", lambda *_: None)
         monkeypatch.setattr("penstock.queue.delivery.Deliveries.admit", lambda *_: None)

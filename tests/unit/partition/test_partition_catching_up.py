@@ -9,7 +9,7 @@ from store_model import open_simulated
 
 from penstock.errors import GateShut, PartitionPaused, PenstockError
 from penstock.kv.machine import KvMachine
-from penstock.partition.dispatcher import Dispatcher, Partition
+from penstock.partition.backlog import Backlogs, Partition
 from penstock.partition.machine import Entry
 from penstock.queue.files import DataWriter
 from penstock.store.store import Store
@@ -142,6 +142,6 @@ def test_a_queue_whose_file_failed_begins_anew_from_the_journal(
 
 def test_one_that_only_goes_on_is_seen(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: nobody begins anew."""
-    monkeypatch.setattr(Dispatcher, "_renew", lambda self, partition: None)
+    monkeypatch.setattr(Backlogs, "renew", lambda self, partition: None)
     with pytest.raises(PenstockError):
         one_bad_write(store, clock, monkeypatch)

@@ -29,7 +29,7 @@ def fill(store: Store, name: str, rows: int) -> None:
 def folder_of(store: Store, name: str) -> str:
     info = store._ledger.table(name)
     assert info is not None
-    return f"/store/tables/{info.table}/0"
+    return f"/store/tables/{info.table_id}/0"
 
 
 def bytes_in(disk: SimulatedDisk, folder: str) -> int:

@@ -9,7 +9,7 @@ from store_model import SETTINGS, open_simulated
 
 from penstock.errors import Backpressure, Invalid
 from penstock.kv.machine import KvMachine
-from penstock.partition.dispatcher import DispatcherSettings
+from penstock.partition.backlog import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.testing import FakeClock, SimulatedDisk
 
@@ -47,7 +47,7 @@ def test_a_partition_that_is_behind_refuses(limits: DispatcherSettings, message:
         marks = partition.watermarks
         assert marks.applied < marks.durable == marks.highest
         assert partition.backlog_bytes == sum(entry.size for entry in partition.backlog) > 0
-        assert store._dispatcher._behind == {partition}
+        assert store._dispatcher.backlogs.behind == {partition}
 
 
 @pytest.mark.parametrize("limits", [replace(WAITING, operations_max=4), replace(WAITING, bytes_max=1_200)])

@@ -76,11 +76,13 @@ def test_tokens_against_a_set(records: list[list[tuple[str, int]]]) -> None:
 def test_tables_come_and_go() -> None:
     ledger = make()
     first = ledger.judge(command(Create("t", "kv", 2, b"x"), Create("u", "kv", 1, b"")), 1)
-    assert [info.table for info in first.created] == [FIRST_TABLE, FIRST_TABLE + 1]
+    assert [info.table_id for info in first.created] == [FIRST_TABLE, FIRST_TABLE + 1]
     assert not ledger.judge(command(Create("t", "kv", 5, b"y")), 2).created  # there is one
     assert ledger.table("t") == first.created[0]
     assert [info.name for info in ledger.judge(command(Drop("t"), Drop("nobody")), 3).dropped] == ["t"]
-    assert ledger.judge(command(Create("t", "kv", 1, b"")), 4).created[0].table == FIRST_TABLE + 2  # never used twice
+    assert (
+        ledger.judge(command(Create("t", "kv", 1, b"")), 4).created[0].table_id == FIRST_TABLE + 2
+    )  # never used twice
     assert [info.name for info in ledger.tables()] == ["t", "u"]
     assert Ledger(ledger.tree).tables() == ledger.tables()
 

@@ -15,7 +15,7 @@ from penstock.errors import Backpressure
 from penstock.kv.machine import KvMachine
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.tree import Tree
-from penstock.partition.dispatcher import DispatcherSettings, Partition
+from penstock.partition.backlog import DispatcherSettings, Partition
 from penstock.partition.machine import Entry
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -155,7 +155,7 @@ def test_one_apply_lets_one_more_in(gate: Gate, limit: int) -> None:
             slow.put(b"more", b"x", durable=True)
         gate.pass_on(store, 1_000)
         partition = partition_of(store)
-        assert (len(partition.backlog), partition.backlog_bytes, store._dispatcher._behind) == (0, 0, set())
+        assert (len(partition.backlog), partition.backlog_bytes, store._dispatcher.backlogs.behind) == (0, 0, set())
 
 
 def test_nothing_is_counted_when_all_was_judged(gate: Gate) -> None:
@@ -168,6 +168,6 @@ def test_nothing_is_counted_when_all_was_judged(gate: Gate) -> None:
                 batch.kv("slow").put(b"k", b"x")
         gate.room = 0
         store.kv("slow").put(b"waits", b"x", durable=True)
-        assert store._dispatcher._behind == {partition_of(store)}
+        assert store._dispatcher.backlogs.behind == {partition_of(store)}
         store.drop("slow")
-        assert store._dispatcher._behind == set()
+        assert store._dispatcher.backlogs.behind == set()

@@ -20,9 +20,9 @@ from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, Shard
 ASKED: list[tuple[str, QueueCall, Any]] = [
     ("bounds", QueueCall(), list[ShardBounds]),
     ("statistics", QueueCall(), QueueTotals),
-    ("places", QueueCall(consumer="c"), list[ConsumerPosition]),
+    ("positions", QueueCall(consumer="c"), list[ConsumerPosition]),
     ("seek", QueueCall(shard=1, time_us=0), int),
-    ("advance", QueueCall(places=[(0, 1), (1, 1)], count=3), dict[int, int]),
+    ("advance", QueueCall(positions=[(0, 1), (1, 1)], count=3), dict[int, int]),
     ("nack", QueueCall(consumer="c", leases=[(0, 1, 7)]), int),
 ]
 WRONG = [
@@ -31,7 +31,7 @@ WRONG = [
     ("get", QueueCall(consumer="c", count=-1)),
     ("get", QueueCall(consumer="c", count=1, timeout_s=1e9)),
     ("nack", QueueCall(consumer="c", leases=[(0, 1, -1)])),
-    ("advance", QueueCall(places=[(5, 1)])),
+    ("advance", QueueCall(positions=[(5, 1)])),
     ("nothing", QueueCall()),
 ]
 

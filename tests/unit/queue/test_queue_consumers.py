@@ -30,7 +30,7 @@ from penstock.queue.positions import (
     Move,
     Seek,
     argument,
-    read_place,
+    read_row,
     runs,
 )
 from penstock.queue.table import QueueTable
@@ -105,6 +105,77 @@ def test_acknowledged_messages_never_come_again(disk: SimulatedDisk, queue: Queu
     assert numbers(consumer.get()) == [1, 3, 6]
     assert consumer.position == {0: 1}
     assert consumer.lag == 3
+    again.close()
+
+
+def test_a_lease_is_extended(queue: QueueTable, clock: FakeClock) -> None:
+    fill(queue, 4)
+    consumer = queue.consumer("c", visibility_timeout_s=10)
+    messages = consumer.get(3)
+    clock.advance(8)
+    consumer.extend(messages[:2])
+    clock.advance(5)  # the third has lapsed
+    assert numbers(consumer.get()) == [3, 4]
+    with pytest.raises(LeaseLost):
+        consumer.extend([messages[0], messages[2]], visibility_timeout_s=100)
+    clock.advance(6)
+    assert numbers(consumer.get()) == [1, 2], "a refused extension extends nothing"
+    with pytest.raises(LeaseLost):
+        consumer.ack(messages[0])
+    assert consumer.get() == []
+
+
+def test_an_extended_lease_is_acknowledged(queue: QueueTable, clock: FakeClock) -> None:
+    fill(queue, 3)
+    consumer = queue.consumer("c", visibility_timeout_s=10)
+    first, second, third = consumer.get()
+    consumer.extend(first, visibility_timeout_s=60)
+    consumer.extend([])
+    clock.advance(50)
+    consumer.ack(first)
+    for wrong in (first, second, third):
+        with pytest.raises(LeaseLost):
+            consumer.extend(wrong)
+    clock.advance(50)
+    assert numbers(consumer.get()) == [2, 3]
+
+
+def test_consumers_are_listed(store: Store, clock: FakeClock) -> None:
+    queue = store.queue("spread", shards=2)
+    for n in range(20):
+        queue.put(b"%d" % n, key=b"%d" % n)
+    store.flush()
+    assert queue.consumers() == []
+    billing, audit, late = queue.consumer("billing"), queue.consumer("audit"), queue.consumer("late")
+    messages = billing.get(8)
+    billing.ack(messages[:3])
+    seen_us = store._port.time_us()
+    clock.advance(5)
+    audit.seek("latest")
+    listed = {each.name: each for each in queue.consumers()}
+    assert list(listed) == ["audit", "billing"]
+    assert (listed["billing"].mode, listed["billing"].lag, listed["billing"].leased) == ("leased", 17, 5)
+    assert listed["billing"].position == billing.position
+    assert listed["billing"].last_seen_us == seen_us
+    assert (listed["audit"].lag, listed["audit"].leased) == (0, 0)
+    late.get(1)
+    store.flush()
+    assert [(each.mode, each.lag) for each in queue.consumers() if each.name == "late"] == [("leased", 20)]
+    clock.advance(60)
+    assert [each.leased for each in queue.consumers()] == [0, 0, 0]
+    late.forget()
+    assert [each.name for each in queue.consumers()] == ["audit", "billing"]
+
+
+def test_a_consumer_is_not_seen_before_the_opening(disk: SimulatedDisk, queue: QueueTable, clock: FakeClock) -> None:
+    fill(queue, 2)
+    consumer = queue.consumer("c")
+    consumer.ack(consumer.get(1))
+    again = open_queues(disk.image().restore("strict"), clock)
+    (only,) = again.queue("events").consumers()
+    assert (only.name, only.position, only.lag, only.leased, only.last_seen_us) == ("c", {0: 2}, 1, 0, None)
+    again.queue("events").consumer("new").get(timeout_s=0)
+    assert [each.name for each in again.queue("events").consumers()] == ["c", "new"]
     again.close()
 
 
@@ -626,7 +697,7 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     wait_for_waiters(real, "events", 1)
     deliveries = real._port._service(real._ledger.table("events"))._deliveries  # type: ignore[union-attr]
     with deliveries._changed:  # it must not be the waiter who takes it
-        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._place, real._clock.monotonic_s(), 0.0)
+        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())
     assert [message.deliveries for message in waiter.result()] == [3]
 
@@ -733,7 +804,7 @@ def move(store: Store, consumer: str, ranges: list[tuple[int, int, int]], mark: 
     assert info is not None
     with store.batch() as batch:
         batch.kv("results").merge(b"log", mark, operator="append")
-        batch.require(MOVE, argument(info.table, Move(consumer, ranges)))
+        batch.require(MOVE, argument(info.table_id, Move(consumer, ranges)))
     return batch.duplicate
 
 
@@ -823,7 +894,7 @@ class Rows:
         return verdict
 
     def place(self, shard: int) -> ConsumerRow | None:
-        return read_place(self.rows.get, 7, shard, "c")
+        return read_row(self.rows.get, 7, shard, "c")
 
 
 sequences = st.lists(st.integers(1, 40), max_size=5)

@@ -127,7 +127,7 @@ def test_a_table_of_files_is_columns_and_entries() -> None:
         assert list(table.without_oldest(40)) == entries[40:]
         assert np.array_equal(table.starts, [entry.start_sequence for entry in entries])
     table = FileTable.of(mixed)
-    assert [table.place_of(s) for s in (0, 1, 10, 11, 1000, 1001)] == [0, 0, 0, 1, 99, 100]
+    assert [table.index_of(s) for s in (0, 1, 10, 11, 1000, 1001)] == [0, 0, 0, 1, 99, 100]
     with pytest.raises(Invalid):
         FileEntry("a", 2, 1, 0)
     with pytest.raises(Invalid):

@@ -30,7 +30,7 @@ from penstock.partition.reference import sealed
 from penstock.queue import section
 from penstock.queue.files import DataWriter
 from penstock.queue.messages import Messages, encode_payloads
-from penstock.queue.options import Retention
+from penstock.queue.options import Retention, encode_queue_options, queue_options
 from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
 from penstock.queue.table import Message, Position
@@ -60,7 +60,7 @@ def store(disk: SimulatedDisk, clock: FakeClock) -> Any:
 def files_of(store: Store, name: str, shard: int = 0) -> list[str]:
     info = store._ledger.table(name)
     assert info is not None
-    return list(data_files(store._fs, f"{store.path}/tables/{info.table}/{shard}"))
+    return list(data_files(store._fs, f"{store.path}/tables/{info.table_id}/{shard}"))
 
 
 # -- writing and reading
@@ -155,7 +155,7 @@ def test_many_with_keys_and_times(store: Store) -> None:
     queue.put_many(table.slice(2).to_batches()[0])
     queue.put_many(pa.table({"payload": [b"t"], "time": pa.array([0], pa.timestamp("s"))}))
     store.flush()
-    assert [message[2:] for message in queue.read()] == [
+    assert [message[2:5] for message in queue.read()] == [
         (START_US, b"k", b"a"),
         (START_US, None, b"b"),
         (START_US, b"h", b"g"),
@@ -384,7 +384,9 @@ def test_a_section_holds_the_same_messages_when_decoded(parts: list[Any]) -> Non
     queue = store.queue("q")
     info = store._ledger.table("q")
     assert info is not None
-    store._port.write(PartitionId(info.table << 16), lambda d, p, a, b: d.begin().update({p: decoded}), 10, None, None)
+    store._port.write(
+        PartitionId(info.table_id << 16), lambda d, p, a, b: d.begin().update({p: decoded}), 10, None, None
+    )
     store.flush()
     found = [(message.payload, message.key, message.time_us) for message in queue.read()]
     assert found == [(payload, key, 99 if time is None else time) for payload, key, time in expected]
@@ -692,7 +694,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     consumer.ack(held[:1])
     store.drop("events")
     store._retry_task()
-    assert str(info.table) not in disk.listdir("/store/tables")
+    assert str(info.table_id) not in disk.listdir("/store/tables")
     assert list(store._port.ledger_rows(b"k")) == []
     for use in (
         lambda: queue.put(b"x"),
@@ -707,7 +709,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     fresh = store.queue("events")
     assert fresh.append(b"first").sequence == 1
     assert [message.payload for message in fresh.consumer("c").get()] == [b"first"]
-    assert list(store._port._services) == [store._ledger.table("events").table]  # type: ignore[union-attr]
+    assert list(store._port._services.running()) == [store._ledger.table("events").table_id]  # type: ignore[union-attr]
 
 
 def test_a_write_that_a_drop_overtakes_leaves_nothing(store: Store) -> None:
@@ -792,7 +794,7 @@ def test_files_that_lost_messages_are_refused(disk: SimulatedDisk, clock: FakeCl
     info = store._ledger.table("events")
     assert info is not None
     store.close()
-    folder = f"/store/tables/{info.table}/0"
+    folder = f"/store/tables/{info.table_id}/0"
     for path in [*data_files(disk, folder), "manifest.current", "manifest.1", "manifest.2"]:
         if disk.exists(f"{folder}/{path}"):
             disk.unlink(f"{folder}/{path}")
@@ -852,7 +854,7 @@ def test_a_full_disk_takes_trims(disk: SimulatedDisk, store: Store) -> None:
     queue = store.queue("events")
     for number in range(20):
         queue.put(b"%d" % number * 50, durable=True)
-    store._space.give_up_reserve()
+    store._space.release_reserve()
     with pytest.raises(Exception, match="full"):
         queue.put(b"x")
     queue.trim(11, durable=True)
@@ -1001,3 +1003,92 @@ def test_the_bytes_of_sections() -> None:
     sizes = len(first).to_bytes(8, "little") + len(second).to_bytes(8, "little")
     assert section.encode(puts) == head + sizes + first + second
     assert section.encode(section.Trim(258)) == b"\x01" + bytes(7) + b"\x02\x01" + bytes(6)
+
+
+# -- options
+
+
+def test_a_retention_is_altered(store: Store, disk: SimulatedDisk, clock: FakeClock) -> None:
+    queue = store.queue("events", retention=Retention(age_s=3600))
+    queue.put_many([b"%d" % n for n in range(5)], durable=True)
+    assert queue.retention == Retention(age_s=3600)
+    queue.alter(retention=Retention(age_s=10))
+    assert queue.retention == store.queue("events").retention == Retention(age_s=10)
+    assert store.queue("events", retention=Retention(age_s=10.0)).name == "events"
+    with pytest.raises(KindMismatch, match="alter"):
+        store.queue("events", retention=Retention(age_s=3600))
+    clock.advance(30)
+    store._port.maintain()
+    store.flush()
+    assert payloads(queue) == [], "the service follows"
+    again = open_queues(disk.image().restore("strict"), clock)
+    assert again.queue("events").retention == Retention(age_s=10), "it was durable when alter returned"
+    again.close()
+
+
+def test_a_queue_that_keeps_everything_again(store: Store, clock: FakeClock) -> None:
+    queue = store.queue("events", retention=Retention(age_s=10))
+    queue.alter(retention=Retention())
+    queue.put(b"m", durable=True)
+    clock.advance(30)
+    store._port.maintain()
+    store.flush()
+    assert payloads(queue) == [b"m"]
+    with pytest.raises(Invalid):
+        queue.alter(retention=None)
+    with store.snapshot() as snapshot:
+        store.drop("events")
+        with pytest.raises(NotFound):
+            queue.alter(retention=Retention())
+        store.queue("events")
+        with pytest.raises(NotFound):
+            queue.alter(retention=Retention(age_s=1))
+        assert snapshot.queue("events").to_arrow().num_rows == 1
+    assert store.queue("events").retention == Retention()
+
+
+def test_an_alteration_that_comes_second_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, port = store.queue("events"), store._port
+    alter, others = port.alter, [Retention(age_s=1), Retention(age_s=2)]
+
+    def after_another(info: Any, options: bytes) -> Any:
+        if others:
+            alter(info, encode_queue_options(queue_options(others.pop())))
+        return alter(info, options)
+
+    monkeypatch.setattr(port, "alter", after_another)
+    queue.alter(retention=Retention(age_s=9))
+    assert queue.retention == Retention(age_s=9)
+    assert others == []
+
+
+# -- all shards
+
+
+def test_all_shards_are_read(store: Store) -> None:
+    queue = store.queue("spread", shards=3)
+    for n in range(30):
+        queue.put(b"%d" % n, key=b"%d" % n)
+    store.flush()
+    messages = queue.read()
+    assert len(messages) == 30
+    assert messages == [message for shard in range(3) for message in queue.read(shard)]
+    assert queue.read(limit=12) == messages[:12]
+    assert queue.read(limit=0) == []
+    assert queue.read(from_sequence=4) == [message for message in messages if message.sequence >= 4]
+    with store.snapshot() as snapshot:
+        assert snapshot.queue("spread").read() == messages
+    queue.trim(3, shard=1, durable=True)
+    assert queue.read() == [message for message in messages if message.shard != 1 or message.sequence >= 3]
+    with pytest.raises(NotFound):
+        queue.read(from_sequence=2)
+
+
+def test_all_shards_are_read_at_one_moment(store: Store) -> None:
+    """A batch that is committed while the first shard is read is not in the second either."""
+    queue = store.queue("spread", shards=2)
+    queue.put_many([b"a"] * 4, keys=[b"0", b"1", b"2", b"3"], durable=True)
+    batches = queue.scan_arrow()
+    first = next(batches)
+    queue.put_many([b"b"] * 4, keys=[b"0", b"1", b"2", b"3"], durable=True)
+    assert [row["payload"] for batch in (first, *batches) for row in batch.to_pylist()] == [b"a"] * 4

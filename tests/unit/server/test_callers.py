@@ -90,9 +90,9 @@ def test_bytes_move_with_who_becomes_a_client_and_end_with_him(monkeypatch: pyte
     monkeypatch.setattr(callers_module, "STRANGERS_BYTES_MAX", 10)
     door = Door()
     first, second = door.stranger("first"), door.stranger("second")
-    door.callers.took(first, 9)
+    door.callers.add_bytes(first, 9)
     with pytest.raises(RefusedError):
-        door.callers.took(second, 20)
+        door.callers.add_bytes(second, 20)
     door.callers.leave(second)
     door.callers.recognise(first)
     assert (door.callers.bytes(clients=False), door.callers.bytes(clients=True)) == (0, 9)

@@ -73,7 +73,7 @@ def ask(gateway: Gateway, request: Any, rights: Rights = LOCAL) -> bytes:
 def partition(store: Store, name: str, shard: int = 0) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table << 16 | shard
+    return info.table_id << 16 | shard
 
 
 def write(gateway: Gateway, *sections: wire.SentSection, condition: bytes = b"", rights: Rights = LOCAL) -> None:
@@ -154,7 +154,7 @@ def test_a_message_is_looked_at_before_it_is_decoded(gateway: Gateway) -> None:
         wire.CallService(3, "get", encode_call(QueueCall(consumer="c" * 300))),
         wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=float("nan")))),
         wire.CallService(3, "nack", encode_call(QueueCall(consumer="c", leases=[(9, 1, 1)]))),
-        wire.CallService(3, "advance", encode_call(QueueCall(places=[(2, 1)]))),
+        wire.CallService(3, "advance", encode_call(QueueCall(positions=[(2, 1)]))),
         wire.CallService(3, "fly", b""),
     ],
     ids=lambda request: type(request).__name__,
@@ -430,7 +430,7 @@ def test_what_clients_hold_is_limited_and_lapses() -> None:
 
 def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> None:
     """Neither the writer they wait for, nor an acknowledgement, nor readers; one more of them is told to retry."""
-    limits = gateway._work.places[WAITING]
+    limits = gateway._work.slots[WAITING]
     limits.each_max, limits.own = 3, 0
     asking = encode_call(QueueCall(consumer="c", count=1, timeout_s=20.0))
     table = partition(store, "events") >> 16
@@ -460,7 +460,7 @@ def test_requests_at_work_are_limited(gateway: Gateway, monkeypatch: pytest.Monk
     monkeypatch.setattr(work_module, "MEMORY_WAIT_S", 0.01)
     waiting = wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))
     putting = wire.CallService(3, "append", encode_call(QueueCall(payload=b"x")))
-    places = gateway._work.places
+    places = gateway._work.slots
     for limits, request in (
         (places[WAITING], waiting),
         (places[READING], wire.ReadTime()),
@@ -606,28 +606,31 @@ def test_a_gateway_that_yields_answers_nobody(store: Store, gateway: Gateway) ->
         gateway.page(wire.pack(wire.More("x")), LOCAL)
 
 
-def test_the_bell_outlives_nonsense() -> None:
-    with tempfile.TemporaryDirectory() as short, penstock.open(f"{short}/s") as store:  # the bell is in its folder then
+def test_the_control_socket_outlives_nonsense() -> None:
+    with (
+        tempfile.TemporaryDirectory() as short,
+        penstock.open(f"{short}/s") as store,
+    ):  # the control socket is in its folder then
         _ring_badly(store)
 
 
 def _ring_badly(store: Store) -> None:
-    path = f"{store.path}/run/bell"
+    path = f"{store.path}/run/control"
     for said in (b"", b"junk\n", b'{"ask":"dance"}\n', b"x" * 200_000):
         with socket.socket(socket.AF_UNIX) as caller, suppress(OSError):
             caller.connect(path)
             caller.sendall(said)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
-        answer = locator.knock(store.path, "serve", 10.0)
+        answer = locator.ask_owner(store.path, "serve", 10.0)
         assert answer is not None
         assert answer.location
-    refused = locator.knock(store.path, "yield", 10.0)
+    refused = locator.ask_owner(store.path, "yield", 10.0)
     assert refused is not None
     assert not refused.yields
 
 
-def test_a_store_costs_no_flight_until_somebody_knocks(tmp_path: Path) -> None:
+def test_a_store_costs_no_flight_until_a_client_asks(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -645,4 +648,4 @@ def test_every_kind_says_which_calls_are_safe() -> None:
     serviced = [kind for kind in KINDS.values() if isinstance(kind, Serviced)]
     assert serviced
     for kind in serviced:
-        assert kind.asking <= kind.repeatable
+        assert kind.read_only_calls <= kind.repeatable_calls

@@ -290,7 +290,7 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
     options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer admin-secret")], timeout=60.0)
     info = wire.FindTable("users")
     (answer,) = lines[0].do_action(flight.Action(wire.PROTOCOL, wire.pack(info)), options)
-    table = wire.unpack(answer.body.to_pybytes(), list[TableInfo])[0].table
+    table = wire.unpack(answer.body.to_pybytes(), list[TableInfo])[0].table_id
     for each in range(500):
         line = lines[each % len(lines)]
         with suppress(pa.ArrowException):

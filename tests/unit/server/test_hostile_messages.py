@@ -173,19 +173,19 @@ def test_what_the_parts_of_a_message_say_is_looked_at_too(
     ranges = kv_section._HEADER.pack(kv_section.RANGES, SIZE // 8) + bytes(SIZE)
     batches = queue_section._HEADER.pack(queue_section.MESSAGES, SIZE // 8) + bytes(SIZE)
     others = b"\x92\xc0" + array(SIZE // 4, b"\x92\xa0\xc4\x00")
-    ack = events.table.to_bytes(8, "big") + b"\x92\xa1c\x91\x92\x00" + array(SIZE // 3, b"\x92\x01\x02")
+    ack = events.table_id.to_bytes(8, "big") + b"\x92\xa1c\x91\x92\x00" + array(SIZE // 3, b"\x92\x01\x02")
     acks = msgspec.msgpack.encode(Condition(None, ((ACK, ack),)))
     leases = b"\x81\xa6leases" + array(SIZE // 4, b"\x93\x00\x01\x02")
-    places = b"\x81\xa6places" + array(SIZE // 3, b"\x92\x00\x01")
+    positions = b"\x81\xa9positions" + array(SIZE // 3, b"\x92\x00\x01")
     long_condition = encoded_write(b"\xc4" * (wire.CONDITION_BYTES_MAX + 1))
     hostile_parts = {
-        "rows": encoded_write(b"", wire.SentSection(users.table << 16, rows)),
-        "ranges": encoded_write(b"", wire.SentSection(users.table << 16, ranges)),
-        "batches": encoded_write(b"", wire.SentSection(events.table << 16, batches)),
+        "rows": encoded_write(b"", wire.SentSection(users.table_id << 16, rows)),
+        "ranges": encoded_write(b"", wire.SentSection(users.table_id << 16, ranges)),
+        "batches": encoded_write(b"", wire.SentSection(events.table_id << 16, batches)),
         "conditions": encoded_write(others),
         "ranges of an acknowledgement": encoded_write(acks),
-        "leases": wire.pack(wire.CallService(events.table, "nack", leases)),
-        "places": wire.pack(wire.CallService(events.table, "advance", places)),
+        "leases": wire.pack(wire.CallService(events.table_id, "nack", leases)),
+        "positions": wire.pack(wire.CallService(events.table_id, "advance", positions)),
         "a long condition": long_condition,
     }
     for name, data in hostile_parts.items():
@@ -243,7 +243,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=20,
 )
-names = st.sampled_from([kind.__name__ for kind in (*wire._Other.__args__, wire.Write)])
+names = st.sampled_from([kind.__name__ for kind in (*wire.OtherRequest.__args__, wire.Write)])
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -255,7 +255,7 @@ def test_whatever_is_said_is_answered_or_refused(gateway: Gateway, name: str, fi
             gateway.answer(sealed(body[: len(body) - cut]), rights)
         except PenstockError as error:
             assert "\n" not in str(error)
-    for budget in (*gateway._work.places.values(), gateway._work.memory):
+    for budget in (*gateway._work.slots.values(), gateway._work.memory):
         assert not budget.taken
 
 
@@ -267,7 +267,7 @@ def test_a_lookup_is_bounded_by_the_bytes_of_its_answer(store: Store, gateway: G
     users.put_many({b"large%d" % n: bytes([n]) * (3 << 20) for n in range(10)}, durable=True)
     info = store.port.table("users")
     assert info is not None
-    partition = info.table << 16
+    partition = info.table_id << 16
     again_and_again = wire.Lookup("", partition, [b"large1", b"small"] * 2_000)
     answers: list[bytes] = []
     peak = memory_of(lambda: answers.append(gateway.answer(wire.pack(again_and_again), LOCAL)))

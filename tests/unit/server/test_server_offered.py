@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.protocol import wire
 from penstock.scheduler.offers import JobPart, OfferBoard
 from penstock.scheduler.work import pack
-from penstock.server.offer_desk import OfferDesk
+from penstock.server.offer_requests import OfferRequests
 from penstock.server.rights import LOCAL, Rights
 from penstock.server.work import Workload
 from penstock.testing import FakeClock, SimulatedDisk
@@ -30,7 +30,7 @@ class Owner:
             file = self.disk.create(f"/store/{name}")
             file.pwrite(data, 0)
             file.close()
-        self.desk = OfferDesk(self.board, self.disk, "/store")
+        self.desk = OfferRequests(self.board, self.disk, "/store")
         self.handle = self.board.submit_parts(FUNCTION, [JobPart(arguments=pack({}), reads=("in",), writes=("out",))])
 
     def ask(self, request: Any, rights: Rights = LOCAL) -> Any:

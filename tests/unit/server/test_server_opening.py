@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import StoreLocked, WaitExpired
+from penstock.host import file_locks
 from penstock.host.os_files import OsFileSystem
 from penstock.protocol import locator
 from penstock.server import opening
@@ -17,7 +18,7 @@ from penstock.server import opening
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[Path]:
-    """A store whose owner has a bell and answers nobody, as one that is stopped."""
+    """A store whose owner has a control socket and answers nobody, as one that is stopped."""
     path = tmp_path / "s"
     path.mkdir()
     lock = OsFileSystem().lock(f"{path}/LOCK")
@@ -28,35 +29,36 @@ def silent(tmp_path: Path) -> Iterator[Path]:
     lock.release()
 
 
-def knocks(path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long each knock of an opening may take."""
+def questions(path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each question of an opening may take."""
     allowed: list[float] = []
-    knock = locator.knock
+    ask_owner = locator.ask_owner
 
-    def noted(path: str, ask: locator.Asked, timeout_s: float) -> locator.Answer | None:
+    def noted(path: str, ask: locator.Request, timeout_s: float) -> locator.Answer | None:
         allowed.append(timeout_s)
-        return knock(path, ask, min(timeout_s, 0.05))
+        return ask_owner(path, ask, min(timeout_s, 0.05))
 
-    monkeypatch.setattr(locator, "knock", noted)
+    monkeypatch.setattr(locator, "ask_owner", noted)
+    monkeypatch.setattr(file_locks, "_held", set())  # its owner is this process, and stands for another
     with pytest.raises(StoreLocked, match="does not answer"):
         penstock.open(path, timeout_s=timeout_s)
     return allowed
 
 
-def test_no_knock_outlasts_the_deadline(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = knocks(silent, 0.5, monkeypatch)
+def test_no_question_outlasts_the_deadline(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = questions(silent, 0.5, monkeypatch)
     assert allowed
     assert max(allowed) <= 0.5
 
 
-def test_a_knock_that_outlasts_it_is_seen(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_outlasts_it_is_seen(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: as it was, five seconds whatever the caller said."""
 
     def as_it_was(path: str, locked: StoreLocked, *_: object) -> None:
         try:
-            locator.knock(path, "yield", 5.0)
+            locator.ask_owner(path, "yield", 5.0)
         except WaitExpired:
             raise StoreLocked("its owner does not answer") from locked
 
     monkeypatch.setattr(opening, "_ask_to_yield", as_it_was)
-    assert max(knocks(silent, 0.5, monkeypatch)) > 0.5
+    assert max(questions(silent, 0.5, monkeypatch)) > 0.5

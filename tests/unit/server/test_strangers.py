@@ -48,7 +48,7 @@ def gateway(store: Store) -> Gateway:
 def number(store: Store, name: str) -> int:
     info = store.port.table(name)
     assert info is not None
-    return info.table
+    return info.table_id
 
 
 def rows(**given: bytes) -> bytes:
@@ -91,13 +91,16 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("read something", wire.TakeSnapshot(5.0, "query")),
         ("read", wire.CallService(events, "bounds", b"")),
         ("read", wire.CallService(events, "statistics", b"")),
-        ("read", wire.CallService(events, "places", b"")),
+        ("read", wire.CallService(events, "positions", b"")),
         ("read", wire.CallService(events, "seek", b"")),
         ("read", wire.CallService(events, "advance", b"")),
         ("write", wire.CallService(events, "append", encode_call(QueueCall(payload=b"x")))),
         ("write", wire.CallService(events, "get", encode_call(QueueCall(consumer="c", count=1)))),
         ("write", wire.CallService(events, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))),
         ("write", wire.CallService(events, "nack", encode_call(QueueCall(consumer="c")))),
+        ("write", wire.CallService(events, "extend", encode_call(QueueCall(consumer="c")))),
+        ("write", wire.CallService(events, "leave", encode_call(QueueCall(holder="x")))),
+        ("read", wire.CallService(events, "consumers", b"")),
         ("write", wire.CallService(events, "no such call", b"")),
         ("write", wire.StageFiles(shard, 1, 5.0)),
         ("write", wire.SendFile(shard, 1, "x", 0, b"")),
@@ -113,6 +116,8 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("admin", wire.CreateTable("users", "kv", 1, options)),
         ("admin", wire.CreateTable("events", "queue", 1, b"")),
         ("admin", wire.ResumeTable("users")),
+        ("admin", wire.AlterTable(events, b"", b"")),
+        ("admin", wire.CompactTable("users", 1.0)),
         ("a token", wire.CheckStore()),
         ("everything", wire.TakeOffer(1)),
         ("everything", wire.KeepOffer("x")),
@@ -300,7 +305,7 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
     ]
     began = gateway.page(wire.pack(wire.Scan("t", "", shard, b"", None, True)), READER)[1]
     next(began)
-    reading, memory = gateway._work.places["reading"].taken, gateway._work.memory.taken
+    reading, memory = gateway._work.slots["reading"].taken, gateway._work.memory.taken
     assert reading["reader"] == 3
     assert memory["reader"] > 0
     del kept, began

@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import CorruptionError, Invalid
 from penstock.testing import FakeClock, Fault, Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import Skipped, absent
-from penstock.testing.disk import Mode
+from penstock.testing.disk_image import Mode
 
 
 def test_strict_keeps_only_what_was_synced() -> None:

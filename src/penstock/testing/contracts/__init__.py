@@ -8,6 +8,6 @@ begins with `Test`, and define the fixture:
         def fs(self) -> FileSystem:
             return MyFileSystem()
 
-`file_system`, `manifest_engine`, `consensus` and `port` hold a suite each. They import pytest, so nothing else in
-`penstock.testing` imports them.
+`file_system`, `manifest_engine`, `consensus`, `reading` and `port` hold a suite each. They import pytest, so nothing in
+the rest of `penstock.testing` imports them.
 """

@@ -45,7 +45,7 @@ class HurriedClock(FakeClock):
         return super().monotonic_s()
 
 
-def _workplace(store: Store | RemoteStore) -> BuildContext:
+def _build_context(store: Store | RemoteStore) -> BuildContext:
     """Return the context to build files for a store on this machine."""
     port = store.port
     return BuildContext(
@@ -77,7 +77,7 @@ class AbilityContract:
         assert self.sample.arrow is not None, "the sample must say how rows are loaded: arrow="
         rows = self.sample.arrow(numbers)
         rows = rows.cast(kind.load_schema(rows.schema, info.options))
-        return kind.load(iter(rows.to_batches()), info, _workplace(store))
+        return kind.load(iter(rows.to_batches()), info, _build_context(store))
 
     # -- Loadable
 
@@ -93,7 +93,7 @@ class AbilityContract:
                 tasks = [range(at, at + 5), range(at + 5, at + 10)]
                 loads = [load for numbers in tasks for load in self._prepare(store, numbers)]
                 assert sum(load.rows for load in loads) == 10
-                _commit(store, info, kind, kind.bundle(loads, info, _workplace(store)))
+                _commit(store, info, kind, kind.bundle(loads, info, _build_context(store)))
                 at += 10
                 for reading in stores:
                     assert self.sample.rows(reading.table(NAME)) == self.sample.expected(range(at))
@@ -110,7 +110,7 @@ class AbilityContract:
             ]
             for load in loads:
                 assert load.file is None or load.file.file_name.endswith(kind.staged_suffix)
-            _commit(client, info, kind, kind.bundle(loads, info, _workplace(client)))
+            _commit(client, info, kind, kind.bundle(loads, info, _build_context(client)))
             assert self.sample.rows(store.table(NAME)) == self.sample.expected(range(many + 3))
             store.checkpoint()
             assert self.sample.rows(client.table(NAME)) == self.sample.expected(range(many + 3))
@@ -150,9 +150,9 @@ class AbilityContract:
         with opened(tmp_path) as (store, client):
             self.sample.write_all(self.sample.make(store), range(10))
             store.flush()
-            info, place = info_of(client.port), _workplace(client)
+            info, context = info_of(client.port), _build_context(client)
             loads = self._prepare(client, range(20, 23))
-            _commit(client, info, kind, kind.bundle_in_place(loads, info, place, (b"", None)))
+            _commit(client, info, kind, kind.bundle_in_place(loads, info, context, (b"", None)))
             assert self.sample.rows(store.table(NAME)) == self.sample.expected(range(20, 23))
             assert self.sample.arrow is not None
             rows = self.sample.arrow(range(3))
@@ -307,4 +307,4 @@ class AbilityContract:
         kind = self.sample.kind
         if not isinstance(kind, Serviced):
             pytest.skip("not Serviced")
-        assert kind.asking <= kind.repeatable
+        assert kind.read_only_calls <= kind.repeatable_calls

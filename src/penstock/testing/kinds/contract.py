@@ -296,7 +296,7 @@ class KindContract(AbilityContract):
             self.sample.make(client)
             info = info_of(client.port)
             damaged = Damaged()
-            client.port._kinds[info.table] = damaged
+            client.port._kinds[info.table_id] = damaged
             for payload in self.sample.refused:
                 damaged.payload = payload
                 group = PendingGroup()

@@ -71,9 +71,9 @@ class AccountsKind(Kind, Loadable, Queryable):
         if options:
             raise Invalid("accounts have no options")
 
-    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> AccountsMachine:
-        tree = site.maintenance.open_tree(descriptor.table, descriptor.shard, descriptor.folder)
-        return AccountsMachine(tree, site.maintenance, descriptor)
+    def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> AccountsMachine:
+        tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
+        return AccountsMachine(tree, context.maintenance, descriptor)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> AccountsTable:
         return AccountsTable(port, info, durable=durable)
@@ -92,15 +92,17 @@ class AccountsKind(Kind, Loadable, Queryable):
 
     # -- loads: always as sections
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        names = [name for name in given.names if name != "lsn"]
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        names = [name for name in input_schema.names if name != "lsn"]
         if sorted(names) != LOAD_SCHEMA.names:
             raise Invalid(f"bookings have the columns account and amount, not {', '.join(names)}")
-        if not pa.types.is_string(given.field("account").type) or not pa.types.is_integer(given.field("amount").type):
+        if not pa.types.is_string(input_schema.field("account").type) or not pa.types.is_integer(
+            input_schema.field("amount").type
+        ):
             raise Invalid("an account is a string and an amount an integer: cast the columns first")
         return LOAD_SCHEMA
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         shards = [section.Bookings() for _ in range(info.shards)]
         for batch in batches:
             columns = batch.column("account").to_pylist(), batch.column("amount").to_pylist()

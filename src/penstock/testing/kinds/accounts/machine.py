@@ -109,4 +109,4 @@ class AccountsMachine(Machine):
 
     def close(self) -> None:
         self._tree.close()
-        self._maintenance.close_tree(self._descriptor.table, self._descriptor.shard)
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

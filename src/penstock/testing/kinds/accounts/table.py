@@ -112,5 +112,5 @@ class AccountsTable(AccountsReader):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch

@@ -1,37 +1,21 @@
-"""The store in asyncio: the same tables, with `await` in front of what may wait.
+"""The asyncio forms of tables, batches, snapshots and stores.
 
-    async with penstock.aio.open("data/") as store:
-        users = await store.kv("users")
-        await users.put(b"ada", b"1815", durable=True)
-        async for key, value in users.scan():
-            ...
-
-A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. Calls that
-only collect in memory are not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
-
-Cancellation: a call that has begun runs to its end, and the cancellation is raised after it. So no call outlives a
-cancelled task, and its writes happened or not, as after any other call. Only waiting for messages ends early: a message
-that arrives at that moment is returned to the queue.
-
-Thread: one event loop for each store; the threads are the store's.
+Thread: one event loop for each store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import penstock
-from penstock.client.connection import PATIENCE_S
+from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, iterated
+from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
-from penstock.errors import Closed
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.values import Json, ValueType
 from penstock.queue.calls import LeasedMessage
@@ -44,130 +28,29 @@ from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
 
-__all__ = [
-    "AsyncBatch",
-    "AsyncConsumer",
-    "AsyncKvReader",
-    "AsyncKvTable",
-    "AsyncQueueTable",
-    "AsyncQueueView",
-    "AsyncSnapshot",
-    "AsyncStore",
-    "connect",
-    "open",
-]
-
-THREADS_MAX = 32
-WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
 STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
-ROWS_AT_ONCE = 1_000  # of a scan, per change of threads
 
-S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 V = TypeVar("V")
-P = ParamSpec("P")
-
-
-class _Threads:
-    """The threads of one store."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="penstock-aio")
-        self.waiting = asyncio.Semaphore(WAITING_MAX)
-        self.closed = False
-
-    async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Call `act` in a thread. If the caller is cancelled: wait for `act`, `undo` its result, then raise."""
-        if self.closed:
-            raise Closed("the store was closed: open it again")
-        begun = self._pool.submit(act)
-        outcome = asyncio.wrap_future(begun)
-        try:
-            return await asyncio.shield(outcome)
-        except asyncio.CancelledError:
-            if not begun.cancel():
-                await _wait_until_done(outcome)
-                if undo is not None and not outcome.cancelled() and outcome.exception() is None:
-                    await _wait_until_done(asyncio.wrap_future(self._pool.submit(undo, outcome.result())))
-            raise
-
-    def close(self) -> None:
-        self.closed = True
-        self._pool.shutdown(wait=False)
-
-
-async def _wait_until_done(outcome: asyncio.Future[Any]) -> None:
-    """Wait for a call that cannot be stopped, however often the waiting task is cancelled meanwhile."""
-    while not outcome.done():
-        try:
-            await asyncio.wait([outcome])
-        except asyncio.CancelledError:
-            continue
-    if not outcome.cancelled():
-        outcome.exception()  # retrieved, so that asyncio does not report it
-
-
-class _Async(Generic[S_co]):
-    """The asyncio form of an object."""
-
-    def __init__(self, sync: S_co, threads: _Threads) -> None:
-        self._sync = sync
-        self._threads = threads
-
-    def __repr__(self) -> str:
-        return f"<asyncio form of {self._sync!r}>"
-
-
-def _awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Async[S], P], Coroutine[object, None, T]]:
-    """Make the asyncio form of a method: the same arguments, and the result must be awaited."""
-    name = method.__name__
-
-    async def call(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
-
-    return functools.wraps(method)(call)
-
-
-def _iterated(
-    method: Callable[Concatenate[S, P], Iterator[T]],
-) -> Callable[Concatenate[_Async[S], P], AsyncIterator[T]]:
-    """Make the asyncio form of a method that returns an iterator: `async for`, many rows per change of threads."""
-    name = method.__name__
-
-    async def iterate(self: _Async[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        rows: Iterator[T] = await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
-        try:
-            while some := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
-                for row in some:
-                    yield row
-        finally:
-            close = getattr(rows, "close", None)
-            if close is not None:
-                await self._threads.run(close)
-
-    return functools.wraps(method)(iterate)
-
-
 K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
 
 
-class AsyncKvReader(_Async[K]):
+class AsyncKvReader(AsyncForm[K]):
     """A kv table of a snapshot. Methods are those of `KvReader`."""
 
-    multi_get = _awaited(KvReader.multi_get)
-    to_arrow = _awaited(KvReader.to_arrow)
-    scan = _iterated(KvReader.scan)
-    scan_arrow = _iterated(KvReader.scan_arrow)
+    multi_get = awaited(KvReader.multi_get)
+    to_arrow = awaited(KvReader.to_arrow)
+    scan = iterated(KvReader.scan)
+    scan_arrow = iterated(KvReader.scan_arrow)
 
     @overload
-    async def get(self: _Async[KvReader[V]], key: bytes) -> V | None: ...
+    async def get(self: AsyncForm[KvReader[V]], key: bytes) -> V | None: ...
 
     @overload
-    async def get(self: _Async[KvReader[V]], key: bytes, default: T) -> V | T: ...
+    async def get(self: AsyncForm[KvReader[V]], key: bytes, default: T) -> V | T: ...
 
-    async def get(self: _Async[KvReader[Any]], key: bytes, default: Any = None) -> Any:
+    async def get(self: AsyncForm[KvReader[Any]], key: bytes, default: Any = None) -> Any:
         """Return the value of a key."""
         return await self._threads.run(partial(self._sync.get, key, default))
 
@@ -175,32 +58,34 @@ class AsyncKvReader(_Async[K]):
 class AsyncKvTable(AsyncKvReader[KvTable[V]]):
     """A kv table. Methods are those of `KvTable`."""
 
-    put = _awaited(KvTable.put)
-    put_many = _awaited(KvTable.put_many)
-    delete = _awaited(KvTable.delete)
-    delete_range = _awaited(KvTable.delete_range)
-    merge = _awaited(KvTable.merge)
+    put = awaited(KvTable.put)
+    put_many = awaited(KvTable.put_many)
+    delete = awaited(KvTable.delete)
+    delete_range = awaited(KvTable.delete_range)
+    merge = awaited(KvTable.merge)
 
 
-class AsyncQueueView(_Async[Q]):
+class AsyncQueueView(AsyncForm[Q]):
     """A queue of a snapshot. Methods are those of `QueueView`."""
 
-    read = _awaited(QueueView.read)
-    read_arrow = _awaited(QueueView.read_arrow)
-    to_arrow = _awaited(QueueView.to_arrow)
-    scan_arrow = _iterated(QueueView.scan_arrow)
+    read = awaited(QueueView.read)
+    read_arrow = awaited(QueueView.read_arrow)
+    to_arrow = awaited(QueueView.to_arrow)
+    scan_arrow = iterated(QueueView.scan_arrow)
 
 
 class AsyncQueueTable(AsyncQueueView[QueueTable]):
     """A queue. Methods are those of `QueueTable`."""
 
-    put = _awaited(QueueTable.put)
-    put_many = _awaited(QueueTable.put_many)
-    append = _awaited(QueueTable.append)
-    trim = _awaited(QueueTable.trim)
-    seek = _awaited(QueueTable.seek)
-    bounds = _awaited(QueueTable.bounds)
-    statistics = _awaited(QueueTable.statistics)
+    put = awaited(QueueTable.put)
+    put_many = awaited(QueueTable.put_many)
+    append = awaited(QueueTable.append)
+    trim = awaited(QueueTable.trim)
+    seek = awaited(QueueTable.seek)
+    bounds = awaited(QueueTable.bounds)
+    statistics = awaited(QueueTable.statistics)
+    alter = awaited(QueueTable.alter)
+    consumers = awaited(QueueTable.consumers)
 
     def consumer(
         self,
@@ -220,12 +105,13 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
         return AsyncConsumer(sync, self._threads)
 
 
-class AsyncConsumer(_Async[Consumer]):
+class AsyncConsumer(AsyncForm[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`."""
 
-    nack = _awaited(Consumer.nack)
-    seek = _awaited(Consumer.seek)
-    forget = _awaited(Consumer.forget)
+    nack = awaited(Consumer.nack)
+    extend = awaited(Consumer.extend)
+    seek = awaited(Consumer.seek)
+    forget = awaited(Consumer.forget)
 
     @property
     def name(self) -> str:
@@ -266,11 +152,11 @@ class AsyncConsumer(_Async[Consumer]):
         return await self._threads.run(lambda: self._sync.lag)
 
 
-class AsyncBatch(_Async[StoreBatch]):
+class AsyncBatch(AsyncForm[StoreBatch]):
     """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
 
-    queue = _awaited(StoreBatch.queue)
-    commit = _awaited(StoreBatch.commit)
+    queue = awaited(StoreBatch.queue)
+    commit = awaited(StoreBatch.commit)
 
     @overload
     async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
@@ -311,11 +197,11 @@ class AsyncBatch(_Async[StoreBatch]):
         await self._threads.run(partial(self._sync.__exit__, kind, error, trace))
 
 
-class AsyncSnapshot(_Async[StoreSnapshot]):
+class AsyncSnapshot(AsyncForm[StoreSnapshot]):
     """Read-only view of all tables at one LSN."""
 
-    tables = _awaited(StoreSnapshot.tables)
-    close = _awaited(StoreSnapshot.close)
+    tables = awaited(StoreSnapshot.tables)
+    close = awaited(StoreSnapshot.close)
 
     @property
     def lsn(self) -> int:
@@ -351,12 +237,12 @@ class AsyncSnapshot(_Async[StoreSnapshot]):
         await self.close()
 
 
-class AsyncStore(_Async[Store | RemoteStore]):
+class AsyncStore(AsyncForm[Store | RemoteStore]):
     """A store, opened or connected."""
 
-    tables = _awaited(Tables.tables)
-    drop = _awaited(Tables.drop)
-    flush = _awaited(Tables.flush)
+    tables = awaited(Tables.tables)
+    drop = awaited(Tables.drop)
+    flush = awaited(Tables.flush)
 
     @property
     def sync(self) -> Store | RemoteStore:
@@ -396,21 +282,26 @@ class AsyncStore(_Async[Store | RemoteStore]):
         return AsyncKvTable(table, self._threads)
 
     async def queue(
-        self, name: str, *, shards: int = 1, retention: Retention | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        headers: bool = False,
+        create: bool = True,
     ) -> AsyncQueueTable:
         """Return a queue; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(
-            lambda: self._sync.queue(name, shards=shards, retention=retention, create=create)
-        )
+        options = {"shards": shards, "retention": retention, "headers": headers, "create": create}
+        table = await self._threads.run(lambda: self._sync.queue(name, **options))  # type: ignore[arg-type]
         return AsyncQueueTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         return AsyncBatch(self._sync.batch(token=token, durable=durable), self._threads)
 
-    def snapshot(self) -> _Opening[StoreSnapshot, AsyncSnapshot]:
+    def snapshot(self) -> AsyncOpening[StoreSnapshot, AsyncSnapshot]:
         """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""
-        return _Opening(self._threads, self._sync.snapshot, StoreSnapshot.close, AsyncSnapshot)
+        return AsyncOpening(self._threads, self._sync.snapshot, StoreSnapshot.close, AsyncSnapshot)
 
     async def close(self) -> None:
         """Close the store; a call that runs in another task ends first, or raises `Closed`."""
@@ -428,55 +319,12 @@ class AsyncStore(_Async[Store | RemoteStore]):
         await self.close()
 
 
-class _Closing(Protocol):
-    async def close(self) -> None: ...
-
-
-A = TypeVar("A", bound=_Closing)
-
-
-class _Opening(Generic[S, A]):
-    """A store or snapshot that `await` or `async with` opens."""
-
-    def __init__(
-        self,
-        threads: _Threads | None,
-        opens: Callable[[], S],
-        closes: Callable[[S], object],
-        form: Callable[[S, _Threads], A],
-    ) -> None:
-        self._threads = threads
-        self._opens = opens
-        self._closes = closes
-        self._form = form
-        self._opened: A | None = None
-
-    async def _open(self) -> A:
-        threads = self._threads or _Threads()
-        try:
-            return self._form(await threads.run(self._opens, undo=self._closes), threads)
-        except BaseException:
-            if self._threads is None:
-                threads.close()
-            raise
-
-    def __await__(self) -> Generator[Any, None, A]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> A:
-        self._opened = await self._open()
-        return self._opened
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._opened is not None
-        await self._opened.close()
-
-
 def open(  # noqa: A001 - aio.open reads well
-    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S
-) -> _Opening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, like `penstock.open`."""
-    return _Opening(None, partial(penstock.open, path, settings=settings, timeout_s=timeout_s), _close, AsyncStore)
+    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
+) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`."""
+    opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
+    return AsyncOpening(None, opens, _close, AsyncStore)
 
 
 def connect(
@@ -484,10 +332,10 @@ def connect(
     *,
     create: bool = False,
     durable: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
-) -> _Opening[Store | RemoteStore, AsyncStore]:
+) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Connect to the store in `path`, like `penstock.connect`."""
     opens = partial(
         penstock.connect,
@@ -498,7 +346,7 @@ def connect(
         token=token,
         authority=authority,
     )
-    return _Opening(None, opens, _close, AsyncStore)
+    return AsyncOpening(None, opens, _close, AsyncStore)
 
 
 def _close(store: Store | RemoteStore) -> None:

@@ -17,7 +17,7 @@ from penstock.server.rights import ADMIN
 from penstock.server.work import Work
 
 
-class OfferDesk:
+class OfferRequests:
     """Answers the requests of drivers."""
 
     def __init__(self, board: OfferBoard, fs: FileSystem, root: str) -> None:

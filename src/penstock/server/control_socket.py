@@ -1,7 +1,7 @@
-"""The bell of an owner: a small socket on which clients ask for Arrow Flight, or for the owner to yield.
+"""The control socket of an owner, on which clients ask for Arrow Flight, or for the owner to yield.
 
 Arrow Flight takes a tenth of a second and some megabytes to start. A store that is used in one process never pays that:
-the first question of a client ("knock") starts it.
+the first question of a client starts it.
 
 Thread: one, which answers one question after another; `close` from any other.
 Invariant: the sockets exist while the store's lock is held, and no other process removes them.
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 QUESTION_S = 2.0  # within which a connected client must send its question
 
 
-class Bell:
-    """Listens on the bell socket and answers questions."""
+class ControlSocket:
+    """Listens on the control socket and answers questions."""
 
     def __init__(self, folder: str, answer: Callable[[locator.Question], locator.Answer]) -> None:
         self._answer = answer
         with threads.without_forks():
             self._listener = locator.listen(folder)
             self._ended, self._end = socket.socketpair()
-            threads.after_fork(self, Bell._disable_after_fork)
-        self._thread = threads.spawn(self._run, name="penstock-bell")
+            threads.after_fork(self, ControlSocket._disable_after_fork)
+        self._thread = threads.spawn(self._run, name="penstock-control")
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -45,21 +45,21 @@ class Bell:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:  # out of descriptors, or the client closed the connection
-            logger.warning("a client could not be accepted at the bell: %s", error)
+            logger.warning("a client could not be accepted at the control socket: %s", error)
             pause(0.1)
             return
         with connection:
             connection.settimeout(QUESTION_S)
-            self._speak(connection)
+            self._serve(connection)
 
-    def _speak(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         question = locator.read_question(connection)
         if question is None:
             return
         try:
             answer = self._answer(question)
         except Exception as error:
-            logger.exception("a question at the bell failed")
+            logger.exception("a question at the control socket failed")
             answer = locator.Answer(reason=f"the owner failed to answer ({error})")
         try:
             locator.send_line(connection, answer)

@@ -1,0 +1,43 @@
+"""The store in asyncio: the same tables, with `await` in front of what may wait.
+
+    async with penstock.aio.open("data/") as store:
+        users = await store.kv("users")
+        await users.put(b"ada", b"1815", durable=True)
+        async for key, value in users.scan():
+            ...
+
+A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. Calls that
+only collect in memory are not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
+
+Cancellation: a call that has begun runs to its end, and the cancellation is raised after it. So no call outlives a
+cancelled task, and its writes happened or not, as after any other call. Only waiting for messages ends early: a message
+that arrives at that moment is returned to the queue.
+
+Thread: one event loop for each store; the threads are the store's.
+"""
+
+from penstock.aio.store import (
+    AsyncBatch,
+    AsyncConsumer,
+    AsyncKvReader,
+    AsyncKvTable,
+    AsyncQueueTable,
+    AsyncQueueView,
+    AsyncSnapshot,
+    AsyncStore,
+    connect,
+    open,  # noqa: A004 - aio.open reads well
+)
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncConsumer",
+    "AsyncKvReader",
+    "AsyncKvTable",
+    "AsyncQueueTable",
+    "AsyncQueueView",
+    "AsyncSnapshot",
+    "AsyncStore",
+    "connect",
+    "open",
+]

@@ -1,0 +1,151 @@
+"""From asyncio to threads: calls run in threads of the store, and a cancelled task waits for its call.
+
+Thread: one event loop for each store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from penstock.errors import Closed
+
+THREADS_MAX = 32
+WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
+ROWS_AT_ONCE = 1_000  # of a scan, per change of threads
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class CallThreads:
+    """The threads of one store."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="penstock-aio")
+        self.waiting = asyncio.Semaphore(WAITING_MAX)
+        self.closed = False
+
+    async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+        """Call `act` in a thread. If the caller is cancelled: wait for `act`, `undo` its result, then raise."""
+        if self.closed:
+            raise Closed("the store was closed: open it again")
+        begun = self._pool.submit(act)
+        outcome = asyncio.wrap_future(begun)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            if not begun.cancel():
+                await _wait_until_done(outcome)
+                if undo is not None and not outcome.cancelled() and outcome.exception() is None:
+                    await _wait_until_done(asyncio.wrap_future(self._pool.submit(undo, outcome.result())))
+            raise
+
+    def close(self) -> None:
+        self.closed = True
+        self._pool.shutdown(wait=False)
+
+
+async def _wait_until_done(outcome: asyncio.Future[Any]) -> None:
+    """Wait for a call that cannot be stopped, however often the waiting task is cancelled meanwhile."""
+    while not outcome.done():
+        try:
+            await asyncio.wait([outcome])
+        except asyncio.CancelledError:
+            continue
+    if not outcome.cancelled():
+        outcome.exception()  # retrieved, so that asyncio does not report it
+
+
+class AsyncForm(Generic[S_co]):
+    """The asyncio form of an object."""
+
+    def __init__(self, sync: S_co, threads: CallThreads) -> None:
+        self._sync = sync
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"<asyncio form of {self._sync!r}>"
+
+
+def awaited(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
+    """Make the asyncio form of a method: the same arguments, and the result must be awaited."""
+    name = method.__name__
+
+    async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+
+    return functools.wraps(method)(call)
+
+
+def iterated(
+    method: Callable[Concatenate[S, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncForm[S], P], AsyncIterator[T]]:
+    """Make the asyncio form of a method that returns an iterator: `async for`, many rows per change of threads."""
+    name = method.__name__
+
+    async def iterate(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        rows: Iterator[T] = await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+        try:
+            while some := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
+                for row in some:
+                    yield row
+        finally:
+            close = getattr(rows, "close", None)
+            if close is not None:
+                await self._threads.run(close)
+
+    return functools.wraps(method)(iterate)
+
+
+class _Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=_Closing)
+
+
+class AsyncOpening(Generic[S, A]):
+    """A store or snapshot that `await` or `async with` opens."""
+
+    def __init__(
+        self,
+        threads: CallThreads | None,
+        opens: Callable[[], S],
+        closes: Callable[[S], object],
+        form: Callable[[S, CallThreads], A],
+    ) -> None:
+        self._threads = threads
+        self._opens = opens
+        self._closes = closes
+        self._form = form
+        self._opened: A | None = None
+
+    async def _open(self) -> A:
+        threads = self._threads or CallThreads()
+        try:
+            return self._form(await threads.run(self._opens, undo=self._closes), threads)
+        except BaseException:
+            if self._threads is None:
+                threads.close()
+            raise
+
+    def __await__(self) -> Generator[Any, None, A]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> A:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._opened is not None
+        await self._opened.close()

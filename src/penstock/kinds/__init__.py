@@ -1,0 +1,104 @@
+"""The protocols of a kind of table: its core, its capabilities, and the port through which its API reaches a store.
+
+A kind is a small core, `Kind`, and capabilities. The other packages ask for a capability by its protocol, through
+`as_streamable` and its like, and never by the name of a kind:
+
+    Streamable     rows have positions; a consumer moves along them       Spark streams
+    Loadable       rows are prepared in another process                   Spark writes, bulk loads
+    Replaceable    a load replaces the rows in a range of keys            Spark overwrites
+    FileReadable   ranges are read from files, without the owner          Spark reads, verify
+    Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
+    Serviced       the owner does more for a table than read and write    leases, retention
+
+A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
+
+The API classes of a kind use `Port` alone, so they are the same in the process that owns the store and in a client.
+A table is divided into shards. The rows of a shard are ordered by key (bytes), so that a scan can be divided into key
+ranges for several readers. In a kv table these are the user's keys; in a queue, message sequences as eight bytes.
+
+    port           `Port`, and what passes through it
+    core           `Kind`, its state machines and their snapshots
+    capabilities   the protocols above, and the functions that ask for them
+"""
+
+from penstock.kinds.capabilities import (
+    FileReadable,
+    Host,
+    Loadable,
+    PreparedRows,
+    Queryable,
+    QueryContext,
+    Replaceable,
+    Serviced,
+    Streamable,
+    StreamColumns,
+    StreamSource,
+    TableService,
+    as_loadable,
+    as_queryable,
+    as_replaceable,
+    as_serviced,
+    as_streamable,
+)
+from penstock.kinds.core import (
+    Filters,
+    InThisProcess,
+    Kind,
+    Machine,
+    MachineContext,
+    PieceSnapshot,
+    ShardSnapshot,
+    Waiting,
+)
+from penstock.kinds.port import (
+    QUERY_BYTES_MAX,
+    QUERY_S,
+    QUERY_S_MAX,
+    BuildContext,
+    Conditional,
+    Insert,
+    Piece,
+    Port,
+    Reading,
+    SnapshotReading,
+    partitions_of,
+)
+
+__all__ = [
+    "QUERY_BYTES_MAX",
+    "QUERY_S",
+    "QUERY_S_MAX",
+    "BuildContext",
+    "Conditional",
+    "FileReadable",
+    "Filters",
+    "Host",
+    "InThisProcess",
+    "Insert",
+    "Kind",
+    "Loadable",
+    "Machine",
+    "MachineContext",
+    "Piece",
+    "PieceSnapshot",
+    "Port",
+    "PreparedRows",
+    "QueryContext",
+    "Queryable",
+    "Reading",
+    "Replaceable",
+    "Serviced",
+    "ShardSnapshot",
+    "SnapshotReading",
+    "StreamColumns",
+    "StreamSource",
+    "Streamable",
+    "TableService",
+    "Waiting",
+    "as_loadable",
+    "as_queryable",
+    "as_replaceable",
+    "as_serviced",
+    "as_streamable",
+    "partitions_of",
+]

@@ -1,0 +1,237 @@
+"""The capabilities of kinds: what a kind may be able to do beyond its core, each a protocol.
+
+The other packages ask for a capability through the functions at the end, never by the name of a kind.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+from penstock.errors import KindMismatch
+from penstock.host.clock import Clock
+from penstock.journal.partitions import PartitionId
+from penstock.kinds.core import Kind
+from penstock.kinds.port import BuildContext, Piece, Port
+from penstock.partition.ledger import TableInfo
+from penstock.partition.reference import StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class StreamColumns:
+    """The columns of a streamable table that hold a row's position and its payload."""
+
+    shard: str
+    sequence: str
+    payload: str
+    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where the row has them
+
+
+class StreamSource(Protocol):
+    """A streamable table. The rows of each shard are numbered from 1."""
+
+    def offsets(self, start: str) -> dict[int, int]:
+        """Return the first sequence for each shard from the text of an option: earliest, latest, consumer:NAME."""
+
+    def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
+        """Return, for each shard, the end of a batch that begins at `start` and keeps within the limits."""
+
+    def lag(self, consumer: str) -> int:
+        """Return how many rows a consumer has not acknowledged."""
+
+
+@runtime_checkable
+class Streamable(Protocol):
+    """Rows of a table have positions, and a group can move a consumer's position."""
+
+    columns: StreamColumns
+
+    def source(self, port: Port, info: TableInfo) -> StreamSource:
+        """Return the table as a source for streams."""
+
+    def sequence_key(self, sequence: int) -> bytes:
+        """Return the scan key of a row's sequence."""
+
+    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+        """Return the condition that moves a consumer from start to end in each (shard, start, end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Rows for one shard, ready to commit: an encoded section, or a file that was built."""
+
+    partition: PartitionId
+    payload: bytes = b""
+    file: StagedFile | None = None
+    rows: int = 0
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """Rows can be prepared outside the owner, as sections or as files that it adopts."""
+
+    staged_suffix: str  # of files that are built outside the owner
+
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        """Return the Arrow schema to cast rows of schema `input_schema` to; `Invalid` if they do not fit."""
+
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        """Prepare rows outside the owner: few rows as sections, many as files."""
+
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        """Arrange the loads of several processes for one group."""
+        return list(loads)
+
+    def check_staged(self, machine: Any, files: Sequence[StagedFile]) -> None:
+        """Raise `Invalid` if a shard's machine cannot adopt files that were built outside the owner."""
+
+
+@runtime_checkable
+class Replaceable(Protocol):
+    """A load can replace all rows in a key range."""
+
+    def inside(self, batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
+        """Pass rows through; `Invalid` at the first whose key is outside [start, end)."""
+
+    def bundle_in_place(
+        self,
+        loads: Sequence[PreparedRows],
+        info: TableInfo,
+        context: BuildContext,
+        replaced: tuple[bytes, bytes | None],
+    ) -> list[PreparedRows]:
+        """Arrange loads for one group that first deletes the rows in the key range `replaced`."""
+
+
+@runtime_checkable
+class FileReadable(Protocol):
+    """Pieces of a snapshot name files that any process with access to them can read without the owner."""
+
+    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here."""
+
+    def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
+        """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
+
+
+class QueryContext(Protocol):
+    """What a running query may use."""
+
+    @property
+    def time_us(self) -> int:
+        """The store's time at the LSN that is read."""
+
+    def check(self) -> None:
+        """Raise `WaitExpired` if the time for the next batch is over. Call it in every loop that may take long."""
+
+
+@runtime_checkable
+class Queryable(Protocol):
+    """Reads of a whole table that are not by key."""
+
+    def check_query(self, info: TableInfo, name: str, argument: bytes) -> None:
+        """Raise `Invalid` if the query is unknown or its argument malformed. Its size was checked before."""
+
+    def query(
+        self, info: TableInfo, name: str, argument: bytes, shards: Sequence[Any], context: QueryContext
+    ) -> Iterator[Any]:
+        """Return record batches of one schema from the snapshots of all shards, which are at one LSN.
+
+        Requires: `check_query` has passed.
+        """
+
+
+class TableService(Protocol):
+    """What the owner does for one table beyond reading and writing. Created on first use."""
+
+    def call(self, name: str, argument: bytes) -> bytes:
+        """Answer an encoded call from the kind's API class: decode, `perform`, encode."""
+
+    def perform(self, name: str, request: Any) -> Any:
+        """Answer a call whose request and reply are Python values."""
+
+    def admit(self, name: str, argument: bytes) -> None:
+        """Reject a condition before anything is written, by state that only the owner's memory has."""
+
+    def maintain(self) -> None:
+        """Do periodic work; the owner calls this from time to time."""
+
+    def has_leases(self) -> bool:
+        """Whether clients hold leases that would be lost if the owner exited."""
+
+    def close(self) -> None:
+        """Answer all waiting calls."""
+
+
+class Host(Protocol):
+    """What the owner provides to services."""
+
+    @property
+    def port(self) -> Port: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def incarnation(self) -> int:
+        """The store's incarnation: different at every opening."""
+
+    def machine(self, partition: PartitionId) -> Any: ...
+
+    def ledger_row(self, key: bytes) -> bytes | None:
+        """Return a row of the ledger."""
+
+    def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Return the ledger rows whose keys begin with `prefix`."""
+
+    def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act`, which must be quick, whenever records were applied. Call the result to unsubscribe."""
+
+
+@runtime_checkable
+class Serviced(Protocol):
+    """The owner runs a service for each table."""
+
+    read_only_calls: frozenset[str]
+    repeatable_calls: frozenset[str]  # calls that a client may repeat when it got no answer
+
+    def service(self, info: TableInfo, host: Host) -> TableService:
+        """Create the service of a table."""
+
+    def check_call(self, info: TableInfo, name: str, argument: bytes) -> Sequence[str]:
+        """Return the other tables that a call writes to; `Invalid` if the call is malformed."""
+
+    def waits(self, name: str, argument: bytes) -> bool:
+        """Whether a call waits for other clients. Requires: `check_call` has passed."""
+
+
+def as_streamable(kind: Kind, info: TableInfo) -> Streamable:
+    """Return the kind if it can be streamed, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Streamable) else _lacks(info, "which cannot be streamed: read it instead")
+
+
+def as_loadable(kind: Kind, info: TableInfo) -> Loadable:
+    """Return the kind if it takes prepared rows, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Loadable) else _lacks(info, "which takes no loads: write through its table")
+
+
+def as_replaceable(kind: Kind, info: TableInfo) -> Replaceable:
+    """Return the kind if its rows can be replaced, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Replaceable) else _lacks(info, "which is only appended to: use mode('append')")
+
+
+def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
+    """Return the kind if it answers queries, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Queryable) else _lacks(info, "which has no queries: scan it instead")
+
+
+def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
+    """Return the kind if its tables have services, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Serviced) else _lacks(info, "which takes no calls: read and write it")
+
+
+def _lacks(info: TableInfo, what: str) -> NoReturn:
+    raise KindMismatch(f"table {info.name} is of the kind {info.kind}, {what}")

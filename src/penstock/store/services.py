@@ -1,0 +1,69 @@
+"""The services that the owner runs for tables, each made on first use: see `kinds.Serviced`.
+
+Thread: any; `_lock` guards the services. It is reentrant: a service may use the port, and so this, while it is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from penstock.errors import NotFound
+from penstock.host import threads
+from penstock.kinds import Host, Serviced, TableService
+from penstock.partition.ledger import TableInfo
+from penstock.registry import kind_named
+
+logger = logging.getLogger(__name__)
+
+
+class TableServices:
+    """The running services of a store."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threads.rlock("local.services")
+        self._services: dict[int, TableService] = {}  # guarded by _lock; by table
+
+    def of(self, info: TableInfo | None) -> TableService | None:
+        """Return the service of a table, made on first use; None if its kind has none."""
+        if info is None:
+            raise NotFound("the table was dropped")
+        with self._lock:
+            service = self._services.get(info.table_id)
+            if service is None:
+                kind = kind_named(info.kind, info.name)
+                if isinstance(kind, Serviced):
+                    service = self._services[info.table_id] = kind.service(info, self._host)
+            return service
+
+    def running(self) -> dict[int, TableService]:
+        """Return the services by table."""
+        with self._lock:
+            return dict(self._services)
+
+    def end(self, table_id: int) -> None:
+        """Close the service of a table that was dropped."""
+        with self._lock:
+            service = self._services.pop(table_id, None)
+        if service is not None:
+            service.close()
+
+    def has_leases(self) -> bool:
+        """Whether a client holds a lease that would be lost if this process ended."""
+        return any(service.has_leases() for service in self.running().values())
+
+    def maintain(self, tables: Iterable[TableInfo]) -> None:
+        """Let the service of every table do its maintenance; a failing service does not stop the others."""
+        for info in tables:
+            try:
+                service = self.of(info)
+                if service is not None:
+                    service.maintain()
+            except Exception as error:  # any: it must not delay the other tables
+                logger.warning("maintenance of table %s failed (%s): it is tried again", info.name, error)
+
+    def close(self) -> None:
+        """Close the services; each answers its waiters."""
+        for service in self.running().values():
+            service.close()

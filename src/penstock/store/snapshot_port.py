@@ -1,0 +1,103 @@
+"""The port of a snapshot: a store at one LSN.
+
+Thread: any. Invariant: nothing that it reads changes or is deleted before `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.errors import Closed, Invalid, NotFound, PenstockError
+from penstock.host.clock import Clock
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import QUERY_S, Piece, PieceSnapshot, ShardSnapshot, partitions_of
+from penstock.partition.ledger import TableInfo
+from penstock.store.querying import check_query, run_query
+
+
+class SnapshotPort:
+    """Read-only view of a store at one LSN."""
+
+    def __init__(
+        self,
+        lsn: int,
+        states: Mapping[PartitionId, ShardSnapshot | PenstockError],
+        tables: Mapping[str, TableInfo],
+        time_us: int,
+        pinned: Sequence[ShardSnapshot] | None = None,
+        *,
+        clock: Clock,
+    ) -> None:
+        self.lsn = lsn
+        self._clock = clock
+        self._states = dict(states)
+        self._pinned = list(states.values()) if pinned is None else pinned  # what `close` releases
+        self._tables = dict(tables)
+        self._time_us = time_us
+        self._closed = False
+
+    def table(self, name: str) -> TableInfo | None:
+        return self._tables.get(name)
+
+    def tables(self) -> list[TableInfo]:
+        return sorted(self._tables.values(), key=lambda info: info.name)
+
+    def time_us(self) -> int:
+        return self._time_us
+
+    def _state(self, partition: PartitionId) -> ShardSnapshot:
+        state = self._states.get(partition)
+        if state is None and self._closed:
+            raise Closed("the snapshot was closed: take another")
+        if state is None:
+            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
+        if isinstance(state, PenstockError):
+            raise state
+        return state
+
+    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
+        return self._state(partition).get(key)
+
+    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(map(self._state(partition).get, keys))
+
+    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
+        return self._state(partition).scan(start, end, reverse=reverse)
+
+    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return self._state(partition).scan_arrow(start, end)
+
+    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        if count < 1:
+            raise Invalid(f"a shard is cut into 1 piece or more, not {count}")
+        state = self._state(partition)
+        return state.pieces(count, start, end) if isinstance(state, PieceSnapshot) else [Piece(partition, start, end)]
+
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        kind = check_query(info, name, argument, timeout_s)
+        shards = [self._state(partition) for partition in partitions_of(info)]
+        return run_query(
+            kind, info, name, argument, shards, time_us=self._time_us, clock=self._clock, timeout_s=timeout_s
+        )
+
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
+        yield self
+
+    def close(self) -> None:
+        self._closed = True  # first: a concurrent reader must get `Closed`, not `NotFound`
+        for state in self._pinned:
+            if not isinstance(state, PenstockError):
+                state.close()
+        self._pinned = ()
+        self._states.clear()
+
+
+def query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float) -> Iterator[Any]:
+    """Yield the batches of a query, then close its moment."""
+    try:
+        yield from moment.query(info, name, argument, timeout_s=timeout_s)
+    finally:
+        moment.close()
