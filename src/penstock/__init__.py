@@ -10,7 +10,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue      the kinds
+    kv, queue, series  the kinds
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -22,6 +22,7 @@ journal; docs/architecture.md draws its way.
     log            append-only files of records
     host           files, time, randomness, threads: the operating system
     arguments      checks of what a caller passes
+    arrow_input    rows that a caller passes as Arrow data
     errors         every error, by what the caller does next
 
 `testing` stands beside them: simulated disk, fake clock and contract suites for your own tests.
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
-    from penstock.kv.table import KvReader, KvTable
-    from penstock.kv.values import Json, ValueType
+    from penstock.kv.queries import KvStatistics
+    from penstock.kv.table import KvReader, KvRow, KvTable
+    from penstock.kv.text_keys import TextKvReader, TextKvTable
+    from penstock.kv.values import DecimalType, Json, ValueType
     from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
@@ -56,6 +59,9 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.series.options import Rollup, SeriesOptions
+    from penstock.series.section import MetricMetadata
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -66,10 +72,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on first use
+
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
+    "AggregateFunction": "series.table",
     "ArrowSource": "arguments",
+    "Cardinality": "series.table",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -78,16 +88,20 @@ _HOMES = {
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
     "ConsumerSummary": "queue.calls",
+    "DecimalType": "kv.values",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
+    "KvRow": "kv.table",
+    "KvStatistics": "kv.queries",
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -97,12 +111,18 @@ _HOMES = {
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "Retention": "queue.options",
+    "Rollup": "series.options",
+    "SeriesOptions": "series.options",
+    "SeriesReader": "series.table",
+    "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
     "Store": "store.store",
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "TextKvReader": "kv.text_keys",
+    "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
     "connect": "client.connect",
@@ -114,7 +134,9 @@ _HOMES = {
 
 __all__ = [
     "Acknowledgement",
+    "AggregateFunction",
     "ArrowSource",
+    "Cardinality",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -123,16 +145,20 @@ __all__ = [
     "ConsumerPosition",
     "ConsumerSettings",
     "ConsumerSummary",
+    "DecimalType",
     "DispatcherSettings",
     "Durability",
     "Epoch",
     "Json",
     "KvReader",
+    "KvRow",
+    "KvStatistics",
     "KvTable",
     "LeasedMessage",
     "LoadReport",
     "LogSettings",
     "Message",
+    "MetricMetadata",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -142,12 +168,18 @@ __all__ = [
     "RemoteSnapshot",
     "RemoteStore",
     "Retention",
+    "Rollup",
+    "SeriesOptions",
+    "SeriesReader",
+    "SeriesTable",
     "ShardBounds",
     "StagedFile",
     "Store",
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "TextKvReader",
+    "TextKvTable",
     "Trouble",
     "ValueType",
     "__version__",
@@ -164,8 +196,8 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use: a Spark task that only reads sstables needs much less than the store."""
-        if name == "errors":  # a module; `from penstock import errors` would ask here again
-            return importlib.import_module("penstock.errors")
+        if name in _MODULES:  # `from penstock import errors` would ask here again
+            return importlib.import_module(f"penstock.{name}")
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"penstock has no {name!r}")
@@ -174,4 +206,5 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for one t
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names: packages that were imported meanwhile are not among them."""
+    return sorted({*__all__, *_MODULES})

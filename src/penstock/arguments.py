@@ -2,19 +2,24 @@
 
 A subclass of `int`, `float` or `str` becomes the plain value, because other processes must read what is written. It is
 converted before it is checked, by the methods of the plain type: a subclass may override comparison and conversion, and
-a number that only seems small would fail in the thread that writes for all. A bool is not a number here, and neither
-are numpy scalars that are not Python numbers.
+a number that only seems small would fail in the thread that writes for all. A bool is not a number here; integers of
+numpy are.
 
 Thread: pure functions.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from penstock.errors import Invalid
 
 SHOWN_CHARACTERS = 80
+TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_800_000_000  # the years 1 to 9999, half-open
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ArrowStream(Protocol):
@@ -50,8 +55,10 @@ def flag(value: Any, what: str) -> bool:
 
 
 def plain_int(value: Any) -> int | None:
-    """Return a plain int from an int or a subclass; None for anything else."""
-    return None if isinstance(value, bool) or not isinstance(value, int) else int.__int__(value)
+    """Return a plain int from an int, a subclass, or an integer of numpy; None for anything else."""
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else int.__int__(value)
+    return int(value) if isinstance(value, np.integer) else None
 
 
 def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:
@@ -65,6 +72,22 @@ def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> 
         return float(number)
     except OverflowError:  # a whole number that is larger than any float, and not infinite
         raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}") from None
+
+
+def microseconds(time: Any, what: str = "a time") -> int:
+    """Return a time, which is microseconds since 1970 or a datetime with a zone, in microseconds."""
+    if isinstance(time, datetime):
+        try:
+            since = time - _EPOCH if time.utcoffset() is not None else None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(f"{in_short(time)} is not a time ({error})") from None
+        if not isinstance(since, timedelta):  # pandas' `NaT` is a datetime, but not a time
+            raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
+        return int(since // timedelta(microseconds=1))  # exact, unlike float seconds far from 1970
+    number = plain_int(time)
+    if number is None or not TIME_US_MIN <= number < TIME_US_MAX:
+        raise Invalid(f"{what} is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
+    return number
 
 
 def text(value: Any, what: str, bytes_max: int) -> str:

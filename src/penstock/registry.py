@@ -23,17 +23,18 @@ from typing import Any
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
 from penstock.host import threads
-from penstock.kinds import Kind
+from penstock.kinds import Kind, RowConditional
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
+from penstock.series.kind import SeriesKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
 GROUP = "penstock.kinds"  # of entry points
 
-KV, QUEUE = KvKind(), QueueKind()
-BUILT_IN: tuple[Kind, ...] = (KV, QUEUE)
+KV, QUEUE, SERIES = KvKind(), QueueKind(), SeriesKind()
+BUILT_IN: tuple[Kind, ...] = (KV, QUEUE, SERIES)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # kinds of other packages are added on loading
 
@@ -163,6 +164,12 @@ def kind_of_condition(name: str) -> Kind:
             f"the condition {name} is of a kind that this Penstock lacks: install the package that has it"
         )
     return kind
+
+
+def is_row_condition(name: str) -> bool:
+    """Whether a condition is about rows: the owner judges it before the write, and the ledger never sees it."""
+    kind = find_kind(name.partition(".")[0])
+    return isinstance(kind, RowConditional) and name == kind.row_condition
 
 
 class _Conditions(Mapping[str, KindCondition]):

@@ -1,4 +1,4 @@
-"""Every kind of table passes the contract of kinds: kv, queue, and a toy kind that nothing in Penstock knows."""
+"""Every kind of table passes the contract of kinds: kv, queue, series, and a toy kind that Penstock does not know."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,7 +21,11 @@ from penstock.kv import section as kv_section
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
-from penstock.registry import KV, QUEUE
+from penstock.registry import KV, QUEUE, SERIES
+from penstock.series.aggregate import AggregateQuery
+from penstock.series.labels import LabelTable, check_labels
+from penstock.series.queries import SeriesQuery, encode_query
+from penstock.series.section import BucketTrim, MetricMetadata, SampleBlock, SeriesDelete, SeriesSection, encode_section
 from penstock.testing.kinds import KindContract, KindSample, QuerySample
 from penstock.testing.kinds.accounts import section as accounts_section
 from penstock.testing.kinds.accounts.kind import AccountsKind
@@ -79,6 +84,18 @@ class TestKv(KindContract):
             pa.schema([("key", pa.binary()), ("value", pa.binary())]),
         ),
         many=150_000,
+        queries=[
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"", None)),
+                answer=lambda numbers: [{"count": len(numbers)}],
+            ),
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"key 000010", b"key 000020")),
+                answer=lambda numbers: [{"count": sum(10 <= number < 20 for number in numbers)}],
+            ),
+        ],
     )
 
 
@@ -108,6 +125,84 @@ class TestQueue(KindContract):
             pa.schema([("payload", pa.binary()), ("key", pa.binary())]),
         ),
         many=150_000,
+    )
+
+
+# -- series
+
+
+FIRST_US, HOUR_US = 1_500_000_000_000_000, 3_600_000_000
+
+
+def _sample(number: int) -> tuple[str, float, dict[str, str], int]:
+    return "cpu", number + 0.5, {"host": f"h{number % 5}"}, FIRST_US + 10 * HOUR_US * number
+
+
+def _write_sample(table: Any, number: int) -> None:
+    metric, value, labels, time = _sample(number)
+    table.write(metric, value, labels, time=time)
+
+
+def _sample_rows(table: Any) -> list[Any]:
+    rows = table.to_arrow().set_column(2, "time", table.to_arrow().column("time").cast(pa.int64())).to_pylist()
+    return sorted((row["metric"], row["value"], row["labels"], row["time"]) for row in rows)
+
+
+def _samples(*samples: tuple[str, int, float], metric: str = "cpu") -> SampleBlock:
+    hosts = sorted({host for host, _, _ in samples})
+    series = LabelTable.of([check_labels(metric, {"host": host}) for host in hosts])
+    index = np.array([hosts.index(host) for host, _, _ in samples], np.uint32)
+    values = np.array([value for _, _, value in samples], np.float64)
+    return SampleBlock(series, index, np.array([time for _, time, _ in samples], np.int64), values.view(np.uint64))
+
+
+class TestSeries(KindContract):
+    sample = KindSample(
+        kind=SERIES,
+        write=_write_sample,
+        rows=_sample_rows,
+        expected=lambda numbers: sorted(
+            (metric, value, list(labels.items()), time) for metric, value, labels, time in map(_sample, numbers)
+        ),
+        sections=[
+            SeriesSection(_samples(("a", 1, 1.5), ("b", -1, float("inf")), ("a", HOUR_US * 50, 2.5))),
+            SeriesSection(MetricMetadata("cpu", "gauge", "s", "of the host"), _samples(("a", 1, 2.0), ("c", 1, 3.0))),
+            SeriesSection(SeriesDelete('cpu{host=~"a|c"}', 0, 2), _samples(("c", 1, 4.0))),
+        ],
+        refused=[
+            b"",
+            encode_section(SeriesSection()),
+            encode_section(SeriesSection(BucketTrim(5))),
+            encode_section(SeriesSection(SeriesDelete("cpu{", 0, 1))),
+            encode_section(SeriesSection(_samples(("a", 1 << 62, 1.0)))),
+        ],
+        arrow=lambda numbers: pa.table(
+            {
+                "metric": [_sample(number)[0] for number in numbers],
+                "value": [_sample(number)[1] for number in numbers],
+                "host": [_sample(number)[2]["host"] for number in numbers],
+                "time": [_sample(number)[3] for number in numbers],
+            }
+        ),
+        queries=[
+            QuerySample(
+                name="label_values",
+                argument=encode_query(SeriesQuery(name="host")),
+                answer=lambda numbers: [{"name": f"h{number}"} for number in range(min(5, len(numbers)))],
+            ),
+            QuerySample(
+                name="aggregate",
+                argument=encode_query(AggregateQuery("cpu", by=("host",), function="sum")),
+                answer=lambda numbers: [
+                    {
+                        "labels": [("host", f"h{host}")],
+                        "time": None,
+                        "value": sum(n + 0.5 for n in numbers if n % 5 == host),
+                    }
+                    for host in range(5)
+                ],
+            ),
+        ],
     )
 
 
@@ -223,7 +318,7 @@ def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.Monke
             for number in range(10):
                 batch.kv("users").put(b"%d" % number, b"")
                 batch.table("users").put(b"%d" % number, b"x")
-            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use table\('users'\)"):
+            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use kv\('users'\)"):
                 batch.queue("users")
         assert asked == ["users"]
         assert len(dict(store.kv("users").scan())) == 10

@@ -31,9 +31,10 @@ def hold_still(marks: str) -> None:
 
 
 def route_to(tables: str, marks: str = "") -> Route:
-    """One table: a copy of the messages. Several: the count and the last message of each key as well.
+    """One table: a copy of the messages. Several: the count and the last message of each key, and a sample of each.
 
-    Broken: the same, and it fails on a message that begins with `broken`.
+    The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many. Broken: as
+    several, and it fails on a message that begins with `broken`.
     """
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
@@ -65,6 +66,12 @@ def route_to(tables: str, marks: str = "") -> Route:
             "copied": copied,
             "totals": by_key.select("key", "value", F.lit("add_i64").alias("op")),
             "latest": by_key.select("key", F.col("last").alias("value")),
+            "seen": frame.selectExpr(
+                "'seen' metric",
+                "map('shard', string(shard)) labels",
+                "timestamp_micros(unix_micros(current_timestamp()) + sequence) time",
+                "double(sequence) value",
+            ),
         }
 
     return route

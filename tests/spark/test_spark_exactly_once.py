@@ -46,6 +46,7 @@ class Input:
         store.kv("totals", value="int64")
         store.kv("latest")
         store.queue("dead")
+        store.series("seen", shards=2)
         self.put: list[tuple[bytes, bytes]] = []  # key, payload
         self.broken: list[bytes] = []  # payloads that the route `broken` fails on
 
@@ -73,6 +74,11 @@ class Input:
         if tables != "one":
             assert dict(self.store.kv("totals").scan()) == Counter(key for key, _ in self.put)
             assert dict(self.store.kv("latest").scan()) == dict(self.put)
+            messages = self.events.to_arrow().select(["shard", "sequence", "payload"]).to_pylist()
+            for shard in (0, 1):
+                samples = self.store.series("seen").select(f'seen{{shard="{shard}"}}')
+                good = [one for one in messages if one["shard"] == shard and one["payload"] not in self.broken]
+                assert sorted(samples["value"].to_pylist()) == sorted(one["sequence"] for one in good)
         assert self.events.consumer("c").lag == 0
 
 

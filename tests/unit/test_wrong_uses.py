@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -51,6 +52,36 @@ BAD: dict[str, list[Any]] = {
     "position": [None, "first", 0, -1, True, 1.5, {0: 0}, {9: 1}, {"0": 1}, SOME_OBJECT],
     "time": ["now", True, math.nan, b"1", SOME_OBJECT],
     "epoch": ["1", True, -1, 1.5, 1 << 80, SOME_OBJECT],
+    "selector": [None, 1, b"cpu", "", "cpu{", 'cpu{host="a}', '{a=~"("}', "cpu{}x", "\ud800", SOME_OBJECT],
+    "metric": [None, 1, b"cpu", "", True, "m" * 5_000, "\ud800", SOME_OBJECT],
+    "label": [None, 1, b"l", "", True, "l" * 300, "a\0b", SOME_OBJECT],
+    "labels": [1, "a", [("a", "b")], {1: "b"}, {"a": 1}, {"a": None}, {"": "b"}, {"__name__": "b"}, SOME_OBJECT],
+    "number": [None, "1", b"1", True, [1.0], 10**400, SOME_OBJECT],
+    "values": [None, "1", 1.0, ["a"], [[1.0]], [1.0, 2.0], [None], SOME_OBJECT],
+    "times": [None, "now", 1, ["a"], [1.5], [1, 2], [1 << 62], [-(1 << 62)], SOME_OBJECT],
+    "far time": ["now", True, math.nan, b"1", 1 << 62, -(1 << 62), 4_000_000_000_000_000, SOME_OBJECT],
+    "function": [None, 1, b"sum", "", "median", "quantile", SOME_OBJECT],
+    "by": [None, 1, "host", [1], [None], ["host", "host"], [""], SOME_OBJECT],
+    "step": ["1", b"1", True, 0, -1, math.nan, math.inf, SOME_OBJECT],
+    "quantile": ["1", True, -1, 2, math.nan, 0.5, SOME_OBJECT],
+    "series options": [1, "1d", {"bucket_s": 300}, True, SOME_OBJECT],
+    "samples": [
+        None,
+        1,
+        "cpu",
+        [1],
+        {"value": [1.0]},
+        SOME_OBJECT,
+        pa.table({"time": [1], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [1]}),
+        pa.table({"metric": ["a"], "value": [1.0]}),
+        pa.table({"metric": [None], "time": [1], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [None], "value": [1.0]}),
+        pa.table({"metric": ["a"], "time": [1], "value": ["x"]}),
+        pa.table({"metric": ["a"], "time": [1], "value": [1.0], "host": [1]}),
+    ],
+    "metric type": [None, 1, b"gauge", "gauge!", SOME_OBJECT],
+    "description": [None, 1, b"s", "h" * 5_000, SOME_OBJECT],
 }
 
 
@@ -96,15 +127,18 @@ CALLS = [
           "limit": "optional count", "reverse": "flag"}),
     Call("scan_arrow", drained(lambda s, **a: s.kv("bytes").scan_arrow(**a)), {},
          {"start": "border", "end": "optional border", "prefix": "border"}),
+    Call("get_row", lambda s, **a: s.kv("bytes").get_row(**a), {"key": b"k"}, BORDER),
     Call("put", lambda s, **a: s.kv("bytes").put(**a), PAIR,
-         {"key": "key", "value": "bytes", "ttl_s": "ttl", "durable": "flag"}),
+         {"key": "key", "value": "bytes", "ttl_s": "ttl", "durable": "flag", "if_lsn": "optional count",
+          "if_absent": "flag"}),
     Call("setitem", lambda s, **a: s.kv("bytes").__setitem__(*a.values()), PAIR, {"key": "key", "value": "bytes"}),
     Call("put int64", lambda s, **a: s.kv("numbers").put(**a), {"key": b"k", "value": 1}, {"value": "int64"}),
     Call("put text", lambda s, **a: s.kv("texts").put(**a), {"key": b"k", "value": "v"}, {"value": "text"}),
     Call("put json", lambda s, **a: s.kv("documents").put(**a), {"key": b"k", "value": {}}, {"value": "json"}),
     Call("put_many", lambda s, **a: s.kv("bytes").put_many(**a), {"pairs": {b"k": b"v"}},
          {"pairs": "pairs", "durable": "flag"}),
-    Call("delete", lambda s, **a: s.kv("bytes").delete(**a), {"key": b"k"}, {"key": "key", "durable": "flag"}),
+    Call("delete", lambda s, **a: s.kv("bytes").delete(**a), {"key": b"k"},
+         {"key": "key", "durable": "flag", "if_lsn": "optional count"}),
     Call("delete_range", lambda s, **a: s.kv("bytes").delete_range(**a), {"start": b"x", "end": b"y"},
          {"start": "key", "end": "key", "durable": "flag"}),
     Call("merge", lambda s, **a: s.kv("numbers").merge(**a), {"key": b"k", "operand": 1, "operator": "add_i64"},
@@ -135,6 +169,32 @@ CALLS = [
     Call("alter", lambda s, **a: s.queue("altered").alter(**a), {"retention": penstock.Retention()},
          {"retention": "new retention", "headers": "flag"}),
     Call("consumer seek", lambda s, **a: s.queue("events").consumer("c").seek(**a), {"to": 1}, {"to": "position"}),
+    Call("series", lambda s, **a: s.series(**a), {"name": "metrics"},
+         {"name": "name", "shards": "shards", "options": "series options", "create": "flag"}),
+    Call("write", lambda s, **a: s.series("metrics").write(**a), {"metric": "cpu", "value": 1.0, "time": 1},
+         {"metric": "metric", "value": "number", "labels": "labels", "time": "far time", "durable": "flag"}),
+    Call("write_columns", lambda s, **a: s.series("metrics").write_columns(**a),
+         {"metric": "cpu", "values": [1.0], "times": [1]},
+         {"metric": "metric", "values": "values", "times": "times", "labels": "labels", "durable": "flag"}),
+    Call("write_arrow", lambda s, **a: s.series("metrics").write_arrow(**a),
+         {"rows": pa.table({"metric": ["cpu"], "time": [1], "value": [1.0]})}, {"rows": "samples", "durable": "flag"}),
+    Call("select", lambda s, **a: s.series("metrics").select(**a), {"selector": "cpu"},
+         {"selector": "selector", "start": "time", "end": "time", "timeout_s": "seconds"}),
+    Call("scan samples", drained(lambda s, **a: s.series("metrics").scan_arrow(**a)), {},
+         {"selector": "selector", "start": "time", "end": "time"}),
+    Call("aggregate", lambda s, **a: s.series("metrics").aggregate(**a), {"selector": "cpu", "function": "sum"},
+         {"selector": "selector", "start": "time", "function": "function", "by": "by", "step": "step",
+          "quantile": "quantile"}),
+    Call("label_values", lambda s, **a: s.series("metrics").label_values(**a), {"name": "host"},
+         {"name": "label", "selector": "selector", "start": "time"}),
+    Call("cardinality", lambda s, **a: s.series("metrics").cardinality(**a), {},
+         {"start": "time", "top": "optional count"}),
+    Call("delete samples", lambda s, **a: s.series("metrics").delete(**a), {"selector": "gone"},
+         {"selector": "selector", "start": "time", "end": "time", "durable": "flag"}),
+    Call("set_metadata", lambda s, **a: s.series("metrics").set_metadata(**a), {"metric": "cpu"},
+         {"metric": "metric", "type": "metric type", "unit": "description", "help": "description", "durable": "flag"}),
+    Call("batch series", in_batch(lambda b, **a: b.series("metrics").write(**a)),
+         {"metric": "cpu", "value": 1.0, "time": 1}, {"metric": "metric", "value": "number", "labels": "labels"}),
     Call("batch put", in_batch(lambda b, **a: b.kv("bytes").put(**a)), PAIR,
          {"key": "key", "value": "bytes", "ttl_s": "ttl"}),
     Call("batch kv", in_batch(lambda b, **a: b.kv(**a)), {"name": "bytes"}, {"name": "name"}),
@@ -178,6 +238,7 @@ def owner(folder: Path) -> Iterator[penstock.Store]:
         store.kv("texts", value="utf8").put(b"a", "1")
         store.kv("documents", value="json").put(b"a", [1])
         store.queue("events", shards=2).put(b"m", key=b"k")
+        store.series("metrics", shards=2).write("cpu", 1.0, {"host": "a"}, time=1)
         store.queue("altered")
         store.flush()
         yield store
@@ -197,17 +258,10 @@ def store(request: pytest.FixtureRequest, owner: penstock.Store) -> Iterator[Any
 def content(store: Any) -> Any:
     store.flush()
     with store.snapshot() as snapshot:
+        tables = {name: snapshot.table(name).to_arrow() for name in snapshot.tables()}
         return {
-            name: sorted(
-                map(
-                    repr,
-                    snapshot.table(name)
-                    .to_arrow()
-                    .drop_columns(["lsn"] if name not in ("events", "altered") else [])
-                    .to_pylist(),
-                )
-            )
-            for name in snapshot.tables()
+            name: sorted(map(repr, table.drop_columns([n for n in ("lsn",) if n in table.column_names]).to_pylist()))
+            for name, table in tables.items()
         }
 
 

@@ -23,8 +23,12 @@ from penstock.aio.store import (
     AsyncKvTable,
     AsyncQueueTable,
     AsyncQueueView,
+    AsyncSeriesReader,
+    AsyncSeriesTable,
     AsyncSnapshot,
     AsyncStore,
+    AsyncTextKvReader,
+    AsyncTextKvTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
@@ -36,8 +40,16 @@ __all__ = [
     "AsyncKvTable",
     "AsyncQueueTable",
     "AsyncQueueView",
+    "AsyncSeriesReader",
+    "AsyncSeriesTable",
     "AsyncSnapshot",
     "AsyncStore",
+    "AsyncTextKvReader",
+    "AsyncTextKvTable",
     "connect",
     "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

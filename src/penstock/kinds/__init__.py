@@ -7,7 +7,10 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     Loadable       rows are prepared in another process                   Spark writes, bulk loads
     Replaceable    a load replaces the rows in a range of keys            Spark overwrites
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
+    RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
+    Selectable     a selector is read in ranges of keys                   Spark reads
+    Derived        tables are computed from others by jobs                rollups
     Serviced       the owner does more for a table than read and write    leases, retention
 
 A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
@@ -22,6 +25,9 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 """
 
 from penstock.kinds.capabilities import (
+    Derivation,
+    Derived,
+    ExpectedRow,
     FileReadable,
     Host,
     Loadable,
@@ -29,6 +35,8 @@ from penstock.kinds.capabilities import (
     Queryable,
     QueryContext,
     Replaceable,
+    RowConditional,
+    Selectable,
     Serviced,
     Streamable,
     StreamColumns,
@@ -37,6 +45,7 @@ from penstock.kinds.capabilities import (
     as_loadable,
     as_queryable,
     as_replaceable,
+    as_selectable,
     as_serviced,
     as_streamable,
 )
@@ -70,6 +79,9 @@ __all__ = [
     "QUERY_S_MAX",
     "BuildContext",
     "Conditional",
+    "Derivation",
+    "Derived",
+    "ExpectedRow",
     "FileReadable",
     "Filters",
     "Host",
@@ -87,6 +99,8 @@ __all__ = [
     "Queryable",
     "Reading",
     "Replaceable",
+    "RowConditional",
+    "Selectable",
     "Serviced",
     "ShardSnapshot",
     "SnapshotReading",
@@ -98,6 +112,7 @@ __all__ = [
     "as_loadable",
     "as_queryable",
     "as_replaceable",
+    "as_selectable",
     "as_serviced",
     "as_streamable",
     "partitions_of",

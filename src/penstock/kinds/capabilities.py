@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
-from penstock.errors import KindMismatch
+from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
+from penstock.scheduler.offers import JobPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,27 @@ class FileReadable(Protocol):
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
 
 
+class ExpectedRow(NamedTuple):
+    """A row that a conditional write depends on."""
+
+    partition: PartitionId
+    key: bytes
+    lsn: int  # 0: the row is expected to be absent
+
+
+@runtime_checkable
+class RowConditional(Protocol):
+    """Writes can depend on the LSNs of rows. The owner judges that before the journal: see `store.conditions`."""
+
+    row_condition: str  # its name, one of `Kind.conditions`
+
+    def expected_row(self, argument: bytes) -> ExpectedRow:
+        """Decode the argument of a condition. Requires: `check_condition` has passed."""
+
+    def condition_failed(self, info: TableInfo, row: ExpectedRow, lsn: int) -> PenstockError:
+        """Return the error for a row that has another LSN (0: it is absent)."""
+
+
 class QueryContext(Protocol):
     """What a running query may use."""
 
@@ -179,6 +201,10 @@ class Host(Protocol):
     def incarnation(self) -> int:
         """The store's incarnation: different at every opening."""
 
+    @property
+    def identity(self) -> bytes:
+        """The store's UUID."""
+
     def machine(self, partition: PartitionId) -> Any: ...
 
     def ledger_row(self, key: bytes) -> bytes | None:
@@ -189,6 +215,17 @@ class Host(Protocol):
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
         """Call `act`, which must be quick, whenever records were applied. Call the result to unsubscribe."""
+
+
+@runtime_checkable
+class Selectable(Protocol):
+    """The rows of a selector, a text of the kind's own language, can be read in ranges of keys."""
+
+    def select_range(self, selector: str, shard: int, start: bytes, end: bytes | None) -> tuple[str, bytes]:
+        """Return the query that reads the rows of a selector in [start, end) of one shard, and its argument.
+
+        `Invalid` if it is not a selector.
+        """
 
 
 @runtime_checkable
@@ -206,6 +243,30 @@ class Serviced(Protocol):
 
     def waits(self, name: str, argument: bytes) -> bool:
         """Whether a call waits for other clients. Requires: `check_call` has passed."""
+
+
+class Derivation(Protocol):
+    """A planned computation of a table: calls of one function in any process, then one commit in the owner."""
+
+    function: str  # `package.module:function`; it gets the arguments of a part and `root`, the store's folder
+    parts: Sequence[JobPart]
+
+    def commit(self, results: Sequence[Any]) -> None:
+        """Write the results of all parts."""
+
+    def close(self) -> None:
+        """Release what the parts read."""
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """Tables can be computed from other tables, by durable jobs of the owner."""
+
+    def is_derived(self, info: TableInfo) -> bool:
+        """Whether this table is computed."""
+
+    def derive(self, info: TableInfo, host: Host) -> Derivation | None:
+        """Plan the next computation of a table; None if it holds all that there is. Repeating one is safe."""
 
 
 def as_streamable(kind: Kind, info: TableInfo) -> Streamable:
@@ -226,6 +287,11 @@ def as_replaceable(kind: Kind, info: TableInfo) -> Replaceable:
 def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
     """Return the kind if it answers queries, or raise `KindMismatch`."""
     return kind if isinstance(kind, Queryable) else _lacks(info, "which has no queries: scan it instead")
+
+
+def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
+    """Return the kind if its rows can be selected, or raise `KindMismatch`."""
+    return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
 
 
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:

@@ -63,6 +63,12 @@ class Reading(Protocol):
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None where absent."""
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row, both applied.
+
+        A live read first waits for this process's own writes to the key.
+        """
+
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         """Return (key, value) pairs of [start, end)."""
 
@@ -98,6 +104,10 @@ class Port(Reading, Protocol):
     """A store, as an API class sees it."""
 
     @property
+    def write_bytes_max(self) -> int:
+        """The largest `size` of one write or group."""
+
+    @property
     def holder(self) -> str:
         """The name of a client, different for each connection; empty in the owner."""
 
@@ -118,6 +128,9 @@ class Port(Reading, Protocol):
 
         `table`: of the epoch's write; only errors of that table's writes are raised.
         """
+
+    def now_us(self) -> int:
+        """Return the time for new data without a request: the store's in the owner, a client's own elsewhere."""
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         """Call the service of a table; `wait_s`: how long the call may wait there."""

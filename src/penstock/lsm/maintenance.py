@@ -24,6 +24,7 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
+from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
@@ -82,7 +83,14 @@ class Maintenance:
 
     # -- trees
 
-    def open_tree(self, db_id: int, shard: int, folder: str, settings: TreeSettings | None = None) -> Tree:
+    def open_tree(
+        self,
+        db_id: int,
+        shard: int,
+        folder: str,
+        settings: TreeSettings | None = None,
+        memtable: type[Memtable] = Memtable,
+    ) -> Tree:
         """Open the tree of a shard, with the files that the manifest lists. `folder` is relative to the store."""
         with self._changed:
             if (db_id, shard) in self._trees:
@@ -99,6 +107,7 @@ class Maintenance:
             stored=stored,
             time_us=progress.time_us,
             operators=None if known is None else frozenset(known),
+            memtable=memtable,
             wake=self._wake,
             on_maintained=self._on_maintained,
         )
@@ -195,7 +204,7 @@ class Maintenance:
                 if job is None or isinstance(job.state, Completed):
                     return True
                 if isinstance(job.state, FailedPermanent):
-                    raise GateShut(f"table {catalog.db_id} was not compacted{_why(job)}: look at the log")
+                    raise GateShut(f"the compaction failed{_why(job)}: look at the log")
                 self._run_or_wait(JobKind.COMPACTION, tree, catalog, deadline_s)
         return False
 
@@ -212,8 +221,8 @@ class Maintenance:
         given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
         rest_s = deadline_s - self._clock.monotonic_s()
         if failed or given_up or rest_s <= 0 or self._stopping.is_set():
-            what = "flushed" if kind == JobKind.FLUSH else "compacted"
-            raise GateShut(f"table {catalog.db_id} cannot be {what} now{_why(job)}: try again later")
+            what = "flush" if kind == JobKind.FLUSH else "compaction"
+            raise GateShut(f"a {what} cannot run now{_why(job)}: try again later")
         tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -45,6 +45,13 @@ TAIL_KEYS_MAX = 16_384
 _SORT_BY_NUMPY = 65_536  # for more keys one sort call would block the interpreter too long
 
 _value_of = itemgetter(1)
+
+
+class Readable(Protocol):
+    """What a memtable may ask of the files below it."""
+
+    def live_values(self, key: bytes) -> list[bytes]:
+        """Return the values of a key's live rows, newest first: its operands, then the put below them, if any."""
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +109,14 @@ class Memtable:
         self.expires = False  # some row expires
         self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
         self._base_lsns: U64 = np.zeros(0, np.uint64)
+        self._bare_lsns: dict[bytes, int] = {}  # LSNs by key, of the first keys, if `row_with_lsn` was called
 
     def __len__(self) -> int:
         return len(self.rows) + sum(map(len, self._folded)) + len(self._recent)
 
     def apply(self, edit: Edit) -> None:
         """Apply an edit. Requires: its LSN is above all earlier ones."""
-        if edit.lsn <= self.lsn_last:
-            raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn_last}")
-        if edit.lsn > self.applying:
-            self._marks_before = len(self._marks)
-            self.applying = edit.lsn  # rows may exist from here on: see `remainder`
+        self._begin(edit.lsn)
         added: list[RangeDelete] = []
         if edit.ranges:
             added = [(start, end, edit.lsn) for start, end in edit.ranges if start < end]
@@ -127,6 +131,14 @@ class Memtable:
         self.bytes += edit.size_bytes() + overhead
         self.lsn_last = edit.lsn
         self.time_us = max(self.time_us, edit.time_us)
+
+    def _begin(self, lsn: int) -> None:
+        """Begin an edit, or go on with one that was interrupted."""
+        if lsn <= self.lsn_last:
+            raise Invalid(f"an edit of LSN {lsn} comes after {self.lsn_last}")
+        if lsn > self.applying:
+            self._marks_before = len(self._marks)
+            self.applying = lsn  # rows may exist from here on: see `remainder`
 
     def put(self, key: bytes, value: bytes, lsn: int, time_us: int) -> None:
         """Apply an edit that is one put. Requires: its LSN is above all earlier ones."""
@@ -205,11 +217,37 @@ class Memtable:
         self.lsn_last = newer.lsn_last
         self.time_us = max(self.time_us, newer.time_us)
 
+    def to_flush(self, files: Readable) -> Memtable:
+        """Return the rows that a flush writes on top of `files`. A kind's own memtable makes rows of its columns."""
+        return self
+
+    def with_rows(self, rows: Mapping[bytes, Row]) -> Memtable:
+        """Return a memtable of these rows and those of this one, none of which has the same key."""
+        result = Memtable()
+        result.merge_newer(self, self.time_us)
+        result.plain = False
+        result._add_rows(rows)
+        return result
+
     def row(self, key: bytes) -> Row | None:
         """Return the row of a key. For a bare value its LSN is an upper bound: the last LSN applied."""
         lsn = self.lsn_last  # before the lookup
         row = self.rows.get(key)
         return (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[return-value]
+
+    def row_with_lsn(self, key: bytes) -> Row | None:
+        """Return the row of a key with its own LSN. Requires: no edit is being applied.
+
+        The LSN of a bare value follows from its position, so the positions are kept from the first call on.
+        """
+        row = self.rows.get(key)
+        if type(row) is not bytes:
+            return row  # type: ignore[return-value]
+        known, count = self._bare_lsns, len(self.rows)
+        if len(known) < count:  # two threads may do this at once: they add the same
+            new = list(islice(reversed(self.rows), count - len(known)))[::-1]
+            known.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
+        return PUT, row, known[key], NEVER
 
     def rows_of(self, keys: Iterable[bytes]) -> list[Row]:
         """Return the rows of keys, as `row` does."""
@@ -358,7 +396,7 @@ def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
     """Merge consecutive memtables, oldest first, into a new one; the inputs do not change."""
     if len(memtables) == 1:
         return memtables[0]
-    result = Memtable()
+    result = type(memtables[0])()
     for newer in memtables:
         result.merge_newer(newer, now_us)
     return result

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.lsm.operators import Operand, fold, fold_numbers, is_number
+from penstock.lsm.operators import fold_all, fold_numbers, is_number
 from penstock.lsm.order import Flags, Values
 from penstock.lsm.rows import I64, MERGE, NEVER, PUT, U8
 
@@ -101,10 +101,8 @@ def _fold_numeric(which: I64, work: _FoldWork, result: Folded) -> None:
 def _fold_one(i: int, work: _FoldWork, result: Folded) -> None:
     indexes = range(int(work.start[i]), int(work.chain_end[i]) + int(work.base_is_put[i]))
     certain = bool(work.has_base[i]) or work.bottom  # what is below the chain is known: a put, or nothing
-    row: Operand | None = None
-    for at in reversed(indexes):
-        newer = (int(work.kinds[at]), work.values.value(int(work.order[at])))
-        row = newer if row is None and not certain else fold(row, newer)
-    assert row is not None
+    rows = [(int(work.kinds[at]), work.values.value(int(work.order[at]))) for at in reversed(indexes)]
+    base = rows.pop(0) if work.base_is_put[i] else None
+    row = fold_all(base, rows, certain)
     result.kinds[i], result.values[i] = row
     result.expires[i] = next((int(work.expires[at]) for at in indexes if work.expires[at] != NEVER), NEVER)

@@ -44,12 +44,14 @@ class Tree:
         stored: int = 0,
         time_us: int = 0,
         operators: frozenset[int] | None = frozenset(),
+        memtable: type[Memtable] = Memtable,
         wake: Callable[[str], None] = lambda task: None,
         on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings or TreeSettings()
         self.use = FileUse()
         self._open_table = open_table
+        self._memtable = memtable
         self._clock = clock
         self._wake = wake
         self._on_maintained = on_maintained  # called after a flush or a compaction
@@ -62,7 +64,7 @@ class Tree:
         self.stored_time_us = time_us  # the highest record time in files
         self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
         levels = arrange(TableFile(meta, open_table) for meta in files)
-        self._install(Version(Memtable(stored), (), levels, stored, stored, time_us))
+        self._install(Version(memtable(stored), (), levels, stored, stored, time_us))
 
     def _install(self, version: Version) -> None:
         self._version = version
@@ -72,6 +74,11 @@ class Tree:
         return max(self._time_us, self._clock.time_us())
 
     # -- reading
+
+    @property
+    def view(self) -> View:
+        """The current state; concurrent writes may or may not be seen."""
+        return self._view
 
     @property
     def lsn(self) -> int:
@@ -93,6 +100,9 @@ class Tree:
 
     def get_row(self, key: bytes) -> Row | None:
         return self._view.get_row(key)
+
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        return self._view.row(key)
 
     def scan(
         self,
@@ -204,7 +214,7 @@ class Tree:
             self._install(
                 replace(
                     version,
-                    active=Memtable(self._lsn),
+                    active=self._memtable(self._lsn),
                     frozen=(active, *version.frozen),
                     lsn=self._lsn,
                     time_us=self._time_us,
@@ -301,6 +311,10 @@ class Tree:
             self.abandon_flush()
             raise
 
+    def files(self) -> View:
+        """Return what is stored in files."""
+        return View(replace(self._version, active=None, frozen=()), self._now_us)
+
     def has_unflushed(self) -> bool:
         """Whether any row is in memory only."""
         version = self._version
@@ -344,7 +358,7 @@ class Tree:
             self._install(
                 replace(
                     version,
-                    active=Memtable(lsn),
+                    active=self._memtable(lsn),
                     levels=self._with_runs(files),
                     lsn=lsn,
                     stored=lsn,

@@ -73,6 +73,7 @@ class TreeJobs:
         try:
             rows, frozen = work
             began_s = self._clock.monotonic_s()
+            rows = rows.to_flush(tree.files())
             ids = self.reserve(files_of(rows))
             tree.use.announce(ids)
             summaries = self._files.write(rows, catalog, ids)

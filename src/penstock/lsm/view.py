@@ -20,7 +20,7 @@ from typing import Any
 from penstock.errors import Invalid
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge import merge_columns, slices
-from penstock.lsm.operators import Operand, fold
+from penstock.lsm.operators import fold_all
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
 from penstock.lsm.scan_part import ScanPart, rows_of_list
@@ -39,6 +39,11 @@ class View:
     def __init__(self, version: Version, now_us: Callable[[], int]) -> None:
         self._version = version
         self._now_us = now_us
+
+    @property
+    def version(self) -> Version:
+        """The version that it reads."""
+        return self._version
 
     def check_open(self) -> None:
         """Raise `Closed` if the view was closed: long reads call this now and then."""
@@ -75,13 +80,56 @@ class View:
 
     def get_row(self, key: bytes) -> Row | None:
         """Return the live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
-        return resolve(self._rows_of(key), self._deleted_below(key), self._now_us())
+        return resolve(self._rows_of(key), self.deleted_below(key), self._now_us())
+
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row. Requires: no edit is being applied.
+
+        This LSN is exact; that of `get_row` may be of a later edit of the same memtable.
+        """
+        memtables, runs = self._version.memtables(), self._version.runs
+        rows = chain((memtable.row_with_lsn(key) for memtable in memtables), (run.get(key) for run in runs))
+        live = resolve((row for row in rows if row is not None), self.deleted_below(key), self._now_us())
+        return None if live is None else (live[1], live[2])
 
     def fold(self, key: bytes, operand: Row, deleted_below: int) -> Row:
         """Fold a newer operand onto the live row of a key: a put, or a delete if the operand has expired."""
-        deleted_below = max(deleted_below, self._deleted_below(key))
+        deleted_below = max(deleted_below, self.deleted_below(key))
         row = resolve(chain([operand], self._rows_of(key)), deleted_below, self._now_us())
         return (DELETE, b"", operand[2], NEVER) if row is None else row
+
+    def live_values(self, key: bytes) -> list[bytes]:
+        """Return the values of a key's live rows, newest first: its operands, then the put below them, if any."""
+        deleted_below, now_us = self.deleted_below(key), self._now_us()
+        values: list[bytes] = []
+        for kind, value, lsn, expires in self._rows_of(key):
+            if kind == DELETE or lsn < deleted_below or expires <= now_us:
+                break
+            values.append(value)
+            if kind < MERGE:
+                break
+        return values
+
+    def first_key(self, start: bytes, end: bytes | None) -> bytes | None:
+        """Return the first key of [start, end) that has a row, live or not. No value is read."""
+        firsts: list[bytes] = []
+        for memtable in self.memtables():
+            for keys in memtable.orders():
+                at = bisect_left(keys, start)
+                firsts += keys[at : at + 1]
+        for run in self._version.runs:
+            for file in run.overlapping(start, end):
+                table = file.table()
+                found = next(iter(table.pieces(*table.rows_between(start, end))), None)
+                if found is not None:
+                    firsts.append(table.key_at(found[0], found[1]))
+                    break
+        lowest = min(firsts, default=None)
+        return None if lowest is None or (end is not None and lowest >= end) else lowest
+
+    def memtables(self) -> tuple[Memtable, ...]:
+        """Return the memtables, newest first."""
+        return self._version.memtables()
 
     def _rows_of(self, key: bytes) -> Iterator[Row]:
         for memtable in self._version.memtables():
@@ -93,7 +141,8 @@ class View:
             if row is not None:
                 yield row
 
-    def _deleted_below(self, key: bytes) -> int:
+    def deleted_below(self, key: bytes) -> int:
+        """Return the LSN below which rows of `key` are deleted; 0 if none are."""
         active = self._version.active
         here = active.deleted_below(key) if active is not None else 0
         return max(here, self._version.ranges.lsn_over(key))
@@ -179,13 +228,10 @@ def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
         operands.append(row)
     if not operands:
         return base
-    folded: Operand | None = None if base is None else (PUT, base[1])
-    expires = NEVER if base is None else base[3]
-    for kind, value, _, operand_expires in reversed(operands):
-        folded = fold(folded, (kind, value))
-        expires = operand_expires if operand_expires != NEVER else expires
-    assert folded is not None
-    return PUT, folded[1], operands[0][2], expires
+    below = None if base is None else (PUT, base[1])
+    _, value = fold_all(below, [row[:2] for row in reversed(operands)], True)
+    expires = next((row[3] for row in operands if row[3] != NEVER), NEVER if base is None else base[3])
+    return PUT, value, operands[0][2], expires
 
 
 def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:

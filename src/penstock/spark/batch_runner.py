@@ -54,7 +54,11 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """Progress of a stream."""
+    """Progress of a stream.
+
+    >>> penstock.spark.progress(query).batches
+    1
+    """
 
     batches: int = 0
     rows_in: int = 0

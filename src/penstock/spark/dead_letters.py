@@ -123,5 +123,10 @@ def split_off(
 
 
 def dead_letter_payload(message: bytes) -> bytes:
-    """Return the original payload of a dead letter."""
+    """Return the original payload of a dead letter.
+
+    >>> letter = b'{"reason": "not JSON", "payload": "x", "payload_base64": "eA=="}'
+    >>> penstock.spark.dead_letter_payload(letter)
+    b'x'
+    """
     return base64.b64decode(json.loads(message)["payload_base64"])

@@ -50,6 +50,15 @@ def stream(
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name is written there with its column
     `reason`, and so is every record that makes `batch` fail. If more than `dead_letter_max` records of one micro-batch
     make it fail, the stream stops with the first error instead.
+
+    >>> def route(messages):
+    ...     by_key = messages.groupBy("key").count()
+    ...     return {"totals": by_key.selectExpr("key", "count AS value", "'add_i64' AS op")}
+    >>> query = penstock.spark.stream(
+    ...     spark, path, source="events", consumer="router", batch=route, available_now=True
+    ... )
+    >>> penstock.spark.wait(query).rows_in
+    1
     """
     most = whole(dead_letter_max, "dead_letter_max", 1, DEAD_LETTERS_MAX)
     ref = TableRef.of({"path": path, "table": source})
@@ -93,6 +102,9 @@ def progress(query: Any) -> StreamProgress:
     """Return the progress of a stream that `stream` started.
 
     `lag` is None while the store cannot be reached and no batch has told it.
+
+    >>> penstock.spark.progress(query).dead
+    0
     """
     return _runner_of(query).current()
 
@@ -101,6 +113,9 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
     """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raise the error it failed with, in one line.
 
     Signals work in the main thread only: Python delivers them to no other.
+
+    >>> penstock.spark.wait(query, timeout_s=60).rows_in
+    1
     """
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     runner, stopped = _runner_of(query), False
@@ -122,6 +137,9 @@ def caught_up(query: Any, timeout_s: float) -> bool:
     """Wait until a stream has committed all messages that were in its queue at this call, and return True.
 
     False if the time is over or the stream ends before that; the stream's error if it failed.
+
+    >>> penstock.spark.caught_up(query, 60)
+    True
     """
     retries = Retries(clock, clock.monotonic_s() + seconds(timeout_s, "timeout_s", INTERVAL_S_MAX), pause_s=POLL_S)
     runner = _runner_of(query)

@@ -28,7 +28,7 @@ from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
 from penstock.spark.table_ref import TableRef, check_options
 
-BATCH_OPTIONS = ("start", "end", "splits", "snapshot", "pushdown")
+BATCH_OPTIONS = ("start", "end", "selector", "splits", "snapshot", "pushdown")
 
 
 class PenstockSource(DataSource):
@@ -77,6 +77,10 @@ def register(spark: Any) -> None:
 
     Spark looks formats up in the session of the thread, and a thread that Python started has none: there it would not
     find a format that is registered. A session that finds `pyspark_penstock` registers the format by itself.
+
+    >>> penstock.spark.register(spark)
+    >>> spark.read.format("penstock").option("table", "users").load(path).columns
+    ['key', 'value', 'lsn']
     """
     python = getattr(getattr(spark, "sparkContext", None), "pythonExec", sys.executable)
     if not _has_penstock(python):

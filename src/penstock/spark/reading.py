@@ -1,7 +1,8 @@
 """Batch reads: the planner splits a table into ranges; the tasks of a query read them in one shared snapshot.
 
-Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue), `splits` (approximate
-number of tasks), `snapshot` (the id of an open snapshot, for several reads at one LSN), `pushdown`.
+Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue, times of samples),
+`selector` (of samples), `splits` (approximate number of tasks), `snapshot` (the id of an open snapshot, for several
+reads at one LSN), `pushdown`.
 
 Spark plans a DataFrame once and reuses the plan for all queries on it, with the filters that one of them pushed down.
 So the ranges of a plan are valid at any time, the first task of each query takes the snapshot, and filters narrow the
@@ -39,7 +40,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import FileReadable, Kind, partitions_of
+from penstock.kinds import FileReadable, Kind, as_selectable, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
@@ -100,6 +101,9 @@ class TableReader(DataSourceReader):
         self._start = kind.parse_key(options["start"]) if "start" in options else b""
         self._end = kind.parse_key(options["end"]) if "end" in options else None
         check_range(self._start, self._end)
+        self._selector = options.get("selector")
+        if self._selector is not None:
+            as_selectable(kind, info).select_range(self._selector, 0, self._start, self._end)  # before any work
         self._plan = uuid.uuid4().hex
         self._wanted: list[tuple[str, str, Any]] = []
         if choice(options, "pushdown", ("false", "true")) == "true":
@@ -171,7 +175,11 @@ class TableReader(DataSourceReader):
     ) -> Iterator[Any]:
         """Yield the range's record batches: from the files if this process sees them, otherwise from the owner."""
         root, identity = self._ref.root, self._ref.store().identity
-        if root is not None and isinstance(kind, FileReadable):
+        if self._selector is not None:
+            info = self._info
+            query = as_selectable(kind, info).select_range(self._selector, wanted.shard, wanted.start, wanted.end)
+            yield from snapshot.port.query(info, *query)
+        elif root is not None and isinstance(kind, FileReadable):
             for piece in snapshot.port.pieces(number, 1, wanted.start, wanted.end):
                 batches = kind.read_piece(piece, root, identity) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches

@@ -65,6 +65,7 @@ from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, TaskLoad
+from penstock.store.deriving import DerivedTables
 from penstock.store.dropped import SPILL, DroppedShards
 from penstock.store.flusher import StoreFlusher
 from penstock.store.governor import MemoryGovernor
@@ -242,6 +243,7 @@ class OpenedParts(Tables):
             identity=self.identity,
             check_usable=self._check_usable,
         )
+        self._derived = DerivedTables(self._port, self._jobs, self._engines, self.offers, self.path)
         self._checkpoint = Checkpoint(
             self._dispatcher,
             self._consensus,
@@ -357,6 +359,8 @@ class OpenedParts(Tables):
             self._scheduler.register(task)
         for runner in job_runners(self._maintenance, self._jobs):
             self._scheduler.register(runner)
+        for derived in self._derived.tasks():
+            self._scheduler.register(derived)
         self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
         self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
         self._scheduler.register(TreeTask("services", 10.0, self._services_task))

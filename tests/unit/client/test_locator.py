@@ -165,3 +165,11 @@ def test_somebody_elses_store(short: Path) -> None:
         (path / "run").chmod(0)
         with pytest.raises(StoreLocked, match="another user"):
             connect(path)
+
+
+def test_a_socket_of_an_earlier_version_is_removed(short: Path) -> None:
+    path = short / "s"
+    penstock.open(path).close()
+    (path / "run" / "bell").touch()
+    with penstock.open(path):
+        assert not (path / "run" / "bell").exists()

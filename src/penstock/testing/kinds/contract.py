@@ -122,20 +122,20 @@ class KindContract(AbilityContract):
         assert refused
 
     def test_apply_is_total(self) -> None:
-        """Every section that `receive` passes can be applied, now and at a replay; nothing is set aside."""
+        """Every section that `receive` and `admit` pass can be applied, now and at a replay; nothing is set aside."""
         disk = SimulatedDisk()
         store = open_simulated(disk)
         self.sample.make(store)
         payloads = [self.kind.encode(section) for section in self.sample.sections]
         applied = 0
         for number, payload in enumerate([*payloads, *self._mutants()]):
+            group = PendingGroup()
             try:
                 section = self.kind.receive(payload, self.kind.options_default)
+                group.sections[partitions_of(info_of(store.port))[number % SHARDS]] = section
+                store.port.submit(group, len(payload))
             except Invalid:
                 continue
-            group = PendingGroup()
-            group.sections[partitions_of(info_of(store.port))[number % SHARDS]] = section
-            store.port.submit(group, len(payload))
             applied += 1
         store.flush()
         assert applied >= len(payloads)

@@ -1,0 +1,308 @@
+"""Series beside DuckDB, SQLite and VictoriaMetrics: 10,000,000 samples over 10,000 series, 10,000 rows a commit.
+
+Half of the series are counters, a quarter walks with one decimal, 15 % nearly constant, 10 % noise of full precision;
+the rows of a commit have one time, 15 seconds after the last. Ours, DuckDB and SQLite are durable at each commit
+(DuckDB takes an Arrow table, as we do); VictoriaMetrics answers before it syncs, and is measured by lines of its import
+until the last is searchable. It takes part if the command `victoria-metrics` (or `victoria-metrics-prod`) is on the
+path.
+
+`PENSTOCK_BENCH_SERIES_COMMITS` makes the run shorter (default 1,000 commits).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+import penstock
+from bench.harness import RESULTS, Case, Goal, folder, rate, run
+
+SERIES = 10_000
+HOSTS, METRICS = 100, 100
+COMMITS = int(os.environ.get("PENSTOCK_BENCH_SERIES_COMMITS", "1000"))
+STEP_US = 15_000_000
+START_US = 1_790_000_000_000_000 // 86_400_000_000 * 86_400_000_000
+HOUR_US = 3_600_000_000
+MANY_SERIES = 1_000_000
+
+_rng = np.random.default_rng(7)
+_metric = np.array([f"metric_{number:03d}" for number in range(METRICS)])
+_number = np.arange(SERIES)
+NAMES = pa.array(_metric[_number // HOSTS]).dictionary_encode().cast(pa.string())
+HOST = pa.array([f"host-{number % HOSTS:03d}.example.net" for number in _number])
+DC = pa.array([f"dc{number % HOSTS % 4}" for number in _number])
+_shape = _number // HOSTS % 20  # by metric: 10 counters, 5 walks, 3 nearly constant, 2 noise
+COUNTER, WALK, CONSTANT, NOISE = (
+    _shape < 10,
+    (_shape >= 10) & (_shape < 15),
+    (_shape >= 15) & (_shape < 18),
+    _shape >= 18,
+)
+
+
+class Values:
+    """The values of one commit after the other, made in advance so that nobody pays for them."""
+
+    def __init__(self) -> None:
+        state = np.zeros(SERIES)
+        state[COUNTER] = _rng.integers(0, 10**6, int(COUNTER.sum()))
+        state[WALK | CONSTANT] = 50.0
+        self.columns: list[Any] = []
+        for _ in range(COMMITS):
+            state[COUNTER] += _rng.integers(0, 100, int(COUNTER.sum()))
+            state[WALK] = np.round(state[WALK] + _rng.normal(0, 0.3, int(WALK.sum())), 1)
+            moved = CONSTANT & (_rng.random(SERIES) < 0.002)
+            state[moved] = np.round(_rng.random(int(moved.sum())) * 100)
+            state[NOISE] = _rng.normal(0, 1, int(NOISE.sum()))
+            self.columns.append(state.copy())
+
+
+def tables(values: Values) -> Iterator[pa.Table]:
+    for commit, column in enumerate(values.columns):
+        times = pa.array(np.full(SERIES, START_US + commit * STEP_US)).cast(pa.timestamp("us"))
+        yield pa.table({"metric": NAMES, "host": HOST, "dc": DC, "time": times, "value": column})
+
+
+# -- the stores
+
+
+def ingest_ours(path: str, values: Values) -> float:
+    with penstock.open(path) as store:
+        table = store.series("metrics")
+
+        def work() -> None:
+            for rows in tables(values):
+                table.write_arrow(rows, durable=True)
+
+        return rate(SERIES * COMMITS, work)
+
+
+def ingest_duckdb(path: str, values: Values) -> float:
+    with closing(duckdb.connect(path)) as database:
+        database.execute(
+            "CREATE TABLE samples (metric VARCHAR, host VARCHAR, dc VARCHAR, time TIMESTAMP, value DOUBLE)"
+        )
+
+        def work() -> None:
+            for rows in tables(values):
+                database.register("rows", rows)
+                database.execute("INSERT INTO samples SELECT * FROM rows")
+                database.unregister("rows")
+
+        return rate(SERIES * COMMITS, work)
+
+
+def ingest_sqlite(path: str, values: Values) -> float:
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute(
+            "CREATE TABLE samples (series INTEGER, time INTEGER, value REAL, PRIMARY KEY (series, time)) WITHOUT ROWID"
+        )
+        some = values.columns[: max(1, COMMITS // 20)]
+
+        def work() -> None:
+            for commit, column in enumerate(some):
+                at = START_US + commit * STEP_US
+                database.execute("BEGIN")
+                database.executemany(
+                    "INSERT OR REPLACE INTO samples VALUES (?, ?, ?)",
+                    [(series, at, value) for series, value in enumerate(column.tolist())],
+                )
+                database.execute("COMMIT")
+
+        return rate(SERIES * len(some), work)
+
+
+# -- VictoriaMetrics
+
+
+def victoria_command() -> str | None:
+    return shutil.which("victoria-metrics") or shutil.which("victoria-metrics-prod")
+
+
+@contextmanager
+def victoria(path: str) -> Iterator[str]:
+    command = victoria_command()
+    assert command is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = [command, f"-storageDataPath={path}", f"-httpListenAddr=127.0.0.1:{port}", "-retentionPeriod=100y"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=1).read()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ingest_victoria(path: str, values: Values) -> float:
+    heads = [f"{NAMES[n]},host={HOST[n]},dc={DC[n]} value=" for n in range(SERIES)]
+    bodies = []
+    for commit, column in enumerate(values.columns):
+        at = f" {(START_US + commit * STEP_US) * 1_000}"
+        bodies.append("\n".join([head + repr(value) + at for head, value in zip(heads, column.tolist(), strict=True)]))
+    with victoria(path) as address:
+
+        def work() -> None:
+            for body in bodies:
+                urllib.request.urlopen(f"{address}/write", body.encode(), timeout=60).read()
+            urllib.request.urlopen(f"{address}/internal/force_flush", timeout=60).read()
+
+        figure = rate(SERIES * COMMITS, work)
+        urllib.request.urlopen(f"{address}/internal/force_merge", timeout=600).read()
+        time.sleep(20)  # it merges in the background, and does not say when it is done
+    return figure
+
+
+# -- reading
+
+
+def size_of(path: str) -> int:
+    found = Path(path)
+    return found.stat().st_size if found.is_file() else sum(f.stat().st_size for f in found.rglob("*") if f.is_file())
+
+
+def best_ms(work: Callable[[], object], count: int = 20) -> float:
+    took = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - begin)
+    return min(took) * 1_000
+
+
+def read_ours(path: str, report: dict[str, float]) -> None:
+    with penstock.open(path) as store:
+        table = store.series("metrics")
+        store.compact("metrics")
+        name, host = str(NAMES[4_321]), str(HOST[4_321])
+        start = START_US + (COMMITS // 2) * STEP_US
+        report["one series, one hour, ms"] = best_ms(
+            lambda: table.select(f'{name}{{host="{host}"}}', start, start + HOUR_US), 100
+        )
+        report["sum by dc in 5-minute steps, ms"] = best_ms(
+            lambda: table.aggregate(f"{name}{{}}", function="sum", by=["dc"], step=300.0)
+        )
+    report["bytes a sample"] = size_of(f"{path}/tables") / (SERIES * COMMITS)
+
+
+def read_duckdb(path: str, report: dict[str, float]) -> None:
+    with closing(duckdb.connect(path)) as database:
+        database.execute("CHECKPOINT")
+        name, host = str(NAMES[4_321]), str(HOST[4_321])
+        start = START_US + (COMMITS // 2) * STEP_US
+        report["DuckDB one series, one hour, ms"] = best_ms(
+            lambda: database.execute(
+                "SELECT time, value FROM samples WHERE metric = ? AND host = ? AND time >= make_timestamp(?) "
+                "AND time < make_timestamp(?) ORDER BY time",
+                [name, host, start, start + HOUR_US],
+            ).to_arrow_table()
+        )
+        report["DuckDB sum by dc in 5-minute steps, ms"] = best_ms(
+            lambda: database.execute(
+                "SELECT dc, time_bucket(INTERVAL 5 MINUTES, time) AS step, sum(value) FROM samples WHERE metric = ? "
+                "GROUP BY ALL",
+                [name],
+            ).to_arrow_table()
+        )
+    report["DuckDB bytes a sample"] = size_of(path) / (SERIES * COMMITS)
+
+
+def open_with_many(report: dict[str, float]) -> None:
+    """Opening with 1,000,000 series against opening with none, and the memory of series that are written to."""
+    with folder() as path:
+        for name, count in (("empty", 0), ("many", MANY_SERIES)):
+            gc.collect()
+            before = resident_bytes()
+            with penstock.open(f"{path}/{name}") as store:
+                table = store.series("metrics")
+                for start in range(0, count, 50_000):
+                    some = np.arange(start, start + 50_000)
+                    rows = {
+                        "metric": pa.array(np.full(len(some), "m")),
+                        "instance": pa.array(np.char.add("i", some.astype(str))),
+                        "time": pa.array(np.full(len(some), START_US)).cast(pa.timestamp("us")),
+                        "value": np.zeros(len(some)),
+                    }
+                    table.write_arrow(pa.table(rows), durable=True)
+                if count:
+                    store.compact("metrics")
+                    gc.collect()
+                    report["memory of a live series, bytes"] = (resident_bytes() - before) / count
+
+            def opening(name: str = name) -> None:
+                with penstock.open(f"{path}/{name}") as store:
+                    store.series("metrics")
+
+            report[f"open, {name}, ms"] = best_ms(opening, 5)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
+
+
+def main() -> bool:
+    values, report = Values(), dict[str, float]()
+    with folder() as root:
+        rounds = iter(range(100))
+        kept: dict[str, str] = {}
+
+        def case(name: str, ingest: Callable[[str, Values], float]) -> Callable[[], float]:
+            def measured() -> float:
+                if name in kept:
+                    shutil.rmtree(kept[name], ignore_errors=True)
+                    Path(kept[name]).unlink(missing_ok=True)
+                kept[name] = f"{root}/{name}-{next(rounds)}"
+                return ingest(kept[name], values)
+
+            return measured
+
+        ours = "ingest, durable at each 10,000 rows"
+        cases = [
+            Case(name=ours, run=case("ours", ingest_ours)),
+            Case(name="DuckDB, Arrow inserts", run=case("duckdb", ingest_duckdb), peer_of=ours),
+            Case(name="SQLite, executemany", run=case("sqlite", ingest_sqlite)),
+        ]
+        if victoria_command():
+            cases.append(Case(name="VictoriaMetrics, not synced", run=case("victoria", ingest_victoria)))
+        held = run("series", cases, [Goal(ours=ours, ratio=1.2, gate=True), Goal(ours=ours, ratio=2.0)])
+        read_ours(kept["ours"], report)
+        read_duckdb(kept["duckdb"], report)
+        if "victoria" in kept:
+            report["VictoriaMetrics bytes a sample"] = size_of(kept["victoria"]) / (SERIES * COMMITS)
+    open_with_many(report)
+    for name, figure in report.items():
+        print(f"  {name:<48} {figure:>16,.3f}")
+    (RESULTS / "series-reading.json").write_text(json.dumps(report, indent=1))
+    small = report["bytes a sample"] <= 1.8
+    print(f"  gate: at most 1.8 bytes a sample: {report['bytes a sample']:.2f} {'held' if small else 'MISSED'}")
+    return held and small
+
+
+if __name__ == "__main__":
+    sys.exit(not main())

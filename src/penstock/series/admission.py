@@ -1,0 +1,79 @@
+"""Admission of samples: the times and the number of series that a table accepts, judged by the owner before a write.
+
+Apply accepts everything. So a limit counts what is applied: writes that wait for their record may pass it by as many
+series as one record holds.
+
+Thread: the writer's.
+Invariant: what is refused changes nothing, and the refusal names the table's option, and the metric.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.errors import Invalid
+from penstock.series.labels import METRIC, LabelTable
+from penstock.series.options import SECOND_US, SeriesOptions
+from penstock.series.section import BucketTrim, RollupProgress, SampleBlock, SeriesSection
+from penstock.series.shard import SeriesLimits
+
+
+def check_window(name: str, first: int, last: int, options: SeriesOptions, time_us: int) -> None:
+    """Raise `Invalid` if times are older or later than a table accepts; `time_us` is the store's time."""
+    if options.future_s is not None and last > time_us + options.future_s * SECOND_US:
+        late_s = (last - time_us) / SECOND_US
+        raise Invalid(
+            f"a sample is {late_s:,.0f} s in the future, and table {name} accepts {options.future_s:,.0f} s "
+            "(future_s): give times in microseconds since 1970"
+        )
+    if options.window_s is not None and first < time_us - options.window_s * SECOND_US:
+        old_s = (time_us - first) / SECOND_US
+        raise Invalid(
+            f"a sample is {old_s:,.0f} s old, and table {name} accepts {options.window_s:,.0f} s (window_s): drop it"
+        )
+
+
+def admit_section(
+    name: str, section: SeriesSection, options: SeriesOptions, limits: SeriesLimits, time_us: int
+) -> None:
+    """Raise `Invalid` if a section has times or new series that a table does not accept."""
+    if options.rollup is not None:
+        if not any(isinstance(part, (RollupProgress, BucketTrim)) for part in section.log):
+            raise Invalid(f"table {name} is a rollup of {options.rollup.source}: write there, and it follows")
+        return  # its series are those of its source
+    for part in section.parts:
+        if isinstance(part, SampleBlock):
+            check_window(name, int(part.times.min()), int(part.times.max()), options, time_us)
+            _check_series(name, part, options, limits)
+
+
+def _check_series(name: str, block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> None:
+    buckets = options.buckets(block.times)
+    numbers = np.unique(buckets).tolist()
+    for bucket in numbers:
+        series = block.series
+        if len(numbers) > 1:
+            series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
+        new = np.flatnonzero(~limits.known(bucket, series))
+        if len(new):
+            _check_new(name, bucket, series.take(new), options, limits)
+
+
+def _check_new(name: str, bucket: int, new: LabelTable, options: SeriesOptions, limits: SeriesLimits) -> None:
+    place = new.names.index(METRIC)
+    codes, counts = np.unique(new.codes[:, place], return_counts=True)
+    metrics = [new.values[place][code - 1] for code in codes.tolist()]
+    known = limits.series_count(bucket)
+    if known + len(new) > options.series_max:
+        raise Invalid(
+            f"table {name} holds {known:,} series and this write adds {len(new):,}, most of metric "
+            f"{metrics[int(counts.argmax())]}: the limit is {options.series_max:,} (series_max); give fewer label "
+            "values, or make a table that takes more"
+        )
+    for metric, count in zip(metrics, counts.tolist(), strict=True):
+        known = limits.series_count(bucket, metric)
+        if known + count > options.metric_series_max:
+            raise Invalid(
+                f"metric {metric} of table {name} has {known:,} series and this write adds {count:,}: the limit is "
+                f"{options.metric_series_max:,} (metric_series_max); give its labels fewer values"
+            )

@@ -1,0 +1,312 @@
+"""Aggregates of samples: one value for each group of series and each step of time.
+
+The samples of a selector in [start, end) are divided into groups by the values of the labels in `by`, and into steps
+[n * step, (n + 1) * step). A function reduces the samples of a group in a step:
+
+    sum, avg, min, max, count, quantile   of all samples of all series of the group
+    last                                  the sample with the latest time; of several, the one of the last series
+    increase                              the sum over series of how much each rose, where a fall is a reset to 0
+    rate                                  the increase divided by the step in seconds
+
+A rise between two samples counts for the step of the later one; the first sample of a series in the range has none, and
+a step without rises has no result.
+Staleness markers are left out. Other NaNs are values: a sum with one is NaN; min and max ignore them beside numbers.
+
+The work: each slice of samples, ordered by series and time, is cut into runs of one series and step, and each run is
+reduced; runs of one group and step are reduced again, slice after slice. So memory holds one slice and the result;
+only `quantile` holds all values.
+
+Thread: the reader's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.arguments import in_short
+from penstock.errors import Invalid
+from penstock.kinds import QueryContext
+from penstock.series.arrow import LABELS, TIME
+from penstock.series.labels import check_name, decode_labels
+from penstock.series.options import TIME_MAX, TIME_MIN
+from penstock.series.queries import SelectedSeries, Slice, check_range, places_of
+from penstock.series.section import STALE_BITS
+from penstock.series.selectors import parse_selector
+from penstock.series.shard import SeriesShard
+
+FUNCTIONS = ("sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile")
+BY_MAX = 64
+STEP_US_MAX = 1 << 61
+QUANTILE_SAMPLES_MAX = 50_000_000
+FOLD_RUNS = 1 << 20  # partial results that are held before they are folded
+RESULT_ROWS = 65_536
+AGGREGATES = pa.schema(
+    [
+        pa.field("labels", LABELS, nullable=False),
+        pa.field("time", TIME),  # the start of the step; null without steps
+        pa.field("value", pa.float64(), nullable=False),
+    ]
+)
+F64: TypeAlias = npt.NDArray[np.float64]
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+class AggregateQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The argument of the query `aggregate`."""
+
+    selector: str
+    start: int = TIME_MIN
+    end: int = TIME_MAX
+    by: tuple[str, ...] = ()
+    step_us: int = 0  # 0: one step for the whole range
+    function: str = "sum"
+    quantile: float = 0.5
+
+
+_decoder = msgspec.msgpack.Decoder(AggregateQuery)
+
+
+def decode_aggregate(argument: bytes) -> AggregateQuery:
+    """Decode and check the argument of an aggregate; `Invalid` if it is malformed."""
+    try:
+        query = _decoder.decode(argument)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"the argument of aggregate does not decode: {error}") from None
+    parse_selector(query.selector)
+    check_range(query.start, query.end)
+    if query.function not in FUNCTIONS:
+        raise Invalid(f"there is no function {in_short(query.function)}: use one of {', '.join(FUNCTIONS)}")
+    if len(query.by) > BY_MAX or len(set(query.by)) != len(query.by):
+        raise Invalid(f"by names each label once, and at most {BY_MAX}")
+    for name in query.by:
+        check_name(name)
+    if not 0 <= query.step_us <= STEP_US_MAX:
+        raise Invalid(f"a step is from 1 microsecond to {STEP_US_MAX}, not {query.step_us}")
+    if query.function == "rate" and not query.step_us:
+        raise Invalid("a rate is an increase per second of a step: give step")
+    if not 0 <= query.quantile <= 1:
+        raise Invalid(f"quantile is a number from 0 to 1, not {query.quantile}")
+    return query
+
+
+def aggregate(query: AggregateQuery, shards: Sequence[SeriesShard], context: QueryContext) -> Iterator[Any]:
+    """Yield record batches of `AGGREGATES`, ordered by group and time. Requires: `query` was checked."""
+    groups: dict[tuple[str, ...], int] = {}
+    totals = _Values(query.quantile) if query.function == "quantile" else Totals(_NEEDS[query.function])
+    samples = _rising_samples if query.function in ("rate", "increase") else _samples
+    for shard in shards:
+        for of_row, some, values in samples(query, shard, groups, context):
+            if len(values):
+                steps = some.times // query.step_us if query.step_us else np.zeros(len(values), np.int64)
+                totals.add(of_row, some, steps, values)
+    yield from _result(query, groups, totals.result(query), context)
+
+
+def _samples(
+    query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
+) -> Iterator[tuple[I64, Slice, F64]]:
+    """Yield the group of each series, samples and their values; bucket by bucket, without reading label sets."""
+    matched = shard.match(parse_selector(query.selector), query.start, query.end) if query.start < query.end else []
+    for bucket, ids in matched:
+        context.check()
+        columns = [shard.label_codes(bucket, name, ids) for name in query.by]
+        codes = np.stack([column for _, column in columns], axis=1) if columns else np.zeros((len(ids), 0), np.int64)
+        distinct, of_distinct = codes[:1], codes.sum(axis=1)
+        if columns:
+            distinct, of_distinct = np.unique(codes, axis=0, return_inverse=True)
+        names = [
+            tuple(values[code] for (values, _), code in zip(columns, row, strict=True)) for row in distinct.tolist()
+        ]
+        of_row = np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)[of_distinct.reshape(-1)]
+        for found, times, bits in shard.read(bucket, ids, query.start, query.end):
+            context.check()
+            kept = without_stale(Slice(places_of(ids, found), times, bits))
+            yield of_row, kept, kept.bits.view(np.float64)
+
+
+def _rising_samples(
+    query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
+) -> Iterator[tuple[I64, Slice, F64]]:
+    """Yield the group of each series, samples that follow another, and how much they rose, across buckets."""
+    selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end)
+    of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
+    before: tuple[int, float] | None = None  # series and value of the last sample of a slice
+    for some in selected.slices(context):
+        kept = without_stale(some)
+        if len(kept.times):
+            values = kept.bits.view(np.float64)
+            last = int(kept.rows[-1]), float(values[-1])
+            yield of_row, *_rises(kept, values, before)
+            before = last
+
+
+def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int]) -> int:
+    if not by:
+        return groups.setdefault((), 0)
+    pairs = dict(decode_labels(labels))
+    return groups.setdefault(tuple(pairs.get(name, "") for name in by), len(groups))
+
+
+def without_stale(some: Slice) -> Slice:
+    """Return the samples that are not staleness markers."""
+    stale = some.bits == STALE_BITS
+    if not stale.any():
+        return some
+    return Slice(some.rows[~stale], some.times[~stale], some.bits[~stale])
+
+
+def _rises(some: Slice, values: F64, before: tuple[int, float] | None) -> tuple[Slice, F64]:
+    """Return the samples that follow another one of their series, and how much each rose since that."""
+    earlier = np.empty(len(values))
+    earlier[1:] = values[:-1]
+    follows = np.empty(len(values), np.bool_)
+    follows[1:] = some.rows[1:] == some.rows[:-1]
+    follows[0] = before is not None and before[0] == some.rows[0]
+    if before is not None:
+        earlier[0] = before[1]
+    rows, times, bits = some.rows[follows], some.times[follows], some.bits[follows]
+    values, earlier = values[follows], earlier[follows]
+    with np.errstate(invalid="ignore"):  # of infinities
+        return Slice(rows, times, bits), np.where(values >= earlier, values - earlier, values)
+
+
+_NEEDS = {  # what is kept of the samples of a group and step
+    "sum": ("sum",),
+    "avg": ("sum", "count"),
+    "min": ("min",),
+    "max": ("max",),
+    "count": ("count",),
+    "last": ("time", "last"),
+    "increase": ("sum",),
+    "rate": ("sum",),
+}
+
+
+class Totals:
+    """Partial results by group and step: sum, count, min, max, time of the last sample, last."""
+
+    def __init__(self, needs: Sequence[str]) -> None:
+        self._needs = needs
+        self._parts: list[tuple[Any, ...]] = []  # group, step, and a column for each need
+        self._runs = 0  # since the last fold
+
+    def add(self, of_row: I64, some: Slice, steps: I64, values: F64) -> None:
+        """Reduce the runs of one series and step."""
+        starts = _run_starts(some.rows, steps)
+        sources = {"count": np.diff(starts, append=len(values)), "time": some.times}
+        reduced = [
+            sources["count"] if need == "count" else _reduced(need, sources.get(need, values), starts)
+            for need in self._needs
+        ]
+        self._parts.append((of_row[some.rows[starts]], steps[starts], *reduced))
+        self._runs += len(starts)
+        if self._runs > FOLD_RUNS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Reduce the partial results of one group and step to one."""
+        if not self._parts:
+            return
+        groups, steps, *columns = map(np.concatenate, zip(*self._parts, strict=True))
+        times = columns[self._needs.index("time")] if "time" in self._needs else np.zeros(0, np.int64)
+        # Stable: of equal times the later series is last.
+        order = np.lexsort((times, steps, groups)) if len(times) else np.lexsort((steps, groups))
+        groups, steps = groups[order], steps[order]
+        starts = _run_starts(groups, steps)
+        reduced = [_reduced(need, column[order], starts) for need, column in zip(self._needs, columns, strict=True)]
+        self._parts = [(groups[starts], steps[starts], *reduced)]
+        self._runs = 0
+
+    def columns(self) -> tuple[I64, I64, list[npt.NDArray[Any]]]:
+        """Return group and step of each result, in order, and a column for each need."""
+        self._fold()
+        if not self._parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64), [np.empty(0) for _ in self._needs]
+        groups, steps, *columns = self._parts[0]
+        return groups, steps, columns
+
+    def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
+        """Return group, step and value of each result, in order."""
+        groups, steps, columns = self.columns()
+        value = columns[-1]
+        if query.function == "avg":
+            value = columns[0] / columns[1]
+        elif query.function == "rate":
+            value = value / (query.step_us / 1e6)
+        return groups, steps, value.astype(np.float64, copy=False)
+
+
+def _run_starts(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return where a pair of columns changes, with 0. Requires: the columns are not empty."""
+    return np.concatenate(([0], np.flatnonzero((one[1:] != one[:-1]) | (other[1:] != other[:-1])) + 1))
+
+
+def _reduced(need: str, column: npt.NDArray[Any], starts: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Reduce each run of a column."""
+    reduced: npt.NDArray[Any]
+    if need in ("time", "last"):
+        reduced = column[np.append(starts[1:], len(column)) - 1]
+        return reduced
+    reduced = {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
+    return reduced
+
+
+class _Values:
+    """All values by group and step, for quantiles."""
+
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
+        self._parts: list[tuple[I64, I64, F64]] = []
+        self._samples = 0
+
+    def add(self, of_row: I64, some: Slice, steps: I64, values: F64) -> None:
+        self._samples += len(values)
+        if self._samples > QUANTILE_SAMPLES_MAX:
+            raise Invalid(f"a quantile holds at most {QUANTILE_SAMPLES_MAX} samples: select fewer series or less time")
+        self._parts.append((of_row[some.rows], steps, values))
+
+    def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
+        """Return group, step and quantile of each result, in order, interpolated between the two nearest values."""
+        if not self._parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+        groups, steps, values = map(np.concatenate, zip(*self._parts, strict=True))
+        order = np.lexsort((values, steps, groups))
+        groups, steps, values = groups[order], steps[order], values[order]
+        starts = _run_starts(groups, steps)
+        counts = np.diff(starts, append=len(values))
+        place = self._quantile * (counts - 1)
+        low = np.floor(place).astype(np.intp)
+        part = place - low
+        high = np.minimum(low + 1, counts - 1)
+        with np.errstate(invalid="ignore"):
+            found = np.where(
+                part == 0, values[starts + low], values[starts + low] * (1 - part) + values[starts + high] * part
+            )
+        return groups[starts], steps[starts], found
+
+
+def _result(
+    query: AggregateQuery, groups: dict[tuple[str, ...], int], results: tuple[I64, I64, F64], context: QueryContext
+) -> Iterator[Any]:
+    """Yield the results ordered by the labels of the groups, then by time."""
+    numbers, steps, values = results
+    ordered = sorted(groups)
+    rank = np.empty(len(ordered) + 1, np.int64)
+    for place, group in enumerate(ordered):
+        rank[groups[group]] = place
+    order = np.lexsort((steps, rank[numbers]))
+    numbers, steps, values = rank[numbers][order], steps[order], values[order]
+    maps = pa.array([[(n, v) for n, v in zip(query.by, group, strict=True) if v] for group in ordered], LABELS)
+    times = steps * query.step_us if query.step_us else None
+    for start in range(0, len(values), RESULT_ROWS):
+        context.check()
+        some = slice(start, start + RESULT_ROWS)
+        time = pa.nulls(len(values[some]), TIME) if times is None else pa.array(times[some]).cast(TIME)
+        columns = [maps.take(pa.array(numbers[some])), time, pa.array(np.ascontiguousarray(values[some]))]
+        yield pa.record_batch(columns, schema=AGGREGATES)

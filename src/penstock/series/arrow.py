@@ -1,0 +1,323 @@
+"""Arrow rows of a series table: rows that users write become blocks; samples that are read become record batches.
+
+Rows that are written have the columns
+
+    metric   text (or one metric for all rows)
+    time     timestamp of any unit (without a zone: UTC), or int64 microseconds since 1970
+    value    a number
+    labels   optional: a map or a struct of texts
+    others   labels: texts, plain or dictionary encoded; null and "" mean that the label is absent
+
+Writers repeat the same series in the same order, so the label columns of the last few calls are kept: equal columns
+need no hashing, no sorting and no new label table.
+
+Thread: any; a `BlockMaker` may be shared.
+Invariant: values keep their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arguments import in_short
+from penstock.errors import Invalid
+from penstock.series.labels import (
+    LABELS_MAX,
+    METRIC,
+    U32,
+    U64,
+    VALUE_BYTES_MAX,
+    LabelTable,
+    check_labels,
+    check_name,
+    decode_labels,
+)
+from penstock.series.section import I64, SampleBlock, check_times
+
+TIME = pa.timestamp("us", tz="UTC")
+LABELS = pa.map_(pa.string(), pa.string())
+SAMPLES = pa.schema(
+    [
+        pa.field("metric", pa.string(), nullable=False),
+        pa.field("labels", LABELS, nullable=False),
+        pa.field("time", TIME, nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+    ]
+)
+SERIES = pa.schema([SAMPLES.field("metric"), SAMPLES.field("labels")])
+KEPT_CALLS = 4  # whose label columns are kept
+KEPT_ROWS_MAX = 1 << 20
+_RADIX_MAX = 1 << 62
+
+
+# -- samples that are read
+
+
+class LabelColumns:
+    """Metrics and label maps of series, from their canonical bytes; decoded when they are first used."""
+
+    def __init__(self, labels: Sequence[bytes]) -> None:
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def arrays(self, rows: npt.NDArray[np.intp]) -> tuple[Any, Any]:
+        """Return the metrics and the label maps of some series."""
+        metrics: list[str] = []
+        maps: list[list[tuple[str, str]]] = []
+        for row in rows.tolist():
+            pairs = dict(decode_labels(self._labels[row]))
+            metrics.append(pairs.pop(METRIC, ""))
+            maps.append(list(pairs.items()))
+        return pa.array(metrics, pa.string()), pa.array(maps, LABELS)
+
+
+def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+    """Return samples as a record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    metrics, maps = labels.arrays(rows[starts])
+    lengths = np.diff(starts, append=len(rows))
+    index = pa.array(np.repeat(np.arange(len(starts)), lengths))
+    columns = [metrics.take(index), maps.take(index), _fixed(TIME, times), _fixed(pa.float64(), bits)]
+    return pa.record_batch(columns, schema=SAMPLES)
+
+
+def _fixed(kind: Any, column: npt.NDArray[Any]) -> Any:
+    """Return a column of 8-byte elements as an Arrow array, bit by bit."""
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+
+
+def series_batches(labels: LabelColumns, rows_max: int = 8_192) -> Iterator[Any]:
+    """Yield record batches of `SERIES`."""
+    for start in range(0, len(labels), rows_max):
+        rows = np.arange(start, min(start + rows_max, len(labels)))
+        yield pa.record_batch(list(labels.arrays(rows)), schema=SERIES)
+
+
+# -- rows that are written
+
+
+class BlockMaker:
+    """Turns Arrow rows into blocks."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[tuple[tuple[str, Any], ...], LabelTable, U32], ...] = ()  # replaced whole
+
+    def block(self, rows: Any, metric: str | None = None) -> SampleBlock | None:
+        """Return the block of a table or record batch; None if it has no rows; `Invalid` if a row breaks a rule."""
+        table = _as_table(rows)
+        columns = {name: _whole_column(table.column(index)) for index, name in enumerate(table.column_names)}
+        if len(columns) != table.num_columns:
+            raise Invalid("rows of a series table have two columns of one name")
+        for name in ("time", "value"):
+            if name not in columns:
+                raise Invalid(f"rows of a series table have the columns time and value: {name} is missing")
+        # Copies: Arrow arrays may share the memory of numpy arrays, which the caller may change.
+        times, bits = time_column(columns.pop("time")).copy(), value_column(columns.pop("value")).copy()
+        if not table.num_rows:
+            return None
+        check_times(times)
+        series, index = self._series(columns, metric, table.num_rows)
+        return SampleBlock(series, index, times, bits)
+
+    def _series(self, columns: dict[str, Any], metric: str | None, count: int) -> tuple[LabelTable, U32]:
+        if metric is not None and "metric" in columns:
+            raise Invalid("the rows have a column metric: give no metric beside it")
+        if metric is None and "metric" not in columns:
+            raise Invalid("rows of a series table have a column metric: add it, or give metric=")
+        key = (("", metric), *columns.items())
+        for kept, series, index in self._kept:
+            if _equal(kept, key) and len(index) == count:
+                return series, index
+        series, index = _series(columns, metric, count)
+        if count <= KEPT_ROWS_MAX:
+            places = pa.array(np.arange(count))
+            kept = (
+                ("", metric),
+                *((name, column.take(places)) for name, column in columns.items()),
+            )  # copies, as above
+            self._kept = ((kept, series, index), *self._kept[: KEPT_CALLS - 1])
+        return series, index
+
+
+def _equal(one: tuple[tuple[str, Any], ...], other: tuple[tuple[str, Any], ...]) -> bool:
+    return len(one) == len(other) and all(
+        a == b and (x == y if x is None or isinstance(x, str) else x.type == y.type and x.equals(y))
+        for (a, x), (b, y) in zip(one, other, strict=True)
+    )
+
+
+def _as_table(rows: Any) -> Any:
+    if isinstance(rows, (pa.Table, pa.RecordBatch)):
+        return rows
+    try:
+        return pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else pa.record_batch(rows)
+    except Exception as error:  # whatever another library raises
+        raise Invalid(f"write_arrow takes an Arrow table or record batch, not {in_short(rows)} ({error})") from None
+
+
+def _whole_column(column: Any) -> Any:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks > 1 and pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def time_column(column: Any) -> I64:
+    """Return times as microseconds; `Invalid` for another type, a null or a time that does not fit."""
+    kind = column.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        raise Invalid(f"the column time is {kind}: give a timestamp, or int64 microseconds since 1970")
+    _refuse_nulls(column, "time")
+    try:
+        if pa.types.is_timestamp(kind) and kind.unit != "ns":
+            column = column.cast(pa.timestamp("us", kind.tz))
+        whole: I64 = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise Invalid(f"the column time does not fit microseconds since 1970: {_first_line(error)}") from None
+    return whole // 1_000 if pa.types.is_timestamp(kind) and kind.unit == "ns" else whole
+
+
+def value_column(column: Any) -> U64:
+    """Return the bits of values as float64; `Invalid` for another type, a null or a number that is not exact."""
+    kind = column.type
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+        raise Invalid(f"the column value is {kind}: give numbers")
+    _refuse_nulls(column, "value")
+    try:
+        numbers = column if kind == pa.float64() else column.cast(pa.float64())
+    except pa.ArrowException as error:
+        raise Invalid(f"the column value does not fit float64: {_first_line(error)}") from None
+    return numbers.to_numpy(zero_copy_only=False).view(np.uint64)  # type: ignore[no-any-return]
+
+
+def _refuse_nulls(column: Any, name: str) -> None:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise Invalid(f"the column {name} is null in row {row}: drop such rows")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _series(columns: dict[str, Any], metric: str | None, count: int) -> tuple[LabelTable, U32]:
+    """Return the distinct label sets of rows, in order of first appearance, and the number of each row's set."""
+    coded: dict[str, tuple[list[str], npt.NDArray[np.int64]]] = {}
+    for name, column in columns.items():
+        if name == "labels" and pa.types.is_map(column.type):
+            parts = _coded_map(column, count)
+        elif name == "labels" and pa.types.is_struct(column.type):
+            fields = [column.type.field(index).name for index in range(column.type.num_fields)]
+            parts = {field: _coded(field, part) for field, part in zip(fields, column.flatten(), strict=True)}
+        else:
+            parts = {METRIC if name == "metric" else name: _coded(name, column)}
+        for label, part in parts.items():
+            if label in coded:
+                raise Invalid(f"the label {in_short(label)} stands in two columns")
+            coded[label] = part
+    if metric is not None:
+        checked = check_labels(metric, None)[0][1]
+        if METRIC in coded:
+            raise Invalid(f"the label {METRIC} is the metric: give it once")
+        coded[METRIC] = [checked], np.ones(count, np.int64)
+    names = sorted(name for name, (values, _) in coded.items() if values)
+    if METRIC not in names or not coded[METRIC][1].all():
+        raise Invalid("a metric has a name: no row may have a null or an empty metric")
+    codes = np.stack([coded[name][1] for name in names], axis=1)
+    if np.count_nonzero(codes, axis=1).max() > LABELS_MAX:
+        raise Invalid(f"a series has more than {LABELS_MAX} labels")
+    first, index = _distinct(codes, [len(coded[name][0]) for name in names])
+    return LabelTable(names, [coded[name][0] for name in names], codes[first].astype(np.uint32)), index
+
+
+def _coded(name: str, column: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the distinct values of a column of texts, and a code for each row."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_null(kind):
+        return [], np.zeros(len(column), np.int64)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts, so cast it to string")
+    check_name(name)
+    if pa.types.is_string_view(kind):
+        column = column.cast(pa.string())
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if encoded.dictionary.null_count:  # a dictionary may hold a null
+        encoded = column.cast(pa.string()).dictionary_encode()
+    codes = pc.fill_null(encoded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    return _compact(name, encoded.dictionary, codes)
+
+
+def _compact(name: str, dictionary: Any, codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the values that are used, distinct and not empty, and the codes of rows; -1 means absent."""
+    longest = pc.max(pc.binary_length(dictionary)).as_py() or 0
+    if longest > VALUE_BYTES_MAX:
+        raise Invalid(
+            f"the label {in_short(name)} has a value of {longest} bytes: at most {VALUE_BYTES_MAX} are allowed"
+        )
+    try:
+        texts: list[str] = dictionary.to_pylist()
+    except UnicodeDecodeError:
+        raise Invalid(f"the label {in_short(name)} has a value that is not UTF-8") from None
+    used = np.zeros(len(texts) + 1, np.bool_)
+    used[codes] = True  # -1 marks the last place, which stands for absent
+    numbers = np.zeros(len(texts) + 1, np.int64)
+    values: dict[str, int] = {}
+    if used[:-1].all() and "" not in texts and len(set(texts)) == len(texts):
+        numbers[:-1] = np.arange(1, len(texts) + 1)
+        return texts, numbers[codes]
+    for place in np.flatnonzero(used[:-1]).tolist():
+        if texts[place]:
+            numbers[place] = values.setdefault(texts[place], len(values) + 1)
+    return list(values), numbers[codes]
+
+
+def _coded_map(column: Any, count: int) -> dict[str, tuple[list[str], npt.NDArray[np.int64]]]:
+    """Return, for each key of a column of maps, its distinct values and a code for each row."""
+    if column.null_count:  # a null map has no labels, but may have entries
+        column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
+    offsets = column.offsets.to_numpy()
+    lengths = np.diff(offsets)
+    keys, items = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items))
+    parents = np.repeat(np.arange(count), lengths)
+    names, numbers = _coded("labels", keys)
+    if len(keys) and not numbers.all():
+        raise Invalid("a label has a name: no key of the map labels may be empty")
+    result: dict[str, tuple[list[str], npt.NDArray[np.int64]]] = {}
+    for number, name in enumerate(names, start=1):
+        places = np.flatnonzero(numbers == number)
+        rows = parents[places]
+        if len(np.unique(rows)) != len(rows):
+            raise Invalid(f"a map of labels has the key {in_short(name)} twice")
+        values, some = _coded(name, items.take(pa.array(places)))
+        codes = np.zeros(count, np.int64)
+        codes[rows] = some
+        result[name] = values, codes
+    return result
+
+
+def _distinct(codes: npt.NDArray[np.int64], sizes: Sequence[int]) -> tuple[npt.NDArray[np.intp], U32]:
+    """Return the first row of each distinct row of codes, ascending, and the number of each row's distinct one."""
+    radix = 1
+    key = np.zeros(len(codes), np.int64)
+    for column, size in enumerate(sizes):
+        if radix > _RADIX_MAX // (size + 1):  # start again from the distinct prefixes
+            _, key = np.unique(key, return_inverse=True)
+            radix = int(key.max()) + 1
+        key = key * (size + 1) + codes[:, column]
+        radix *= size + 1
+    if len(key) == 1 or bool((key[1:] > key[:-1]).all()):  # all differ, in order
+        return np.arange(len(key)), np.arange(len(key), dtype=np.uint32)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    numbers = np.empty(len(order), np.uint32)
+    numbers[order] = np.arange(len(order), dtype=np.uint32)
+    return first[order], numbers[inverse.reshape(-1)]

@@ -1,0 +1,207 @@
+"""The index of a series shard, read from a view of its tree: matchers to ids, ids to labels, values of labels.
+
+Thread: pure functions of an unchanging view.
+Invariant: a lookup reads the rows of the labels it names, not those of other series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap
+
+from penstock.errors import CorruptionError
+from penstock.lsm.view import View
+from penstock.series.keys import (
+    ALL_METRICS,
+    CHANGES,
+    FORWARD,
+    INVERTED,
+    METADATA,
+    PROGRESS,
+    bucket_of,
+    bucket_range,
+    forward_key,
+    hour_of,
+    inverted_key,
+    label_of,
+    number_of,
+    prefix,
+)
+from penstock.series.labels import METRIC, U32, decode_labels
+from penstock.series.operators import decode_ids
+from penstock.series.section import MetricMetadata, RollupProgress
+from penstock.series.selectors import Matcher
+
+_GET_MAX = 64  # ids looked up one by one; more are scanned if they are close together
+_pack = msgspec.msgpack.Encoder().encode
+_metadata = msgspec.msgpack.Decoder(MetricMetadata)
+_progress = msgspec.msgpack.Decoder(RollupProgress)
+
+
+# -- values of rows
+
+
+def encode_metadata(metadata: MetricMetadata) -> bytes:
+    """Encode a metric's metadata."""
+    return _pack(metadata)
+
+
+def encode_progress(progress: RollupProgress) -> bytes:
+    """Encode how far a rollup is computed."""
+    return _pack(progress)
+
+
+def rollup_progress(view: View) -> RollupProgress:
+    """Return how far a rollup is computed; LSN 0 if it is not."""
+    stored = view.get(prefix(ALL_METRICS, PROGRESS))
+    return RollupProgress(0) if stored is None else _progress.decode(stored)
+
+
+def changed_hours(view: View, bucket: int) -> Iterator[tuple[int, int]]:
+    """Yield the hours of a bucket whose samples were ever changed, each with the LSN of the last change."""
+    for columns in view.scan_columns(prefix=prefix(bucket, CHANGES)):
+        yield from zip(map(hour_of, columns.list_keys()), columns.lsns.tolist(), strict=True)
+
+
+def dictionary_value(number: int) -> bytes:
+    """Encode an id for the dictionary; the ids of one fingerprint follow each other."""
+    return number.to_bytes(4, "little")
+
+
+def dictionary_ids(value: bytes | None) -> list[int]:
+    """Return the ids of a dictionary row."""
+    ids: list[int] = np.frombuffer(value or b"", "<u4").tolist()
+    return ids
+
+
+# -- buckets and ids
+
+
+def buckets(view: View, first: int, end: int) -> Iterator[int]:
+    """Yield the buckets in [first, end) that have series, ascending."""
+    while first < end:
+        key = view.first_key(*bucket_range(first, end))
+        if key is None:
+            return
+        bucket = bucket_of(key)
+        if view.get(forward_key(bucket, 1)) is not None:  # every bucket that was not dropped has a first series
+            yield bucket
+        first = bucket + 1
+
+
+def last_id(view: View, bucket: int) -> int:
+    """Return the highest id of a bucket, which is its number of series; 0 if it has none."""
+    found = next(view.scan(prefix=prefix(bucket, FORWARD), reverse=True, limit=1), None)
+    return 0 if found is None else number_of(found[0])
+
+
+def match(view: View, bucket: int, matchers: Sequence[Matcher]) -> BitMap:
+    """Return the ids of the series that all matchers accept."""
+    result: BitMap | None = None
+    for matcher in sorted(matchers, key=lambda matcher: matcher.matches_empty):  # those that name few series first
+        if matcher.matches_empty:
+            if result is None:
+                result = _every_id(view, bucket)
+            result = result - _rejected(view, bucket, matcher)
+        else:
+            ids = _accepted(view, bucket, matcher)
+            result = ids if result is None else result & ids
+        if not result:
+            return result
+    return _every_id(view, bucket) if result is None else result
+
+
+def _every_id(view: View, bucket: int) -> BitMap:
+    return BitMap(range(1, last_id(view, bucket) + 1))
+
+
+def _accepted(view: View, bucket: int, matcher: Matcher) -> BitMap:
+    """Return the ids with a value that a matcher accepts, which is not the empty one."""
+    if matcher.exact is not None and not matcher.negative:
+        return _union(ids_with(view, bucket, matcher.name, value) for value in matcher.exact)
+    start = "" if matcher.negative else matcher.prefix
+    return _union(ids for value, ids in values(view, bucket, matcher.name, start) if matcher.matches(value))
+
+
+def _rejected(view: View, bucket: int, matcher: Matcher) -> BitMap:
+    """Return the ids with a value that a matcher, which accepts the empty one, does not accept."""
+    if matcher.exact is not None and matcher.negative:
+        return _union(ids_with(view, bucket, matcher.name, value) for value in matcher.exact)
+    start = matcher.prefix if matcher.negative else ""
+    return _union(ids for value, ids in values(view, bucket, matcher.name, start) if not matcher.matches(value))
+
+
+def _union(sets: Iterable[BitMap]) -> BitMap:
+    return BitMap.union(BitMap(), *sets)
+
+
+def ids_with(view: View, bucket: int, name: str, value: str) -> BitMap:
+    """Return the ids of the series with a label."""
+    return _union(map(decode_ids, view.live_values(inverted_key(bucket, name, value))))
+
+
+def values(view: View, bucket: int, name: str, start: str = "") -> Iterator[tuple[str, BitMap]]:
+    """Yield the values of a label that begin with `start`, with the ids that have each."""
+    for key, ids in view.scan(prefix=inverted_key(bucket, name, start)):
+        yield label_of(key)[1], decode_ids(ids)
+
+
+# -- labels
+
+
+def labels_of(view: View, bucket: int, ids: U32) -> list[bytes]:
+    """Return the canonical labels of each id."""
+    if len(ids) > _GET_MAX and int(ids[-1]) - int(ids[0]) < 4 * len(ids):
+        low, high = forward_key(bucket, int(ids[0])), forward_key(bucket, int(ids[-1])) + b"\0"
+        scanned = {number_of(key): labels for key, labels in view.scan(low, high)}
+        found: list[bytes | None] = list(map(scanned.get, ids.tolist()))
+    else:
+        found = [view.get(forward_key(bucket, number)) for number in ids.tolist()]
+    if None in found:
+        raise CorruptionError("series", 0, f"series {ids[found.index(None)]} of bucket {bucket} has no labels")
+    return found  # type: ignore[return-value]
+
+
+def label_names(view: View, bucket: int, ids: BitMap | None) -> set[str]:
+    """Return the names of the labels of some series, or of all."""
+    names: set[str] = set()
+    if ids is None:
+        start, end = prefix(bucket, INVERTED), prefix(bucket, INVERTED + 1)
+        while (found := next(view.scan(start, end, limit=1), None)) is not None:
+            name = label_of(found[0])[0]
+            names.add(name)
+            start = prefix(bucket, INVERTED) + name.encode() + b"\1"
+        return names
+    numbers = np.array(ids, np.uint32)
+    for at in range(0, len(numbers), 4_096):
+        for labels in labels_of(view, bucket, numbers[at : at + 4_096]):
+            names.update(name for name, _ in decode_labels(labels))
+    return names
+
+
+def label_values(view: View, bucket: int, name: str, ids: BitMap | None) -> Iterator[str]:
+    """Yield the values of a label of some series, or of all."""
+    return (value for value, members in values(view, bucket, name) if ids is None or members.intersect(ids))
+
+
+def metric_counts(view: View, bucket: int) -> Iterator[tuple[str, int]]:
+    """Yield each metric with its number of series."""
+    return ((value, len(ids)) for value, ids in values(view, bucket, METRIC))
+
+
+def label_counts(view: View, bucket: int) -> dict[str, int]:
+    """Return the number of distinct values of each label."""
+    counts: dict[str, int] = {}
+    for key, _ in view.scan(prefix=prefix(bucket, INVERTED)):
+        name = label_of(key)[0]
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def metadata(view: View) -> Iterator[MetricMetadata]:
+    """Yield what was written about metrics, ordered by metric."""
+    for _, value in view.scan(prefix=prefix(ALL_METRICS, METADATA)):
+        yield _metadata.decode(value)

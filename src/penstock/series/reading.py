@@ -1,0 +1,267 @@
+"""A snapshot of a series shard: index and samples at one LSN.
+
+Samples of a group of series come from its blocks in files, newest first, and from the memtables of the snapshot, which
+are newer than all files. They are decoded by chunk, filtered, and folded like the blocks of a compaction: the last
+write of a series and time wins, and a tombstone deletes what is older.
+
+Thread: any; a snapshot does not change.
+Invariants: (1) all reads see one LSN, in all buckets. (2) memory is bounded by about READ_SAMPLES samples, or by one
+slice of one series if that has more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import Piece, ShardSnapshot
+from penstock.lsm.file_pieces import FilePiece, size_of
+from penstock.lsm.snapshot import Snapshot
+from penstock.lsm.view import View
+from penstock.series import index
+from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat
+from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
+from penstock.series.labels import U32
+from penstock.series.memtable import SeriesMemtable
+from penstock.series.operators import fold_columns
+from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
+from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
+from penstock.series.queries import scan_samples
+from penstock.series.section import MetricMetadata, RollupProgress
+from penstock.series.selectors import Matcher
+from penstock.series.shard import SampleColumns
+from penstock.series.slices import slice_starts, slices_between
+from penstock.series.times import key_times, time_key
+
+COLUMN_SAMPLES = 65_536  # of a column that `read` yields
+READ_SAMPLES = 1 << 20  # decoded at once
+
+
+class SeriesState(ShardSnapshot):
+    """A shard at one LSN; `view` includes writes that are not applied yet, if it is given."""
+
+    def __init__(
+        self, partition: PartitionId, snapshot: Snapshot, options: SeriesOptions, view: View | None = None
+    ) -> None:
+        self._partition = partition
+        self.snapshot = snapshot
+        self.options = options
+        self._view: View = snapshot if view is None else view
+        for memtable in self._view.memtables():
+            memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
+
+    @property
+    def lsn(self) -> int:
+        return self.snapshot.lsn
+
+    def under(self, rows: SeriesMemtable) -> SeriesState:
+        """Return this state with newer writes on top."""
+        return SeriesState(self._partition, self.snapshot, self.options, self.snapshot.under(rows))
+
+    def close(self) -> None:
+        self.snapshot.close()
+
+    # -- the index
+
+    def _buckets(self, start: int, end: int) -> Iterator[int]:
+        self.snapshot.check_open()
+        if end <= start:
+            return iter(())
+        return index.buckets(self._view, self.options.bucket(start), self.options.bucket(end - 1) + 1)
+
+    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:
+        matches = ((bucket, index.match(self._view, bucket, matchers)) for bucket in self._buckets(start, end))
+        return [(bucket, np.array(ids, np.uint32)) for bucket, ids in matches if ids]
+
+    def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
+        self.snapshot.check_open()
+        return index.labels_of(self._view, bucket, ids)
+
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        names: set[str] = set()
+        for bucket in self._buckets(start, end):
+            ids = index.match(self._view, bucket, matchers) if matchers else None
+            names |= index.label_names(self._view, bucket, ids)
+        return names
+
+    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        found: set[str] = set()
+        for bucket in self._buckets(start, end):
+            ids = index.match(self._view, bucket, matchers) if matchers else None
+            found.update(index.label_values(self._view, bucket, name, ids))
+        return found
+
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], npt.NDArray[np.int64]]:
+        self.snapshot.check_open()
+        values, codes = [""], np.zeros(len(ids), np.int64)
+        wanted = BitMap(ids)
+        for value, members in index.values(self._view, bucket, name):
+            found = members & wanted
+            if found:
+                codes[np.searchsorted(ids, np.array(found, np.uint32))] = len(values)
+                values.append(value)
+        return values, codes
+
+    def metadata(self) -> Iterable[MetricMetadata]:
+        self.snapshot.check_open()
+        return index.metadata(self._view)
+
+    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+        for bucket in self._buckets(start, end):
+            yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket))
+
+    def label_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+        for bucket in self._buckets(start, end):
+            yield from ((bucket, name, count) for name, count in index.label_counts(self._view, bucket).items())
+
+    # -- rollups
+
+    def changed_hours(self, done: RollupProgress) -> Iterator[int]:
+        """Yield the hours that changed after what a rollup has computed."""
+        for bucket in self._buckets(TIME_MIN, TIME_MAX):
+            for hour, lsn in index.changed_hours(self._view, bucket):
+                if lsn > (max(done.lsn, done.hour_lsn) if hour <= done.hour else done.lsn):
+                    yield hour
+
+    def rollup_progress(self) -> RollupProgress:
+        """Return how far this shard of a rollup table is computed."""
+        self.snapshot.check_open()
+        return index.rollup_progress(self._view)
+
+    # -- samples
+
+    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
+        waiting: list[Samples] = []
+        count = 0
+        for samples in self._by_group(bucket, ids, start, end):
+            waiting.append(samples)
+            count += len(samples)
+            if count >= COLUMN_SAMPLES:
+                yield from _columns(concat(waiting))
+                waiting, count = [], 0
+        yield from _columns(concat(waiting))
+
+    def _by_group(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
+        memory = self._memory(bucket)
+        groups = ids >> GROUP_SHIFT
+        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(ids) else np.empty(0, np.intp)
+        for first, last in pairwise([*starts.tolist(), len(ids)]):
+            self.snapshot.check_open()
+            slices = self._slices(bucket, int(groups[first]), start, end)
+            for some, part in _bounded(slices, ids[first:last]):
+                low, high = part[0].start, part[-1].end
+                columns = [_from_block(block, some, low, high) for each in part for block in each.blocks]
+                columns += [_from_memory(contents, some, low, high) for contents in memory]
+                samples, _ = fold_columns(columns)
+                if len(samples):
+                    yield samples
+
+    def _slices(self, bucket: int, group: int, start: int, end: int) -> list[_Slice]:
+        """Return the slices of a group that overlap a range of time."""
+        found: list[_Slice] = []
+        for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
+            stored = self._view.live_values(samples_key(bucket, group, first))
+            found.append(_Slice(low, high, [Block(value) for value in reversed(stored)]))
+        return found
+
+    def _memory(self, bucket: int) -> list[Contents]:
+        """Return what memtables hold of a bucket, oldest first."""
+        floor = self._view.deleted_below(prefix(bucket, SAMPLES))
+        memtables = [table for table in self._view.memtables() if isinstance(table, SeriesMemtable)]
+        return [table.contents(bucket) for table in reversed(memtables) if table.lsn_last >= floor]
+
+    # -- ranges of time, as keys: see `times`
+
+    def scan_arrow(self, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return scan_samples(self, *key_times(start, end))
+
+    def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
+        """Divide a range of time into pieces of whole buckets, but for its ends."""
+        buckets = list(self._buckets(*key_times(start, end)))
+        each = max(1, -(-len(buckets) // count))
+        borders = [start, *(time_key(self.options.bucket_start(bucket)) for bucket in buckets[each::each]), end]
+        version, now_us = self.snapshot.version, self.snapshot.now_us
+        share = size_of(version, *stored_range(self.options, start, end)) // (len(borders) - 1)
+        pieces: list[Piece] = []
+        for low, high in pairwise(borders):
+            assert low is not None
+            stored = FilePiece.of(version, now_us, *stored_range(self.options, low, high))
+            pieces.append(Piece(self._partition, low, high, encode_piece(SeriesPiece(self.options, stored)), share))
+        return pieces
+
+
+def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    """Return record batches of a piece from its files; None if they cannot be read from here."""
+    state = open_piece(piece, root, identity)
+    return None if state is None else state.scan_arrow(piece.start, piece.end)
+
+
+def open_piece(piece: Piece, root: str, identity: bytes) -> SeriesState | None:
+    """Return a state with the buckets of a piece, from its files; None if they cannot be read from here."""
+    detail = decode_piece(piece.detail)
+    version = detail.stored.open(root, identity)
+    if version is None:
+        return None
+    return SeriesState(piece.partition, Snapshot(version, detail.stored.now_us, lambda _: None), detail.options)
+
+
+def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:
+    """Check every page of the files that begin in a piece; return (path, reason) for each damage."""
+    detail = decode_piece(piece.detail)
+    return list(detail.stored.damage(*stored_range(detail.options, piece.start, piece.end), root, identity))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A part of a range of time, and the blocks that hold it, oldest first."""
+
+    start: int
+    end: int
+    blocks: list[Block]
+
+    def count(self, ids: U32) -> int:
+        """Return how many samples of some series have to be decoded, at least."""
+        chosen = (block.runs["count"][block.select(ids, self.start, self.end)] for block in self.blocks)
+        return sum(int(counts.sum(dtype=np.int64)) for counts in chosen)
+
+
+def _bounded(slices: list[_Slice], ids: U32) -> Iterator[tuple[U32, list[_Slice]]]:
+    """Divide the ids of a group, then the time of a single one, so that no part has more than READ_SAMPLES samples."""
+    if len(ids) * len(slices) <= 1 or sum(each.count(ids) for each in slices) <= READ_SAMPLES:
+        yield ids, slices
+    elif len(ids) > 1:
+        half = len(ids) // 2
+        yield from _bounded(slices, ids[:half])
+        yield from _bounded(slices, ids[half:])
+    else:
+        for each in slices:
+            yield ids, [each]
+
+
+def _from_block(block: Block, ids: U32, start: int, end: int) -> Contents:
+    return block.between(ids, start, end), block.deleted
+
+
+def _from_memory(contents: Contents, ids: U32, start: int, end: int) -> Contents:
+    samples, deleted = contents
+    low, high = np.searchsorted(samples.ids, (ids[0], ids[-1] + np.uint32(1)))
+    some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
+    wanted = (some.times >= start) & (some.times < end)
+    if len(ids) != int(ids[-1]) - int(ids[0]) + 1:
+        wanted &= ids[np.minimum(np.searchsorted(ids, some.ids), len(ids) - 1)] == some.ids
+    first, last = np.searchsorted(deleted.ids, (ids[0], ids[-1] + np.uint32(1)))
+    gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
+    return (some if wanted.all() else some.take(wanted)), gone
+
+
+def _columns(samples: Samples) -> Iterator[SampleColumns]:
+    for at in range(0, len(samples), COLUMN_SAMPLES):
+        some = slice(at, at + COLUMN_SAMPLES)
+        yield samples.ids[some], samples.times[some], samples.bits[some]

@@ -1,0 +1,61 @@
+"""What the owner does for a series table: it deletes buckets by age.
+
+Thread: the owner's, one at a time.
+Invariant: retention is a record in the journal, so that every replica and replay deletes the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from penstock.errors import Invalid
+from penstock.kinds import Host, TableService, partitions_of
+from penstock.partition.ledger import TableInfo
+from penstock.partition.pending import PendingGroup
+from penstock.series.options import SECOND_US, decode_series_options
+from penstock.series.section import BucketTrim, SeriesSection
+from penstock.series.shard import SeriesLimits
+
+TRIM_BYTES = 512
+
+
+class SeriesService(TableService):
+    """The service of one table."""
+
+    def __init__(self, info: TableInfo, host: Host) -> None:
+        self._info = info
+        self._host = host
+        self._options = decode_series_options(info.options)
+
+    def maintain(self) -> None:
+        """Delete the buckets whose samples are all older than the retention."""
+        if self._options.retention_s is None:
+            return
+        floor = self._host.port.time_us() - round(self._options.retention_s * SECOND_US)
+        group = PendingGroup()
+        for partition in partitions_of(self._info):
+            machine: SeriesLimits = self._host.machine(partition)
+            oldest = machine.oldest_bucket()
+            if oldest is not None and self._options.bucket_start(oldest + 1) <= floor:
+                group.sections[partition] = SeriesSection(BucketTrim(floor))
+        if group.sections:
+            self._host.port.submit(group, TRIM_BYTES * len(group.sections))
+
+    def call(self, name: str, argument: bytes) -> bytes:
+        _refuse(name)
+
+    def perform(self, name: str, request: Any) -> Any:
+        _refuse(name)
+
+    def admit(self, name: str, argument: bytes) -> None:
+        """Do nothing: a series table has no conditions."""
+
+    def has_leases(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Do nothing: no call waits."""
+
+
+def _refuse(name: str) -> NoReturn:
+    raise Invalid(f"a series table takes no call {name!r}")

@@ -1,0 +1,63 @@
+"""What the queries of a series table ask of a shard's snapshot: the border between the queries and the storage.
+
+Times are ranges [start, end) in microseconds. Labels are the canonical bytes of `labels.encode_labels`. Ids are of one
+bucket: the same series has another id in another bucket, and only its labels say that it is the same.
+
+Thread: any; a snapshot does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from penstock.kinds import ShardSnapshot
+from penstock.series.labels import U32, U64, LabelTable
+from penstock.series.section import I64, MetricMetadata
+from penstock.series.selectors import Matcher
+
+SampleColumns: TypeAlias = tuple[U32, I64, U64]  # ids, times, bits
+
+
+class SeriesShard(ShardSnapshot, Protocol):
+    """Read-only view of one shard of a series table at one LSN."""
+
+    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:
+        """Return, for each bucket that overlaps the range, its number and the ids of matching series.
+
+        Buckets ascend, ids ascend, and no entry is empty. A series may have no sample in the range.
+        """
+
+    def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
+        """Return the labels of each id."""
+
+    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
+        """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements."""
+
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        """Return the names of all labels of matching series, in any order."""
+
+    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+        """Return the distinct values of one label of matching series, in any order."""
+
+    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], I64]:
+        """Return values of a label, the first of which is "", and for each id the place of its value there."""
+
+    def metadata(self) -> Iterable[MetricMetadata]:
+        """Return what was written about metrics, each once."""
+
+    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+        """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
+
+
+class SeriesLimits(Protocol):
+    """What admission asks of a shard's state machine. Approximate: writes that are not applied yet are not counted."""
+
+    def known(self, bucket: int, series: LabelTable) -> Any:
+        """Return, for each series, whether the bucket has it: an array of bool."""
+
+    def series_count(self, bucket: int, metric: str | None = None) -> int:
+        """Return the number of series in a bucket, or of one metric in it."""
+
+    def oldest_bucket(self) -> int | None:
+        """Return the number of the oldest bucket; None if there is none."""

@@ -1,0 +1,117 @@
+"""What a series shard promises across crashes, as a scenario.
+
+The history holds every record (`write`), and what was told to be stored. A resumed shard, after the records above its
+`stored` are applied again, must answer what the model answers; *before* that, whatever files it has must hold together:
+no sample without its series, no series without its labels (the RFC's issue 95).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from series_place import SeriesModel, SeriesPlace, block, labels, select
+
+from penstock.errors import CorruptionError, OutcomeUnknown, PenstockError
+from penstock.manifest.records import JobKind
+from penstock.series.blocks import Block
+from penstock.series.keys import FORWARD, GROUP_SHIFT, SAMPLES, bucket_of, group_of, number_of
+from penstock.series.section import BucketTrim, Part, SeriesDelete, SeriesSection
+from penstock.testing import History, SimulatedDisk, Violation
+
+MINUTE = 60_000_000
+
+
+def record(number: int) -> list[Part]:
+    """The parts of a record: old and new series, several buckets, late and repeated samples, now and then a delete."""
+    hosts = [labels("cpu", host=f"h{(number + shift) % 5}") for shift in range(3)] + [labels("up", run=f"r{number}")]
+    times = [number * MINUTE, number * MINUTE - 3 * MINUTE, number * MINUTE + 7]
+    parts: list[Part] = [block([(host, time, number * 100 + at) for host in hosts for at, time in enumerate(times)])]
+    if number % 4 == 0:
+        parts.append(SeriesDelete('cpu{host=~"h[01]"}', (number - 2) * MINUTE, number * MINUTE))
+    if number % 7 == 0:
+        parts.append(BucketTrim(5 * MINUTE))
+    return parts
+
+
+class SeriesScenario:
+    """Records, flushes, compactions, collection, reopening."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        place = SeriesPlace(disk, grace_s=0)
+        try:
+            for number in range(1, 9):
+                self._write(place, history, number)
+                self._maintain(place, history, number)
+        finally:
+            place.close()
+        history.note("closed")
+
+    def _write(self, place: SeriesPlace, history: History, number: int) -> None:
+        history.note("write", number)
+        place.write(*record(number))
+
+    def _maintain(self, place: SeriesPlace, history: History, number: int) -> None:
+        try:
+            if number % 2 == 0:
+                place.flush()
+                history.note("stored", place.tree.stored)
+            if number % 4 == 0:
+                place.compact(everything=number % 8 == 0)
+            place.collector.collect()
+        except (OSError, PenstockError) as error:
+            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
+                raise
+            place.clock.advance(120)  # past the backoff of a failed job
+        self._check(place, history)
+
+    def resume(self, disk: SimulatedDisk, history: History) -> None:
+        place = SeriesPlace(disk, grace_s=0)
+        try:
+            place.jobs.compensate_orphans()
+            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
+            stored = max([0, *(values[0] for word, *values in history.events if word == "stored")])
+            if place.tree.stored < stored:
+                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
+            history.note("stored", place.tree.stored)
+            whole(place)
+            for word, *values in list(history.events):
+                if word == "write" and values[0] > place.tree.stored:
+                    place.apply(values[0], place.clock.time_us(), SeriesSection(*record(values[0])))
+            self._check(place, history)
+            self._write(place, history, 1 + place.tree.lsn)
+            place.flush()
+            history.note("stored", place.tree.stored)
+            place.compact()
+            place.collector.collect()
+            self._check(place, history)
+            whole(place)
+        finally:
+            place.close()
+
+    def _check(self, place: SeriesPlace, history: History) -> None:
+        model = SeriesModel()
+        for word, *values in history.events:
+            if word == "write":
+                for part in record(values[0]):
+                    model.add(part)
+        state = place.machine.snapshot()
+        try:
+            found = select(state)
+        except CorruptionError as error:  # a series without labels
+            raise Violation(str(error)) from error
+        finally:
+            state.close()
+        if found != model.samples:
+            wrong = {k for k in {*found, *model.samples} if found.get(k) != model.samples.get(k)}
+            raise Violation(f"the shard answers otherwise than it was told: {sorted(wrong)[:5]}")
+
+
+def whole(place: SeriesPlace) -> None:
+    """Raise `Violation` if a sample of the stored rows belongs to no series."""
+    rows = dict(place.tree.scan())
+    labelled = {(bucket_of(key), number_of(key)) for key in rows if key[4] == FORWARD}
+    for key, value in rows.items():
+        if key[4] == SAMPLES:
+            ids = np.unique(Block(value).read().ids).tolist()
+            orphans = [number for number in ids if (bucket_of(key), number) not in labelled]
+            if orphans or any(number >> GROUP_SHIFT != group_of(key) for number in ids):
+                raise Violation(f"samples of series {orphans} are stored without their labels")

@@ -1,0 +1,109 @@
+"""A series shard against every crash, crashes in recovery, and faults; with seeded bugs that must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from series_place import SeriesPlace
+from series_scenario import SeriesScenario
+
+import penstock.testing.disk_files as disk_module
+from penstock.lsm.memtable import Memtable, Readable
+from penstock.lsm.tree import Tree
+from penstock.series.keys import DICTIONARY, FORWARD
+from penstock.series.memtable import SeriesMemtable
+from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.crashes import absent
+
+STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "commit /manifest", "unlink .sst")
+
+
+def crashes() -> None:
+    report = explore(SeriesScenario(), modes=("strict",), depth=1)
+    assert report.missing(*STEPS) == []
+    assert report.crashes > 50
+
+
+def test_every_crash_of_a_series_shard() -> None:
+    crashes()
+
+
+class ShortSeries(SeriesScenario):
+    """Two flushes and a compaction, for what is tried many times over."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        place = SeriesPlace(disk, grace_s=0)
+        for number in (1, 2):
+            self._write(place, history, number)
+            place.flush()
+            history.note("stored", place.tree.stored)
+        place.compact()
+        place.close()
+
+
+def test_crashes_in_recovery() -> None:
+    report = explore(ShortSeries(), modes=("strict",), recovery_modes=("strict",))
+    assert report.missing_in_recovery("fsync .sst", "rename .sst", "commit /manifest") == []
+
+
+def test_faults_crossed_with_crashes() -> None:
+    faults = Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=9, images_every=29)
+    report = explore(ShortSeries(), modes=("strict",), depth=1, faults=faults)
+    assert absent(report.faulted, "pwrite .sst", "commit /manifest") == []
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_every_fault_and_every_crash_in_recovery() -> None:
+    explore(SeriesScenario(), modes=("strict", "torn", "kept"))
+    explore(SeriesScenario(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=5))
+
+
+# -- seeded bugs
+
+
+def dictionary_in_the_next_file(patch: pytest.MonkeyPatch) -> None:
+    """The RFC's issue 95: samples reach a file before the series they belong to."""
+    right = SeriesMemtable.to_flush
+
+    def to_flush(self: SeriesMemtable, files: Readable) -> Memtable:
+        rows = right(self, files)
+        for key in [key for key in rows.rows if key[4] in (DICTIONARY, FORWARD)]:
+            del rows.rows[key]
+        return rows
+
+    patch.setattr(SeriesMemtable, "to_flush", to_flush)
+
+
+def samples_left_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """The RFC's issue 82: a memtable is dropped with samples that no file has."""
+    patch.setattr(SeriesMemtable, "to_flush", lambda self, files: self)
+
+
+def table_not_synced(patch: pytest.MonkeyPatch) -> None:
+    fsync = disk_module.SimulatedFile.fsync
+    patch.setattr(disk_module.SimulatedFile, "fsync", lambda f: None if ".sst" in f.path else fsync(f))
+
+
+def stored_too_far(patch: pytest.MonkeyPatch) -> None:
+    """Records of the growing memtable count as stored."""
+    begin = Tree.begin_flush
+
+    def begin_flush(self: Tree) -> object:
+        work = begin(self)
+        if work is not None:
+            work[1][0].lsn_last += 1
+        return work
+
+    patch.setattr(Tree, "begin_flush", begin_flush)
+
+
+@pytest.mark.parametrize(
+    "seed_bug", [dictionary_in_the_next_file, samples_left_in_memory, table_not_synced, stored_too_far]
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises((Violation, AssertionError)):
+            crashes()

@@ -1,0 +1,176 @@
+"""A series shard on a simulated disk, with a manifest in memory, and a model of what it must answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from tree_place import SETTINGS, STORE
+
+from penstock.journal.partitions import partition_id
+from penstock.lsm.collection import CollectionSettings, Collector
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree_settings import TreeSettings
+from penstock.manifest.jobs import JobQueue
+from penstock.manifest.manifest import Manifest
+from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.series.keys import SAMPLES
+from penstock.series.labels import Labels, LabelTable, decode_labels
+from penstock.series.machine import SeriesMachine
+from penstock.series.memtable import SeriesMemtable
+from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
+from penstock.series.reading import SeriesState
+from penstock.series.section import (
+    BucketTrim,
+    MetricMetadata,
+    Part,
+    SampleBlock,
+    SeriesDelete,
+    SeriesSection,
+    decode_section,
+    encode_section,
+)
+from penstock.series.selectors import parse_selector
+from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.manifest import MemoryEngine
+
+OPTIONS = SeriesOptions(bucket_s=300)
+DESCRIPTOR = PartitionDescriptor(partition_id(1, 0), 1, 0, "metrics", "series")
+Sample = tuple[Labels, int, int]  # labels, time, bits
+Contents = dict[tuple[Labels, int], int]  # bits by labels and time
+
+
+def labels(metric: str, **others: str) -> Labels:
+    return tuple(sorted([("__name__", metric), *others.items()]))
+
+
+def block(samples: Sequence[Sample]) -> SampleBlock:
+    """A part of a section, as a writer makes it."""
+    rows = {some: row for row, some in enumerate(dict.fromkeys(sample[0] for sample in samples))}
+    return SampleBlock(
+        LabelTable.of(list(rows)),
+        np.array([rows[sample[0]] for sample in samples], np.uint32),
+        np.array([sample[1] for sample in samples], np.int64),
+        np.array([sample[2] for sample in samples], np.uint64),
+    )
+
+
+def select(state: SeriesState, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
+    """What a shard holds, as the model has it; raises if a row comes twice or out of order."""
+    found: Contents = {}
+    for bucket, ids in state.match(parse_selector(selector), start, end):
+        by_id = dict(zip(ids.tolist(), map(decode_labels, state.labels_of(bucket, ids)), strict=True))
+        last = (0, TIME_MIN - 1)
+        for columns in state.read(bucket, ids, start, end):
+            for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
+                assert (number, time) > last, "rows come twice or out of order"
+                last = (number, time)
+                assert (by_id[number], time) not in found, "a row comes twice"
+                found[by_id[number], time] = bits
+    return found
+
+
+class SeriesModel:
+    """A dict that does the same, one part after the other."""
+
+    def __init__(self, options: SeriesOptions = OPTIONS) -> None:
+        self.samples: Contents = {}
+        self.metadata: dict[str, MetricMetadata] = {}
+        self._options = options
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, SampleBlock):
+            for row, time, bits in zip(part.index.tolist(), part.times.tolist(), part.bits.tolist(), strict=True):
+                self.samples[part.series.labels(row), time] = bits
+        elif isinstance(part, MetricMetadata):
+            self.metadata[part.metric] = part
+        elif isinstance(part, SeriesDelete):
+            gone = self.select(part.selector, part.start, part.end)
+            self.samples = {key: bits for key, bits in self.samples.items() if key not in gone}
+        elif isinstance(part, BucketTrim):
+            floor = self._options.bucket(part.floor)
+            self.samples = {k: bits for k, bits in self.samples.items() if self._options.bucket(k[1]) >= floor}
+
+    def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
+        matchers = parse_selector(selector)
+        return {
+            (some, time): bits
+            for (some, time), bits in self.samples.items()
+            if start <= time < end and all(m.matches(dict(some).get(m.name, "")) for m in matchers)
+        }
+
+    def copy(self) -> SeriesModel:
+        copy = SeriesModel(self._options)
+        copy.samples, copy.metadata = dict(self.samples), dict(self.metadata)
+        return copy
+
+
+class SeriesPlace:
+    """Where a shard lives; records are kept so that a reopened shard can be brought up to date."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        options: SeriesOptions = OPTIONS,
+        settings: TreeSettings = SETTINGS,
+        grace_s: float = 60.0,
+    ) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = FakeClock()
+        self.records: list[tuple[int, int, bytes]] = []  # lsn, time, section
+        self._options, self._settings, self._grace_s = options, settings, grace_s
+        self.open()
+
+    def open(self) -> None:
+        self.disk.mkdir("/store")
+        self.disk.fsync_dir("/")
+        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
+        self.jobs = JobQueue(self.manifest, random=random.Random(1))
+        self.maintenance = Maintenance(
+            self.manifest, self.jobs, fs=self.disk, root="/store", store=STORE, clock=self.clock
+        )
+        self.collector = Collector(
+            self.maintenance, self.manifest, fs=self.disk, root="/store", clock=self.clock,
+            settings=CollectionSettings(grace_s=self._grace_s),
+        )  # fmt: skip
+        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings, SeriesMemtable)
+        self.machine = SeriesMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
+        self.jobs.compensate_orphans()
+        for lsn, time_us, payload in self.records:
+            if lsn > self.tree.stored:
+                self.apply(lsn, time_us, decode_section(payload))
+
+    def close(self) -> None:
+        self.manifest.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def write(self, *parts: Part) -> int:
+        lsn, time_us, section = 1 + self.tree.lsn, self.clock.time_us(), SeriesSection(*parts)
+        self.records.append((lsn, time_us, encode_section(section)))
+        self.apply(lsn, time_us, section)
+        return lsn
+
+    def apply(self, lsn: int, time_us: int, section: SeriesSection) -> None:
+        self.machine.apply(Entry(lsn, time_us, (), (section,)))
+
+    def flush(self) -> None:
+        self.maintenance.flush(self.tree)
+
+    def compact(self, *, everything: bool = True) -> None:
+        self.maintenance.compact(self.tree, everything=everything)
+
+    def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
+        state = self.machine.snapshot()
+        try:
+            return select(state, selector, start, end)
+        finally:
+            state.close()
+
+    def index_rows(self) -> dict[bytes, bytes]:
+        """The rows of the index: dictionary, labels, sets of ids, metadata."""
+        return {key: value for key, value in self.tree.scan() if key[4] != SAMPLES}

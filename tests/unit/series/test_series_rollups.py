@@ -1,0 +1,180 @@
+"""Rollup tables: what they hold, late samples and deletes, repeated jobs, jobs in other processes."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time as clock
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import Invalid, KindMismatch
+from penstock.registry import SERIES
+from penstock.series import rollups
+from penstock.series.section import STALE_BITS
+from penstock.store.store import Store
+
+MINUTE, HOUR, DAY = 60_000_000, 3_600_000_000, 86_400_000_000
+T0 = 1_700_000_000_000_000 // DAY * DAY
+STALE = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with penstock.open(tmp_path / "store", settings=penstock.StoreSettings(background=False)) as opened:
+        yield opened
+
+
+def make(store: Any, step_s: int = 300, **more: Any) -> tuple[Any, Any]:
+    source = store.series("metrics", shards=2, options=penstock.SeriesOptions(bucket_s=7200, future_s=None))
+    options = penstock.SeriesOptions(rollup=penstock.Rollup(source="metrics", step_s=step_s), **more)
+    return source, store.series("rolled", shards=3, options=options)
+
+
+def rolled(table: Any) -> dict[tuple[str, str, int], float]:
+    rows = table.to_arrow()
+    times = rows.column("time").cast("int64").to_pylist()
+    return {
+        (row["metric"], dict(row["labels"]).get("host", ""), time): row["value"]
+        for row, time in zip(rows.to_pylist(), times, strict=True)
+    }
+
+
+def expected(samples: dict[tuple[str, str, int], float], step_s: int) -> dict[tuple[str, str, int], float]:
+    steps: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
+    for (metric, host, time), value in sorted(samples.items()):
+        if struct.pack("<d", value) != struct.pack("<d", STALE):
+            steps.setdefault((metric, host, time // (step_s * 10**6) * step_s * 10**6), []).append((time, value))
+    result: dict[tuple[str, str, int], float] = {}
+    for (metric, host, time), some in steps.items():
+        values = [value for _, value in some]
+        found = (len(values), math.fsum(values), min(values), max(values), values[-1])
+        for name, value in zip(rollups.ROLLED, found, strict=True):
+            result[f"{metric}:{name}", host, time] = value
+    return result
+
+
+@pytest.mark.parametrize("step_s", [60, 300, 3600])
+def test_a_rollup_follows_its_source(store: Store, step_s: int) -> None:
+    source, target = make(store, step_s)
+    samples: dict[tuple[str, str, int], float] = {}
+
+    def write(host: str, minute: int, value: float) -> None:
+        source.write("cpu", value, {"host": host}, time=T0 + minute * MINUTE)
+        samples["cpu", host, T0 + minute * MINUTE] = value
+
+    for minute in range(0, 300, 7):
+        for host in "abc":
+            write(host, minute, float(minute))
+    write("a", 1, STALE)
+    assert store.roll_up("rolled") == 1
+    assert rolled(target) == expected(samples, step_s)
+    assert store.roll_up("rolled") == 0  # nothing changed
+    write("a", 3, -5.0)  # late
+    write("b", -3000, 9.0)  # very late
+    source.delete('cpu{host="c"}', T0 + 70 * MINUTE, T0 + 130 * MINUTE)
+    for key in [k for k in samples if k[1] == "c" and T0 + 70 * MINUTE <= k[2] < T0 + 130 * MINUTE]:
+        del samples[key]
+    assert store.roll_up("rolled") == 1
+    assert rolled(target) == expected(samples, step_s)
+    store.checkpoint()
+    store.compact("metrics")
+    assert store.roll_up("rolled") == 0  # compaction changes no sample
+    write("d", 500, 1.0)
+    assert store.roll_up("rolled") == 1
+    assert rolled(target) == expected(samples, step_s)
+
+
+def test_a_long_backlog_is_done_in_several_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollups, "HOURS_MAX", 5)
+    source, target = make(store)
+    samples = {("cpu", "a", T0 + hour * HOUR): float(hour) for hour in range(17)}
+    for (metric, host, time), value in samples.items():
+        source.write(metric, value, {"host": host}, time=time)
+    assert store.roll_up("rolled") == 4
+    assert rolled(target) == expected(samples, 300)
+    assert store.roll_up("rolled") == 0
+
+
+def test_a_job_that_is_repeated_or_late_does_no_harm(store: Store) -> None:
+    source, target = make(store)
+    source.write("cpu", 1.0, time=T0, durable=True)
+    info = store.port.table("rolled")
+    assert info is not None
+    early = SERIES.derive(info, store.port)
+    assert early is not None
+    results = store._derived._run_here(early)
+    source.write("cpu", 3.0, time=T0 + 1)
+    source.write("mem", 3.0, time=T0 + HOUR)
+    assert store.roll_up("rolled") == 1
+    right = rolled(target)
+    for _ in range(2):  # it computed an older state, and comes after a newer one
+        early.commit(results)
+    early.close()
+    assert rolled(target) != right
+    assert store.roll_up("rolled") == 1  # what it undid is due again
+    assert rolled(target) == right
+
+
+def test_a_rollup_is_read_only_and_keeps_its_own_retention(store: Store) -> None:
+    source, target = make(store, retention_s=86_400)
+    for write in (
+        lambda: target.write("cpu", 1.0, time=T0),
+        lambda: target.write_columns("cpu", [1.0], times=[T0]),
+        lambda: target.delete("cpu"),
+    ):
+        with pytest.raises(Invalid, match="table rolled is a rollup of metrics: write there"):
+            write()  # type: ignore[no-untyped-call]
+    source.write("cpu", 1.0, time=T0)
+    store.roll_up("rolled")
+    assert target.to_arrow().num_rows == 5
+    store.port.maintain()
+    store.flush()
+    assert target.to_arrow().num_rows == 0
+    assert source.to_arrow().num_rows == 1
+    assert store.roll_up("rolled") == 0
+    with pytest.raises(KindMismatch, match="not computed from another"):
+        store.roll_up("metrics")
+
+
+def test_a_source_that_is_not_there_yet(store: Store) -> None:
+    options = penstock.SeriesOptions(rollup=penstock.Rollup(source="later", step_s=60))
+    target = store.series("rolled", options=options)
+    assert store.roll_up("rolled") == 0
+    store.series("later").write("cpu", 2.0, time=T0)
+    assert store.roll_up("rolled") == 1
+    assert set(target.to_arrow().column("metric").to_pylist()) == {f"cpu:{name}" for name in rollups.ROLLED}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "", "step_s": 60},
+        {"source": 1, "step_s": 60},
+        {"source": "a", "step_s": 7},
+        {"source": "a", "step_s": 7200},
+    ],
+)
+def test_wrong_rollups(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match="of a rollup"):
+        penstock.Rollup(**wrong)
+
+
+def test_jobs_run_by_themselves_in_another_process(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        source, target = make(store)
+        samples = {("cpu", "a", T0 + n * MINUTE): float(n) for n in range(30)}
+        for (metric, host, time), value in samples.items():
+            source.write(metric, value, {"host": host}, time=time)
+        store.flush()
+        store._scheduler.trigger("derived-tables")
+        for _ in range(600):
+            if rolled(target) == expected(samples, 300):
+                break
+            store._scheduler.trigger("derived-table-jobs")
+            clock.sleep(0.1)
+        assert rolled(target) == expected(samples, 300)
