@@ -33,8 +33,8 @@ def hold_still(marks: str) -> None:
 def route_to(tables: str, marks: str = "") -> Route:
     """One table: a copy of the messages. Several: the count and the last message of each key, and a sample of each.
 
-    The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many. Broken: as
-    several, and it fails on a message that begins with `broken`.
+    The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many. Broken:
+    as several, and it fails on a message that begins with `broken`.
     """
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
