@@ -76,7 +76,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike"),
+    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 
