@@ -250,7 +250,8 @@ def compressed(payload: bytes) -> bytes:
     """Return an encoded section in fewer bytes: for loads, which are sent as one message."""
     if len(payload) > SECTION_BYTES_MAX:
         raise Invalid(f"a load of {len(payload):,} bytes for one shard is too large: write it in several commits")
-    return _HEADER.pack(COMPRESSED, len(payload)) + _zstd.compress(payload, asbytes=True)
+    stored: bytes = _zstd.compress(payload, asbytes=True)
+    return _HEADER.pack(COMPRESSED, len(payload)) + stored
 
 
 def _decompressed(payload: bytes) -> bytes:
