@@ -6,14 +6,18 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 export PYTHON
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile every module again
 SETUP := @sh tools/setup.sh
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check crash bench clean
+.PHONY: help setup run test check crash bench wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: ## make .venv with everything that the other targets need
+	$(SETUP) dev
 
 run: ## the pipeline: a fleet through a queue and Spark (RATE, SECONDS, DATA, CHAOS=1)
 	$(SETUP) dev
@@ -41,6 +45,10 @@ crash: ## the long crash campaigns, then each fuzz target for FUZZ_SECONDS (60)
 bench: ## the benchmarks, with our peers in the same run
 	$(SETUP) dev,bench
 	@$(PY) -m bench
+
+wheel: ## build the package: dist/penstock-*.whl, for pip install
+	$(SETUP) dev
+	@$(PY) -m hatchling build --target wheel
 
 clean: ## remove .venv and every cache; data and benchmark results stay
 	@rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist

@@ -45,7 +45,8 @@ def _lines(console: Console, run: Run, ended: threading.Event) -> None:
         if time.monotonic() >= due_s:
             due_s += LINE_EVERY_S
             console.print(
-                f"  {run.now_s:4.0f} s  {run.produced:>10,} produced  {run.backlog:>8,} waiting", highlight=False
+                f"  {run.now_s:4.0f} s  {run.produced:>10,} produced  {run.backlog:>8,} waiting  {run.stage}",
+                highlight=False,
             )
 
 
@@ -54,7 +55,7 @@ def _picture(run: Run) -> Panel:
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column()
-    table.add_row("produced", f"{run.produced:,}", _bar(run.now_s / run.seconds) if run.seconds else "")
+    table.add_row("produced", f"{run.produced:,}", _bar(run.produced / (run.rate * run.seconds or 1)))
     table.add_row("waiting to be read", f"{run.backlog:,}", _sparkline([sample.backlog for sample in run.samples]))
     table.add_row("micro-batches", f"{len(run.batches):,}", _sparkline([batch.rows for batch in run.batches]))
     table.add_row("put to visible", f"{run.latencies[-1].ms:,.0f} ms" if run.latencies else "-", "")

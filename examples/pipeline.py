@@ -21,20 +21,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import penstock
 from examples import live, report
+from examples.accounting import CONSUMER, JOIN, account, point_in_time, reasons
 from examples.run import MicroBatch, Run, Sample, percentile
 
 DEVICES = 200
 BROKEN = 0.01  # of the fleet's records
-CONSUMER = "router"
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
+INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
 
 # -- producing
 
@@ -202,6 +202,12 @@ class Query:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave no process behind. Killing is safe at any time, as CHAOS=1 shows, and quicker than a stop."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self.log.close()
 
 
@@ -216,9 +222,6 @@ def chaos(running: Query, run: Run) -> None:
         running.wait_until_running()
 
 
-# -- accounting
-
-
 def wait_for_lag(store: penstock.Store, running: Query) -> None:
     """Until every message is read."""
     consumer, deadline_s = store.queue("events").consumer(CONSUMER), time.monotonic() + END_WAIT_S
@@ -230,77 +233,31 @@ def wait_for_lag(store: penstock.Store, running: Query) -> None:
         time.sleep(0.2)
 
 
-def account(store: penstock.Store) -> dict[str, int]:
-    """Count everything at one LSN; the last number is the difference."""
-    position = store.queue("events").consumer(CONSUMER).position
-    with store.snapshot() as snapshot:
-        expected = dict(snapshot.kv("expected", value="int64").scan())
-        totals = sum(value for _, value in snapshot.kv("totals", value="int64").scan())
-        dead = snapshot.queue("dead").to_arrow().num_rows
-        produced = snapshot.queue("events").to_arrow().num_rows
-    read = sum(place - 1 for place in position.values())
-    sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
-    difference = abs(produced - sound - broken) + abs(produced - read) + abs(sound - totals) + abs(broken - dead)
-    return {
-        "produced": produced,
-        "read by Spark": read,
-        "accepted (sound records produced)": sound,
-        "in the running totals": totals,
-        "dead-lettered": dead,
-        "difference": difference,
-    }
-
-
-def reasons(store: penstock.Store) -> dict[str, int]:
-    """Count the dead letters by the reason they carry."""
-    payloads = store.queue("dead").to_arrow().column("payload").to_pylist()
-    return dict(Counter(json.loads(payload)["reason"] for payload in payloads).most_common())
-
-
-JOIN = """
-SELECT a.device, a.value AS high, count(*) AS readings_before, round(avg(b.value), 2) AS mean_before
-FROM readings a JOIN readings b
-  ON a.device = b.device AND b.put_us <= a.put_us AND b.put_us > a.put_us - 10000000
-WHERE a.value >= 24.99
-GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
-
-
-def point_in_time(folder: str) -> list[dict[str, object]]:
-    """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
-    command = [sys.executable, "-m", "examples.pipeline", "join", folder]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
-    found: list[dict[str, object]] = json.loads(lines[-1])
-    return found
-
-
-def join(folder: str) -> None:
-    from pyspark.sql import functions as F
-
-    import penstock.spark
-
-    spark = penstock.spark.session("join")
-    penstock.spark.views(spark, folder)
-    parsed = F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
-    spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-    rows = [row.asDict() for row in spark.sql(JOIN).collect()]
-    spark.stop()
-    print(json.dumps(rows))
-
-
 # -- the whole
 
 
+def variable(name: str, default: int) -> int:
+    """Return a variable of the environment; one that is not a number above 0 ends the program in a line."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise SystemExit(f"{name} is {text!r}: give a whole number above 0")
+    return int(text)
+
+
 def main() -> int:
-    rate, seconds = int(os.environ.get("RATE", "2000")), float(os.environ.get("SECONDS", "60"))
+    rate, seconds = variable("RATE", 2_000), variable("SECONDS", 60)
     data = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="penstock-run-")).absolute()
     data.mkdir(parents=True, exist_ok=True)
     run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
-    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}")
+    print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}", flush=True)
     try:
         return work(run, data)
     except KeyboardInterrupt:
-        print(f"\nstopped; what was produced is in {run.folder}, and DATA={data} make run goes on from there")
-        return 130
+        print(f"\nstopped: what was produced is in {run.folder}, and DATA={data} make run goes on from there")
+        return INTERRUPTED
+    except penstock.errors.PenstockError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
 
 
 def work(run: Run, data: Path) -> int:
@@ -310,20 +267,27 @@ def work(run: Run, data: Path) -> int:
         store.kv("latest")
         store.kv("totals", value="int64")
         store.kv("expected", value="int64")
-        before = account(store)
+        before, reasons_before = account(store), reasons(store)
         if before["produced"]:
-            print(f"  {before['produced']:,} events are there from earlier runs")
+            unread = before["produced"] - before["read by Spark"]
+            print(f"  {before['produced']:,} events are there from earlier runs, {unread:,} of them still to be read")
         running = Query(run, str(data / "checkpoint"))
         try:
-            running.wait_until_running()
             with live.shown(run):
+                running.wait_until_running()
                 stream_events(store, run, running)
+                run.stage = "everything is counted"
+                running.stop()
+                after, reasons_after = account(store), reasons(store)
+                store.checkpoint()
+                run.stage = "Spark joins high readings with those before them"
+                joined = point_in_time(str(run.folder))
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
+            raise
         finally:
-            running.stop()
-        after = account(store)
-        by_reason = reasons(store)
-        store.checkpoint()
-        joined = point_in_time(str(run.folder))
+            running.close()
+    by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
     return finish(run, before, after, by_reason, joined)
 
 
@@ -360,17 +324,18 @@ def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
 
 
 def finish(
-    run: Run, before: dict[str, int], after: dict[str, int], by_reason: dict[str, int], joined: list[dict[str, object]]
+    run: Run,
+    before: dict[str, int],
+    after: dict[str, int],
+    by_reason: dict[str, tuple[int, int]],
+    joined: list[dict[str, object]],
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
     waits = run.steady_ms()
-    again = bool(before["produced"])
-    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if again else ""))
-    for name, value in after.items():
-        print(
-            f"  {name:<40}" + (f" {before[name]:>12,} {value - before[name]:>12,}" if again else "") + f" {value:>12,}"
-        )
+    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if before["produced"] else ""))
+    for name, *counts in report.sums(before, after):
+        print(f"  {name:<40}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
     print(f"\n  {report.proved(run, before, after)}")
     print(
         f"  put to visible in `latest`: median {percentile(waits, 0.5):,.0f} ms, 99 % {percentile(waits, 0.99):,.0f} ms"
@@ -387,7 +352,5 @@ def finish(
 if __name__ == "__main__":
     if sys.argv[1:2] == ["query"]:
         query(sys.argv[2], sys.argv[3])
-    elif sys.argv[1:2] == ["join"]:
-        join(sys.argv[2])
     else:
         sys.exit(main())

@@ -48,20 +48,30 @@ def proved(run: Run, before: Mapping[str, int], after: Mapping[str, int]) -> str
     return f"Each of {new:,} events went through Spark and counts exactly once{killed}: the difference is 0."
 
 
+def sums(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[object]]:
+    """Return a row for each number: its name, and if there was an earlier run what is old and what is new, and all.
+
+    The difference, the last one, is a state: what an interrupted run left to be read is not new.
+    """
+    if not before["produced"]:
+        return [[name, after[name]] for name in after]
+    rows: list[list[object]] = [[name, before[name], after[name] - before[name], after[name]] for name in after]
+    rows[-1][1:3] = ["", ""]
+    return rows
+
+
 def write(
     run: Run,
     *,
     before: Mapping[str, int],
     after: Mapping[str, int],
-    reasons: Mapping[str, int],
+    reasons: Mapping[str, tuple[int, int]],
     sql: str,
     joined: Sequence[Mapping[str, object]],
     size_bytes: int,
 ) -> Path:
     """Write the page beside the store; return its path."""
     again = bool(before["produced"])
-    header = ["", "before", "this run", "in all"] if again else ["", ""]
-    sums = [[name, *([before[name], after[name] - before[name]] if again else []), after[name]] for name in after]
     waits = run.steady_ms()
     starting = [latency.ms for latency in run.latencies if latency.while_starting]
     shares = [(name, f"{percentile(waits, share):,.0f} ms") for name, share in SHARES]
@@ -74,13 +84,13 @@ def write(
             f"{run.folder}, with {size_bytes / max(1, after['produced']):,.0f} bytes on disk for each event."
         ),
         proof=html.escape(proved(run, before, after)),
-        sums=table(header, sums, name="sums"),
+        sums=table(["", "before", "this run", "in all"] if again else ["", ""], sums(before, after), name="sums"),
         backlog=chart([(sample.at_s, sample.backlog) for sample in run.samples], marks=run.kills) + _marks_note(run),
         batches=chart([(batch.at_s, batch.rows) for batch in run.batches], marks=run.kills, bars=True),
         latency=histogram(waits),
         waits=table(["", ""], shares)
         + note(f"{len(waits):,} readings while Spark was up. {len(starting):,} more waited for Spark to start."),
-        reasons=table(["reason", "records"], list(reasons.items())) if reasons else note("There are none."),
+        reasons=_reasons(reasons, again=again),
         joined=table(list(joined[0]), [list(row.values()) for row in joined])
         if joined
         else note("No reading was high."),
@@ -92,6 +102,17 @@ def write(
 
 
 SHARES = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest", 1.0))
+
+
+def _reasons(reasons: Mapping[str, tuple[int, int]], *, again: bool) -> str:
+    """Dead letters by reason: before this run and in all."""
+    if not reasons:
+        return note("There are none.")
+    header = ["reason", "before", "this run", "in all"] if again else ["reason", "records"]
+    rows = [
+        [reason, *([before, after - before] if again else []), after] for reason, (before, after) in reasons.items()
+    ]
+    return table(header, rows)
 
 
 def _marks_note(run: Run) -> str:

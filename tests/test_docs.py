@@ -1,4 +1,4 @@
-"""README, guides and examples: every code block runs, and imports nothing but what is public."""
+"""README, tutorial, guides and examples: every code block runs, in order, and imports only what is public."""
 
 from __future__ import annotations
 
@@ -8,36 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.page_blocks import PAGES, ROOT, PageRun, blocks, needs_spark
 from tests.test_surface import PUBLIC
 
-import penstock
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 PUBLIC_MODULES = {"penstock", "penstock.aio", "penstock.errors", "penstock.spark", "penstock.testing"}
-ELSEWHERE = ("spark", "db.example")  # blocks that need a Spark session (tests/spark runs them) or another machine
-
-# What a page's blocks find: a store in the folder `data`, with the tables that the page talks about.
-TABLES = """
-import pyarrow
-users, latest, prices = store.kv("users"), store.kv("latest"), store.kv("prices", value="int64")
-rows = pyarrow.table({"key": [b"a", b"b"], "value": [1, 2]})
-totals = store.kv("totals", value="int64")
-events, failed = store.queue("events", shards=4), store.queue("failed")
-events.put_many([b"%d" % number for number in range(100)], keys=[b"%d" % number for number in range(100)])
-consumer, messages = events.consumer("docs"), events.consumer("docs").get(2)
-time = 1_700_000_000_000_000
-metrics, times = store.series("metrics"), pyarrow.array(range(time, time + 4)).to_numpy()
-metrics.write("cpu", 0.5, {"host": "a"}, time=time)
-store.flush()
-"""
-
-
-def blocks(page: Path) -> Iterator[tuple[int, str]]:
-    """The Python blocks of a page: line of the first one, and source."""
-    text = page.read_text()
-    for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield text.count("\n", 0, found.start(1)) + 1, found[1]
 
 
 def imported(source: str) -> Iterator[str]:
@@ -55,7 +29,7 @@ def strangers(source: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_imports_public_names_only(page: Path) -> None:
-    assert [(line, names) for line, source in blocks(page) if (names := strangers(source))] == []
+    assert [(line, names) for _, line, source in blocks(page, "python") if (names := strangers(source))] == []
     text = re.sub(r"^```(sh|console)\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     spelt = re.findall(r"(?<!-m )\bpenstock\.(\w+)(?:\.(\w+))?", text)  # also between blocks
     assert [".".join(name) for name in spelt if not is_public(*name)] == []
@@ -73,29 +47,32 @@ def test_an_example_imports_public_names_only(path: Path) -> None:
     assert strangers(path.read_text()) == []
 
 
-def runnable() -> Iterator[object]:
-    for page in PAGES:
-        for line, source in blocks(page):
-            if not any(word in source or word in page.stem for word in ELSEWHERE):
-                yield pytest.param(source, id=f"{page.name}:{line}")
-
-
-@pytest.mark.parametrize("source", list(runnable()))
-def test_a_block_runs(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=lambda page: page.name)
+def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"penstock": penstock, "handle": len}
-    if re.search(r"penstock\.(aio\.)?open\(", source):
-        exec(compile(source, "block", "exec"), names)
-        return
-    with penstock.open("data") as store:
-        names["store"] = store
-        exec(compile(TABLES, "tables", "exec"), names)
-        exec(compile(source, "block", "exec"), names)
+    with PageRun(page, tmp_path) as run:
+        run.run()
+    assert [block.line for block in run.ran if block.language == "python"] == [
+        block.line for block in blocks(page, "python")
+    ]
 
 
-def test_all_pages_have_blocks_that_run() -> None:
-    ids = " ".join(parameter.id for parameter in runnable())  # type: ignore[attr-defined]
-    assert [name for name in ("README.md", "kv.md", "queue.md", "series.md", "server.md") if name not in ids] == []
+def test_every_page_runs_somewhere() -> None:
+    """The ones with Spark in tests/spark/test_spark_guide.py, the others here; and each has blocks."""
+    here = {page.name for page in PAGES if not needs_spark(page)}
+    assert here == {"kv.md", "queue.md", "series.md", "server.md"}
+    assert {page.name for page in PAGES} - here == {"README.md", "tutorial.md", "spark.md"}
+    assert [page.name for page in PAGES if len(list(blocks(page, "python"))) < 2] == []
+
+
+def test_a_page_that_does_not_run_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\ntext\n```python\nassert x == 2\n```\n```sh\npenstock nothing\n```\n")
+    with PageRun(page, tmp_path) as run, pytest.raises(AssertionError):
+        run.run()
+    page.write_text("```sh\npenstock nothing\n```\n")
+    with PageRun(page, tmp_path) as run, pytest.raises(AssertionError, match="page.md:2"):
+        run.run()
 
 
 def test_the_rules_can_fail() -> None:

@@ -19,22 +19,24 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings CollectionSettings
-        CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings Durability Epoch
-        Json KvReader KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad
-        QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions
-        SeriesReader SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType
+        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
+        CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
+        DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
+        LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
+        StagedFile Store StoreBatch StoreSettings StoreSnapshot TextKvReader TextKvTable Trouble ValueType
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader
-        AsyncSeriesTable AsyncSnapshot AsyncStore connect open
+        AsyncSeriesTable AsyncSnapshot AsyncStore AsyncTextKvReader AsyncTextKvTable connect open
     """,
     "penstock.errors": """
-        Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
-        LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked TokenTooOld
-        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
+        Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
+        Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
+        OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
+        Restore RetryLater StoreLocked TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
+        UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
         Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
@@ -68,13 +70,14 @@ INTERNAL = {
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
+    "TextKvTable": {"update"},
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
 # What may stand in an annotation beside public names.
 KNOWN = {
     *vars(builtins),
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
-    *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
+    *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
     *("timedelta", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
@@ -102,11 +105,31 @@ def test_type_checkers_and_programs_find_the_same_names() -> None:
     assert imports == {name: f"penstock.{home}" for name, home in penstock._HOMES.items()}
     assert {*imports, "errors", "__version__"} == set(penstock.__all__)
     assert penstock.__all__ == sorted(penstock.__all__)
-    assert set(penstock.__all__) <= set(dir(penstock))
+    assert dir(penstock) == sorted({*penstock.__all__, *(name.partition(".")[2] for name in PUBLIC if "." in name)})
     for name, home in imports.items():
         public = getattr(penstock, name)
         if inspect.isclass(public) or inspect.isfunction(public):
             assert (public.__module__, public.__name__) == (home, name)
+
+
+def test_tab_shows_public_names_only() -> None:
+    """In a fresh process, before and after the store was used, which imports packages of ours."""
+    code = """
+import tempfile, penstock
+before = dir(penstock)
+with tempfile.TemporaryDirectory() as folder:
+    penstock.open(folder).close()
+import penstock.aio, penstock.testing
+assert before == dir(penstock), set(dir(penstock)) - set(before)
+for name in before:
+    if name != "spark":
+        getattr(penstock, name)
+print(*before)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == dir(penstock)
+    for name in ("penstock.aio", "penstock.testing", "penstock.spark"):
+        assert dir(importlib.import_module(name)) == sorted(PUBLIC[name].split())
 
 
 def test_an_unknown_name_is_told() -> None:

@@ -74,6 +74,27 @@ make_environment() {
     "$python" -m venv .venv
 }
 
+# Says how far pip is: a line that changes on a terminal, one every ten seconds elsewhere. It runs in the background, where
+# an interrupt does not reach it, and ends within a second of pip or of this shell.
+show_progress() {
+    seconds=0
+    while sleep 1 && kill -0 $$ 2>/dev/null && [ -d .venv/underway ]; do
+        seconds=$((seconds + 1))
+        found=$(grep -c '^Collecting' .venv/pip.log) || found=0
+        step=$(grep -E '^ *(Collecting|Downloading|Installing|Building)' .venv/pip.log | tail -n 1 | cut -c 1-60) || step=
+        if [ -t 2 ]; then
+            printf '\r\033[Kset-up: %s s, %s packages found: %s' "$seconds" "$found" "$step" >&2
+        elif [ $((seconds % 10)) = 0 ]; then
+            say "$seconds s, $found packages found: $step"
+        fi
+    done
+}
+
+end_progress() {
+    kill "$progress" 2>/dev/null || :
+    if [ -t 2 ]; then printf '\r\033[K' >&2; fi
+}
+
 packages() { ls -A .venv/lib/python*/site-packages; }
 
 install() {
@@ -84,13 +105,20 @@ install() {
     before=$(packages)
     # By variables, because older pips hand only those on to the isolated build, where they pin the build backend; and
     # a relative path, because pip splits them at spaces.
-    if ! log=$(PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt .venv/bin/python -m pip install \
-        --quiet --no-input --disable-pip-version-check --editable ".[$extras]" 2>&1 </dev/null); then
+    : >.venv/pip.log
+    show_progress 9<&- & # without the lock
+    progress=$!
+    if ! PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt .venv/bin/python -m pip install \
+        --no-input --disable-pip-version-check --progress-bar off --editable ".[$extras]" \
+        >.venv/pip.log 2>&1 </dev/null; then
+        end_progress
+        log=$(tail -n 20 .venv/pip.log)
         # Where pip failed before it touched a package, as it does without a network, what was done still stands.
         if [ "$(packages)" = "$before" ]; then mv .venv/underway .venv/done; fi
         stop "pip could not install the dependencies:
 $log"
     fi
+    end_progress
     for extra in $(echo "$extras" | tr , ' '); do
         wanted >".venv/underway/$extra"
     done
@@ -105,6 +133,14 @@ has_java() {
     [ "${version:-0}" -ge 17 ]
 }
 need_java() { has_java || need_package openjdk-17-jre-headless "Java 17"; }
+
+interrupted() {
+    if [ -t 2 ]; then printf '\r\033[K' >&2; fi
+    say "stopped: the next call goes on"
+    if [ -n "${MAKELEVEL-}" ]; then exit 0; fi # make is interrupted, too, and would add a line to any other code
+    exit 130
+}
+trap interrupted INT
 
 case ",$extras," in *,dev,* | *,spark,* | *,all,*) need_java ;; esac
 is_done && exit

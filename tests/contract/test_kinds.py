@@ -84,6 +84,18 @@ class TestKv(KindContract):
             pa.schema([("key", pa.binary()), ("value", pa.binary())]),
         ),
         many=150_000,
+        queries=[
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"", None)),
+                answer=lambda numbers: [{"count": len(numbers)}],
+            ),
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"key 000010", b"key 000020")),
+                answer=lambda numbers: [{"count": sum(10 <= number < 20 for number in numbers)}],
+            ),
+        ],
     )
 
 
@@ -306,7 +318,7 @@ def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.Monke
             for number in range(10):
                 batch.kv("users").put(b"%d" % number, b"")
                 batch.table("users").put(b"%d" % number, b"x")
-            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use table\('users'\)"):
+            with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use kv\('users'\)"):
                 batch.queue("users")
         assert asked == ["users"]
         assert len(dict(store.kv("users").scan())) == 10

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
+import penstock.testing.crashes as crashes_module
 import penstock.testing.disk_files as disk_module
 from penstock.testing import History, SimulatedDisk
 from penstock.testing.crashes import Scenario, Skipped
@@ -33,6 +37,16 @@ class Sampled:
 
 
 # -- seeded bugs
+
+
+@contextmanager
+def seeded(seed_bug: Callable[[Patch], None]) -> Iterator[None]:
+    """Seed a bug for the block, in which crashes are explored until it shows."""
+    with Patch.context() as patch:
+        # Many bugs show late in a run and then everywhere: some crashes from all over it come first, then all.
+        patch.setattr(crashes_module, "search_order", lambda points: [*points[11::16], *points])
+        seed_bug(patch)
+        yield
 
 
 def no_directory_fsync(patch: Patch) -> None:

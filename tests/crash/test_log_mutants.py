@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from log_scenario import LogScenario, User
-from shared import Patch, fsync_retried, no_directory_fsync
+from shared import Patch, fsync_retried, no_directory_fsync, seeded
 from test_log_crashes import (
     check_rot,
     explore_failed_syncs,
@@ -187,8 +187,6 @@ def names_vanish_together(patch: Patch) -> None:
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], object]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        seed_bug(patch)
-        with pytest.raises(AssertionError) as caught:  # a Violation is one
-            suite()
-        assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
+    with seeded(seed_bug), pytest.raises(AssertionError) as caught:  # a Violation is one
+        suite()
+    assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from queue_scenario import FOLDER, START_US, QueueScenario, StoreScenario, User, observe, open_queue
-from shared import Patch, fsync_retried, no_directory_fsync
+from shared import Patch, fsync_retried, no_directory_fsync, seeded
 
 import penstock.queue.chain as chain_module
 import penstock.testing.disk_files as disk_module
@@ -349,8 +349,6 @@ def appended_again(patch: Patch) -> None:
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], object]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        seed_bug(patch)
-        with pytest.raises(Violation) as caught:
-            suite()
-        assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
+    with seeded(seed_bug), pytest.raises(Violation) as caught:
+        suite()
+    assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
-from shared import Patch, Sampled
+from shared import Patch, Sampled, seeded
 
 from penstock.host.file_operations import remove_folder
 from penstock.partition.ledger import Verdict
@@ -40,7 +40,7 @@ def test_every_crash(monkeypatch: Patch) -> None:
     monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)  # closing stores what is cheap to store
     report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
     assert report.missing(*STEPS, "rmdir /tables/") == []
-    assert report.crashes > 250
+    assert report.crashes > 200
 
 
 def test_the_scenarios_roll_more_than_once() -> None:
@@ -77,7 +77,7 @@ def test_every_crash_while_a_dropped_queue_is_removed() -> None:
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortQueueStore(), 47, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(Sampled(ShortQueueStore(), 25, recovering=True), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
 
 
@@ -240,11 +240,9 @@ def dropped_files_removed_under_their_name(patch: Patch) -> None:
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], None]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        seed_bug(patch)
-        with pytest.raises(Violation) as caught:
-            suite()
-        assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
+    with seeded(seed_bug), pytest.raises(Violation) as caught:
+        suite()
+    assert "recovery failed: A" not in str(caught.value)  # AttributeError and the like: the bug itself is broken
 
 
 def test_the_scenario_itself_sees_what_it_should() -> None:

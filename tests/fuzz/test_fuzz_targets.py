@@ -96,7 +96,7 @@ NEVER = ZeroDivisionError  # in the place of an error that is caught: that one g
     ],
 )
 def test_a_seeded_bug_is_found(name: str, where: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    search(name)
+    """By the same bytes in which the test above finds nothing."""
     monkeypatch.setattr(where, bug, raising=False)
     with pytest.raises(Found):
         search(name)

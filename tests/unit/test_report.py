@@ -25,7 +25,13 @@ def page(run: Run, *, produced: int, difference: int = 0, before: int = 0) -> st
     after = {"produced": produced, "dead-lettered": 3, "difference": difference}
     rows = [{"device": "<b>", "high": 24.99}]
     path = report.write(
-        run, before=earlier, after=after, reasons={"no device": 3}, sql="SELECT 1 < 2", joined=rows, size_bytes=9_000
+        run,
+        before=earlier,
+        after=after,
+        reasons={"no device": (1, 3)},
+        sql="SELECT 1 < 2",
+        joined=rows,
+        size_bytes=9_000,
     )
     return path.read_text()
 
@@ -46,6 +52,8 @@ def test_a_run_on_a_folder_that_was_used_before(run: Run) -> None:
     text = page(run, produced=300, before=100)
     assert "Each of 200 events" in text
     assert "<td>produced</td><td>100</td><td>200</td><td>300</td>" in text
+    assert "<td>no device</td><td>1</td><td>2</td><td>3</td>" in text
+    assert "<td>difference</td><td></td><td></td><td>0</td>" in text
 
 
 def test_a_difference_is_said_first(run: Run) -> None:

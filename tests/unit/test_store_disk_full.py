@@ -228,7 +228,7 @@ class LabelledDisk(SimulatedDisk):
 
     def image(self, label: str = "end") -> Image:
         self.labels[self.operations] = label
-        return Image(self.operations, label, 0, 0, False, None, {}, {})
+        return Image(self.operations, label, 0, False, None, {}, {})
 
 
 def run_with(fault: Fault | None) -> tuple[LabelledDisk, list[Exception]]:

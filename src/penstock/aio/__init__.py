@@ -27,6 +27,8 @@ from penstock.aio.store import (
     AsyncSeriesTable,
     AsyncSnapshot,
     AsyncStore,
+    AsyncTextKvReader,
+    AsyncTextKvTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
@@ -42,6 +44,12 @@ __all__ = [
     "AsyncSeriesTable",
     "AsyncSnapshot",
     "AsyncStore",
+    "AsyncTextKvReader",
+    "AsyncTextKvTable",
     "connect",
     "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,7 +6,8 @@ Thread: one event loop for each store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,8 @@ from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, iterated
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import Json, ValueType
+from penstock.kv.text_keys import TextKvReader, TextKvTable
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
@@ -40,9 +42,22 @@ R = TypeVar("R", bound=SeriesReader)
 
 
 class AsyncKvReader(AsyncForm[K]):
-    """A kv table of a snapshot. Methods are those of `KvReader`."""
+    """A kv table of a snapshot. Methods are those of `KvReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.snapshot() as snapshot:
+    ...             users = await snapshot.kv("users")
+    ...             return await users.get(b"ada", b"unknown")
+    >>> asyncio.run(main())
+    b'unknown'
+    """
 
     multi_get = awaited(KvReader.multi_get)
+    get_row = awaited(KvReader.get_row)
+    count = awaited(KvReader.count)
+    statistics = awaited(KvReader.statistics)
     to_arrow = awaited(KvReader.to_arrow)
     scan = iterated(KvReader.scan)
     scan_arrow = iterated(KvReader.scan_arrow)
@@ -59,7 +74,16 @@ class AsyncKvReader(AsyncForm[K]):
 
 
 class AsyncKvTable(AsyncKvReader[KvTable[V]]):
-    """A kv table. Methods are those of `KvTable`."""
+    """A kv table. Methods are those of `KvTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815")
+    ...         return [key async for key, value in users.scan()]
+    >>> asyncio.run(main())
+    [b'ada']
+    """
 
     put = awaited(KvTable.put)
     put_many = awaited(KvTable.put_many)
@@ -68,8 +92,44 @@ class AsyncKvTable(AsyncKvReader[KvTable[V]]):
     merge = awaited(KvTable.merge)
 
 
+X = TypeVar("X", bound=TextKvReader[Any])
+
+
+class AsyncTextKvReader(AsyncForm[X]):
+    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`."""
+
+    get = awaited(TextKvReader.get)
+    get_row = awaited(TextKvReader.get_row)
+    multi_get = awaited(TextKvReader.multi_get)
+    count = awaited(TextKvReader.count)
+    statistics = awaited(TextKvReader.statistics)
+    to_arrow = awaited(TextKvReader.to_arrow)
+    scan = iterated(TextKvReader.scan)
+    scan_arrow = iterated(TextKvReader.scan_arrow)
+
+
+class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
+    """A kv table with keys of text. Methods are those of `TextKvTable`."""
+
+    put = awaited(TextKvTable.put)
+    put_many = awaited(TextKvTable.put_many)
+    delete = awaited(TextKvTable.delete)
+    delete_range = awaited(TextKvTable.delete_range)
+    merge = awaited(TextKvTable.merge)
+
+
 class AsyncQueueView(AsyncForm[Q]):
-    """A queue of a snapshot. Methods are those of `QueueView`."""
+    """A queue of a snapshot. Methods are those of `QueueView`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.queue("events")
+    ...         async with store.snapshot() as snapshot:
+    ...             events = await snapshot.queue("events")
+    ...             return await events.read()
+    >>> asyncio.run(main())
+    []
+    """
 
     read = awaited(QueueView.read)
     read_arrow = awaited(QueueView.read_arrow)
@@ -78,7 +138,16 @@ class AsyncQueueView(AsyncForm[Q]):
 
 
 class AsyncQueueTable(AsyncQueueView[QueueTable]):
-    """A queue. Methods are those of `QueueTable`."""
+    """A queue. Methods are those of `QueueTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         return [message.payload for message in await events.read()]
+    >>> asyncio.run(main())
+    [b'hello']
+    """
 
     put = awaited(QueueTable.put)
     put_many = awaited(QueueTable.put_many)
@@ -109,7 +178,17 @@ class AsyncQueueTable(AsyncQueueView[QueueTable]):
 
 
 class AsyncSeriesReader(AsyncForm[R]):
-    """A series table of a snapshot. Methods are those of `SeriesReader`."""
+    """A series table of a snapshot. Methods are those of `SeriesReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.series("metrics")
+    ...         async with store.snapshot() as snapshot:
+    ...             metrics = await snapshot.series("metrics")
+    ...             return await metrics.labels()
+    >>> asyncio.run(main())
+    []
+    """
 
     select = awaited(SeriesReader.select)
     to_arrow = awaited(SeriesReader.to_arrow)
@@ -123,7 +202,16 @@ class AsyncSeriesReader(AsyncForm[R]):
 
 
 class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
-    """A series table. Methods are those of `SeriesTable`."""
+    """A series table. Methods are those of `SeriesTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         metrics = await store.series("metrics")
+    ...         await metrics.write("cpu", 0.42, {"host": "a"}, durable=True)
+    ...         return (await metrics.select("cpu")).num_rows
+    >>> asyncio.run(main())
+    1
+    """
 
     write = awaited(SeriesTable.write)
     write_columns = awaited(SeriesTable.write_columns)
@@ -134,7 +222,19 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
 
 
 class AsyncConsumer(AsyncForm[Consumer]):
-    """A consumer: `async for message in consumer`, or `get` and `ack`."""
+    """A consumer: `async for message in consumer`, or `get` and `ack`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         consumer = events.consumer("worker")
+    ...         async for message in consumer:
+    ...             await consumer.ack(message)
+    ...             return message.payload
+    >>> asyncio.run(main())
+    b'hello'
+    """
 
     nack = awaited(Consumer.nack)
     extend = awaited(Consumer.extend)
@@ -181,7 +281,18 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
 
 class AsyncBatch(AsyncForm[StoreBatch]):
-    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`."""
+    """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.batch(token=("loader", 17)) as batch:
+    ...             users = await batch.kv("users")
+    ...             users.put(b"ada", b"1815")
+    ...         return batch.duplicate
+    >>> asyncio.run(main())
+    False
+    """
 
     queue = awaited(StoreBatch.queue)
     series = awaited(StoreBatch.series)
@@ -202,9 +313,16 @@ class AsyncBatch(AsyncForm[StoreBatch]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
+
+    @overload
+    async def kv(self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None) -> TextKvTable[Any]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return an existing kv table, whose writes join this batch."""
-        return await self._threads.run(lambda: self._sync.kv(name, value=value))
+        find: Callable[..., Any] = self._sync.kv
+        return await self._threads.run(lambda: find(name, value=value, key=key))
 
     @property
     def sync(self) -> StoreBatch:
@@ -227,7 +345,16 @@ class AsyncBatch(AsyncForm[StoreBatch]):
 
 
 class AsyncSnapshot(AsyncForm[StoreSnapshot]):
-    """Read-only view of all tables at one LSN."""
+    """Read-only view of all tables at one LSN.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         async with store.snapshot() as snapshot:
+    ...             return snapshot.lsn > 0
+    >>> asyncio.run(main())
+    True
+    """
 
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
@@ -251,9 +378,19 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> AsyncKvReader[KvReader[Any]]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None
+    ) -> AsyncTextKvReader[TextKvReader[Any]]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return a kv table at that LSN."""
-        return AsyncKvReader(await self._threads.run(lambda: self._sync.kv(name, value=value)), self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, value=value, key=key))
+        return (AsyncTextKvReader if isinstance(table, TextKvReader) else AsyncKvReader)(table, self._threads)
 
     async def queue(self, name: str) -> AsyncQueueView[QueueView]:
         """Return a queue at that LSN."""
@@ -271,7 +408,16 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
 
 
 class AsyncStore(AsyncForm[Store | RemoteStore]):
-    """A store, opened or connected."""
+    """A store, opened or connected.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         users = await store.kv("users")
+    ...         await users.put(b"ada", b"1815", durable=True)
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
 
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
@@ -307,12 +453,35 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True
     ) -> AsyncKvTable[float]: ...
 
+    @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True
-    ) -> AsyncKvTable[Any]:
+        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
+    ) -> AsyncKvTable[Decimal]: ...
+
+    @overload
+    async def kv(
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        create: bool = True,
+    ) -> AsyncTextKvTable[Any]: ...
+
+    async def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        key: KeyType | None = None,
+        create: bool = True,
+    ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(lambda: self._sync.kv(name, shards=shards, value=value, create=create))
-        return AsyncKvTable(table, self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, shards=shards, value=value, key=key, create=create))
+        return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 
     async def queue(
         self,
@@ -362,7 +531,15 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
 def open(  # noqa: A001 - aio.open reads well
     path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Open the store in `path` as its owner, or to be read only, like `penstock.open`."""
+    """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
     return AsyncOpening(None, opens, _close, AsyncStore)
 
@@ -376,7 +553,15 @@ def connect(
     token: str | None = None,
     authority: str | Path | None = None,
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
-    """Connect to the store in `path`, like `penstock.connect`."""
+    """Connect to the store in `path`, like `penstock.connect`.
+
+    >>> async def main():
+    ...     async with penstock.aio.connect("data/", create=True) as store:
+    ...         await store.kv("users")
+    ...         return await store.tables()
+    >>> asyncio.run(main())
+    ['users']
+    """
     opens = partial(
         penstock.connect,
         path,

@@ -1,8 +1,9 @@
 """The command `penstock`: inspect and change a store from a shell.
 
-main        the program; every command connects, so it works beside an owner
-commands    the commands
-formatting  bytes as readable text
+main          the program; every command connects, so it works beside an owner
+commands      the commands
+certificates  keys and certificates for a server
+formatting    bytes as readable text
 """
 
 from __future__ import annotations
@@ -20,5 +21,7 @@ def main() -> None:
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)  # the reader of our output, like `head`, closed it

@@ -1,10 +1,11 @@
-"""The commands. All but `serve` use `penstock.connect`, because the store may be open in another process.
+"""The commands. Those that read or write a store use `penstock.connect`: it may be open in another process.
 
 Thread: one.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -158,6 +159,21 @@ def serve(  # noqa: PLR0917 - typer reads the signature
                 raise Poisoned(
                     f"writes to {store} fail and recovery failed, too ({opened.port.failure}): check its disk"
                 )
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="a folder for the files, created if absent")],
+    host: Annotated[list[str], typer.Option(help="a name or an address that clients connect to; may be repeated")],
+    days: Annotated[int, typer.Option(help="how long the certificates are valid")] = 825,
+) -> None:
+    """Make an authority, and certificates for a server and a client that it signs, for `serve`."""
+    from penstock.cli.certificates import make_certificates
+
+    for name in make_certificates(str(folder), host, days):
+        print(folder / name)
+    print(f"serve with --certificate {folder / 'server.pem'} --key {folder / 'server.key'}", file=sys.stderr)
+    print(f"clients connect with authority={str(folder / 'authority.pem')!r}: give them that file", file=sys.stderr)
 
 
 def _print(columns: tuple[str, ...], rows: Iterator[Any]) -> None:

@@ -7,13 +7,13 @@ Thread: any.
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import flight
 
 from penstock.arguments import flag
+from penstock.client.certificates import SCHEME, ServerCertificate
 from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
 from penstock.client.store import TIMEOUT_S_MAX, RemoteStore
@@ -29,7 +29,6 @@ from penstock.host.waiting import Retries
 from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
-SCHEME = "penstock://"
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -111,19 +110,24 @@ class LocalOwnerLocator:
 class RemoteOwnerLocator:
     """Connects to an owner that serves over TCP."""
 
-    def __init__(self, address: str, token: str, roots: bytes | None) -> None:
+    def __init__(self, address: str, token: str, certificate: ServerCertificate, clock: Clock) -> None:
         self.name = f"{SCHEME}{address}"
         self.folder = ""
         self._address = address
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
-        self._roots = roots
+        self._certificate = certificate
+        self._accepted = False  # the server's certificate, once
+        self._clock = clock
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return self._headers
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         use_grpc()
-        certificates = {} if self._roots is None else {"tls_root_certs": self._roots}
+        if not self._accepted:
+            self._accepted = self._certificate.check(deadline_s - self._clock.monotonic_s())
+        roots = self._certificate.roots
+        certificates = {} if roots is None else {"tls_root_certs": roots}
         try:
             return flight.FlightClient(f"grpc+tls://{self._address}", generic_options=OPTIONS, **certificates)
         except pa.ArrowInvalid as error:
@@ -145,6 +149,9 @@ def connect(
     answer, then raises `WaitExpired`, or `OutcomeUnknown` for a write. A path `penstock://host:port` is a store that
     is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate that signed the server's
     (None: those the system trusts).
+
+    >>> with penstock.connect("data/", create=True) as store:
+    ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
@@ -160,12 +167,5 @@ def _locator_of(path: str, create: bool, token: str | None, authority: str | Pat
         return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: get one from the server's administrator")
-    try:
-        roots = None if authority is None else Path(authority).read_bytes()
-        if roots is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
-                cadata=roots.decode()
-            )  # gRPC would only report a failed connection
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise Invalid(f"the authority is not a readable PEM file of certificates: {error}") from None
-    return RemoteOwnerLocator(path.removeprefix(SCHEME).rstrip("/"), token, roots)
+    address = path.removeprefix(SCHEME).rstrip("/")
+    return RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())

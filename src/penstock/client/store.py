@@ -32,7 +32,12 @@ TIMEOUT_S_MAX = 24 * 3600.0
 
 
 class RemoteSnapshot(StoreSnapshot):
-    """Read-only view of all tables at one LSN, held by the owner."""
+    """Read-only view of all tables at one LSN, held by the owner.
+
+    >>> with penstock.connect(store.path) as client, client.snapshot() as snapshot:
+    ...     snapshot.kv("users")[b"ada"]
+    b'1815'
+    """
 
     _port: FlightSnapshot
 
@@ -67,7 +72,12 @@ class RemoteSnapshot(StoreSnapshot):
 
 
 class RemoteStore(Tables):
-    """A connection to a store."""
+    """A connection to a store.
+
+    >>> with penstock.connect(store.path) as client:
+    ...     client.kv("users")[b"ada"]
+    b'1815'
+    """
 
     _port: FlightPort
 

@@ -147,7 +147,10 @@ class WriteCoordinator(Generic[D, F, V]):
         self, insert: Callable[[D, A, B, C], object], size: int, a: A, b: B, c: C, timeout_s: float
     ) -> Epoch:
         if size > self._settings.bytes_max:
-            raise Invalid(f"a write of {size} bytes; {self._settings.bytes_max} fit: split it or raise bytes_max")
+            raise Invalid(
+                f"a write of {size:,} bytes, and at most {self._settings.bytes_max:,} fit: "
+                f"{self._settings.bytes_max_remedy}"
+            )
         deadline_s, left_s = self._clock.monotonic_s() + timeout_s, timeout_s
         waiting: WaitingWrite | None = None
         try:
@@ -193,6 +196,11 @@ class WriteCoordinator(Generic[D, F, V]):
             raise Closed("the coordinator was shut down: open the store again")
         if self._epochs.exhausted:
             raise Poisoned("the epochs of this incarnation are used up: flush, then open the store again")
+
+    @property
+    def write_bytes_max(self) -> int:
+        """The largest write; less on a nearly full disk."""
+        return min(self._settings.bytes_max, self._buffer.bytes_max)
 
     # -- waiting
 

@@ -332,8 +332,10 @@ class FlushExecutor(Generic[D, F, V]):
         try:
             if self._take_both_turns(waiter, timeout_s):
                 self._recover()
-        finally:
             self.leave(waiter)
+        except BaseException:
+            self.leave(waiter)  # also after a `leave` that was interrupted before it began
+            raise
 
     def _take_both_turns(self, waiter: Waiter, timeout_s: float) -> bool:
         """Take both turns; return False, without them, if nothing failed."""

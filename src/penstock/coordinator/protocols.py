@@ -76,7 +76,11 @@ class Delta(Protocol):
 
 
 class Durability(Enum):
-    """How safe an acknowledged write is."""
+    """How safe an acknowledged write is.
+
+    >>> store.durability
+    <Durability.DISK: 'disk'>
+    """
 
     MEMORY = "memory"  # after a write returned its epoch
     DISK = "disk"
@@ -84,7 +88,12 @@ class Durability(Enum):
 
 
 class Acknowledgement(NamedTuple):
-    """All writes up to `epoch` have this durability."""
+    """All writes up to `epoch` have this durability.
+
+    >>> epoch = store.kv("users").put(b"ada", b"1815")
+    >>> store.flush(epoch).durability
+    <Durability.DISK: 'disk'>
+    """
 
     epoch: Epoch
     durability: Durability

@@ -54,6 +54,7 @@ class CoordinatorSettings:
     flush_interval_s: float = 0.1  # from the first write into an empty delta: bounds what a crash can lose
     flush_bytes: int = 4 << 20  # a pending delta of this size is flushed at once
     bytes_max: int = 64 << 20  # pending or not yet in the view; further writes wait
+    bytes_max_remedy: str = "split it"  # for the message about a larger write
     waiting_writes_max: int = 1_000  # writes that wait for room; further ones are refused at once
     shutdown_timeout_s: float = 30.0  # the default: used at the end of `with` and at interpreter exit
 

@@ -13,7 +13,11 @@ from penstock.log.record import Index
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """Sizes of a log's files."""
+    """Sizes of a log's files.
+
+    >>> penstock.StoreSettings(journal=penstock.LogSettings(segment_bytes=16 << 20)).journal.segment_bytes
+    16777216
+    """
 
     segment_bytes: int = 64 << 20  # a segment is rolled before it would grow past this
     allocate_bytes: int = 1 << 20  # zero-filled room ahead for small appends

@@ -34,7 +34,11 @@ _FILE = re.compile(r"([0-9]{20})\.(?:sst|idx)(?:\.tmp)?")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionSettings:
-    """How long an unlisted file is left alone."""
+    """How long an unlisted file is left alone.
+
+    >>> penstock.StoreSettings(collection=penstock.CollectionSettings(grace_s=60)).collection.grace_s
+    60
+    """
 
     grace_s: float = 60.0
 

@@ -204,7 +204,7 @@ class Maintenance:
                 if job is None or isinstance(job.state, Completed):
                     return True
                 if isinstance(job.state, FailedPermanent):
-                    raise GateShut(f"table {catalog.db_id} was not compacted{_why(job)}: look at the log")
+                    raise GateShut(f"the compaction failed{_why(job)}: look at the log")
                 self._run_or_wait(JobKind.COMPACTION, tree, catalog, deadline_s)
         return False
 
@@ -221,8 +221,8 @@ class Maintenance:
         given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
         rest_s = deadline_s - self._clock.monotonic_s()
         if failed or given_up or rest_s <= 0 or self._stopping.is_set():
-            what = "flushed" if kind == JobKind.FLUSH else "compacted"
-            raise GateShut(f"table {catalog.db_id} cannot be {what} now{_why(job)}: try again later")
+            what = "flush" if kind == JobKind.FLUSH else "compaction"
+            raise GateShut(f"a {what} cannot run now{_why(job)}: try again later")
         tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:

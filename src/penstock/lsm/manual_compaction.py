@@ -15,7 +15,12 @@ from penstock.lsm.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport:
-    """The result of a manual compaction."""
+    """The result of a manual compaction.
+
+    >>> report = store.compact("users")
+    >>> report.files_after
+    1
+    """
 
     shards: int  # shards checked
     merged: int  # shards whose files were merged; the others would gain nothing

@@ -65,6 +65,8 @@ class MergeOffers:
             raise
         except (PenstockError, OSError, msgspec.ValidationError) as error:
             logger.warning("a merge of %d bytes is done here, because a driver did not do it: %s", size, error)
+            # Its frames hold the inputs, and log handlers may keep it: the files could not be deleted.
+            error.__traceback__ = None
             return None
 
     def _wait(self, parts: Sequence[JobPart], stop: Callable[[], bool]) -> list[int]:

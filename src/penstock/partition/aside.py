@@ -44,7 +44,11 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, array_like=True):
-    """An acknowledged write that cannot be read."""
+    """An acknowledged write that cannot be read.
+
+    >>> store.check()  # a list of them: none
+    []
+    """
 
     table: str
     shard: int

@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherSettings:
-    """Limits on entries that wait to be applied, and how often a failing partition is retried."""
+    """Limits on entries that wait to be applied, and how often a failing partition is retried.
+
+    >>> penstock.StoreSettings(dispatcher=penstock.DispatcherSettings(operations_max=1_000)).dispatcher.operations_max
+    1000
+    """
 
     partition_operations_max: int = 10_000  # entries that wait in one partition
     partition_bytes_max: int = 64 << 20

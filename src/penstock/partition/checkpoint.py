@@ -39,7 +39,11 @@ SPILL_BYTES_MAX = 16 << 20  # memory of a partition's sections: more is stored, 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """How long the journal may be before partitions that are behind are spilled."""
+    """How long the journal may be before partitions that are behind are spilled.
+
+    >>> penstock.StoreSettings(checkpoint=penstock.CheckpointSettings(segments_max=8)).checkpoint.segments_max
+    8
+    """
 
     segments_max: int = 4
 
@@ -50,7 +54,11 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What a checkpoint did."""
+    """What a checkpoint did.
+
+    >>> store.checkpoint().segments_dropped
+    0
+    """
 
     spilled: int  # partitions
     segments_dropped: int

@@ -34,7 +34,7 @@ from penstock.journal.record import JournalRecord, Section
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.partition.aside import AsideLog, Trouble, is_our_mistake
 from penstock.partition.backlog import Backlogs, DispatcherSettings, Partition
-from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict
+from penstock.partition.ledger import LEDGER, Judgement, Ledger, TableInfo, Verdict, dropped_table
 from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor
 from penstock.partition.spill import SpillLog
 
@@ -125,8 +125,10 @@ class Dispatcher:
 
     def _info(self, partition: PartitionId) -> TableInfo:
         info = self.ledger.table_by_id(table_of(partition))
-        if info is None or shard_number(partition) >= info.shards:
-            raise NotFound(f"table {table_of(partition)} was dropped, or never had a shard {shard_number(partition)}")
+        if info is None:
+            raise dropped_table(table_of(partition), self.ledger.dropped_name(table_of(partition)))
+        if shard_number(partition) >= info.shards:
+            raise NotFound(f"table {info.name} has no shard {shard_number(partition)}: it has {info.shards}")
         return info
 
     def partitions(self) -> list[Partition]:

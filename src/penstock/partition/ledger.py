@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.arguments import in_short, text, whole
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
 from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.memtable import Edit
@@ -38,6 +38,7 @@ from penstock.lsm.tree import Tree
 from penstock.partition.aside import AsideLog, is_our_mistake
 
 LEDGER_TABLE = 1
+DROPPED_NAMES_MAX = 1_000
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
 PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # then a producer's tokens are deleted
@@ -178,6 +179,7 @@ class Ledger:
         self._aside = aside
         self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; used by the dispatcher's thread only
+        self._dropped: dict[int, str] = {}  # names of the last tables dropped since the opening, for messages
         self._load()
 
     def _load(self) -> None:
@@ -193,6 +195,10 @@ class Ledger:
     def table_by_id(self, table: int) -> TableInfo | None:
         return self.tables_by_id.get(table)
 
+    def dropped_name(self, table: int) -> str | None:
+        """Return the name of a table that was dropped since the opening; None if it is not known."""
+        return self._dropped.get(table)
+
     def tables(self) -> list[TableInfo]:
         return sorted(self._tables.values(), key=lambda table: table.name)
 
@@ -202,7 +208,11 @@ class Ledger:
 
     def is_token_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used, so that its batch can be skipped."""
-        return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
+        return self.token_verdict(producer, number) is Verdict.DUPLICATE
+
+    def token_verdict(self, producer: str, number: int) -> Verdict:
+        """Return the verdict on a token, if it were used now."""
+        return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number)
 
     # -- judging
 
@@ -224,9 +234,16 @@ class Ledger:
         _, judgement, edit, tables = self._judged
         self.tree.apply(edit)
         if tables is not self._tables:
+            self._note_dropped(judgement.dropped)  # first: a caller that misses the table finds its name
             self._tables = tables
             self.tables_by_id = {table.table_id: table for table in tables.values()}
         return judgement
+
+    def _note_dropped(self, tables: tuple[TableInfo, ...]) -> None:
+        for info in tables:
+            self._dropped[info.table_id] = info.name
+        while len(self._dropped) > DROPPED_NAMES_MAX:
+            del self._dropped[next(iter(self._dropped))]
 
     def _judge(self, record: JournalRecord, lsn: int) -> _Judged:
         work = _LedgerChanges(self, record.time_us, lsn)
@@ -432,6 +449,19 @@ def _read_table(key: bytes, value: bytes) -> TableInfo:
         return _table.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
+
+
+def token_too_old(token: tuple[str, int] | None) -> TokenTooOld:
+    """Return the error for a token below the window of its producer."""
+    return TokenTooOld(
+        f"token {token} is more than {TOKEN_WINDOW:,} below the highest of its producer, so nothing was written: read "
+        "the data to see whether it was before, and use a higher number for what is new"
+    )
+
+
+def dropped_table(table: int, name: str | None) -> NotFound:
+    """Return the error of a call on a table that was dropped; `name` is None if it is not known, or not to be told."""
+    return NotFound(f"table {name or f'number {table}'} was dropped: get it from the store again, or use another")
 
 
 def condition_table(argument: bytes) -> int:

@@ -35,7 +35,12 @@ LEASE_S_MAX = 1e9
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A staged file. Its builder fills in `size_bytes` and `digest` when it is built."""
+    """A staged file. Its builder fills in `size_bytes` and `digest` when it is built.
+
+    >>> [file] = store.stage("users", lease_s=600)  # build it with any tool, then `batch.adopt`; or use `store.load`
+    >>> file.size_bytes
+    0
+    """
 
     chunk_id: int
     file_name: str  # relative to the store; an sstable has its index beside it

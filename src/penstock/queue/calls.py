@@ -37,14 +37,23 @@ class QueueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ShardBounds(msgspec.Struct, frozen=True, array_like=True):
-    """The messages [first, next) of a shard."""
+    """The messages [first, next) of a shard.
+
+    >>> store.queue("events").bounds()
+    [ShardBounds(first=1, next=2)]
+    """
 
     first: int
     next: int
 
 
 class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # a thousand would trigger the collector
-    """A message under a lease."""
+    """A message under a lease.
+
+    >>> (message,) = store.queue("events").consumer("worker").get()
+    >>> message.payload, message.deliveries
+    (b'hello', 1)
+    """
 
     shard: int
     sequence: int
@@ -57,7 +66,11 @@ class LeasedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):  # 
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
-    """The position of a consumer in a shard."""
+    """The position of a consumer in a shard.
+
+    >>> store.queue("events").consumer("worker").positions()
+    [ConsumerPosition(consumer='worker', shard=0, mode='new', floor=1, lag=1)]
+    """
 
     consumer: str
     shard: int
@@ -67,7 +80,12 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer of a queue at one moment."""
+    """A consumer of a queue at one moment.
+
+    >>> messages = store.queue("events").consumer("worker").get()
+    >>> [(consumer.name, consumer.leased) for consumer in store.queue("events").consumers()]
+    [('worker', 1)]
+    """
 
     name: str
     mode: str  # "leased" (get and ack), "streamed" (moved by a stream) or "new" (it has got no message yet)
@@ -78,7 +96,11 @@ class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
-    """A queue at one moment."""
+    """A queue at one moment.
+
+    >>> store.queue("events").statistics().messages
+    1
+    """
 
     shards: list[ShardBounds]
     files: int

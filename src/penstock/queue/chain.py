@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings:
-    """Sizes of a queue's files."""
+    """Sizes of a queue's files.
+
+    >>> settings = penstock.StoreSettings(kinds=(penstock.QueueSettings(file_bytes=16 << 20),))
+    """
 
     file_bytes: int = 64 << 20  # a file is rolled before it would grow past this
     file_age_us: int = 3_600_000_000  # or when its first message is older than this, by record time

@@ -33,7 +33,11 @@ NOT_GOT = "give messages as `get` returned them"
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerSettings:
-    """How a consumer treats its messages."""
+    """How a consumer treats its messages.
+
+    >>> store.queue("events").consumer("worker", visibility_timeout_s=60).settings.visibility_timeout_s
+    60
+    """
 
     visibility_timeout_s: float = 30.0  # an unacknowledged message is delivered again after this
     deliveries_max: int | None = None  # after that many deliveries a message goes to the dead letters instead
@@ -50,7 +54,16 @@ class ConsumerSettings:
 
 
 class Consumer(InThisProcess):
-    """A named consumer of a queue. Consumers with the same name share the messages."""
+    """A named consumer of a queue. Consumers with the same name share the messages.
+
+    >>> worker = store.queue("events").consumer("worker", visibility_timeout_s=60)
+    >>> for message in worker.get(100, timeout_s=5):
+    ...     print(message.payload)
+    ...     worker.ack(message)
+    b'hello'
+    >>> worker.lag
+    0
+    """
 
     def __init__(self, port: Port, info: TableInfo, name: str, settings: ConsumerSettings) -> None:
         self._port = port

@@ -18,7 +18,11 @@ BYTES_MAX = (1 << 62) - 1
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """When messages may be deleted: as soon as one of these rules applies. Without rules they are kept for ever."""
+    """When messages may be deleted: as soon as one of these rules applies. Without rules they are kept for ever.
+
+    >>> store.queue("orders", retention=penstock.Retention(age_s=7 * 86_400, acknowledged=True))
+    <QueueTable 'orders', 1 shard>
+    """
 
     age_s: float | None = None  # delete messages older than this, by the time of their record
     bytes_max: int | None = None  # delete the oldest, while a shard's files take more than this

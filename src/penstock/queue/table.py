@@ -21,7 +21,7 @@ from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Filters, InThisProcess, Port, Reading, partitions_of
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
-from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition
+from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
@@ -63,7 +63,11 @@ def table_schema(options: bytes) -> pa.Schema:
 
 
 class Position(NamedTuple):
-    """The position of a message."""
+    """The position of a message.
+
+    >>> store.queue("events").append(b"again").sequence
+    2
+    """
 
     shard: int
     sequence: int
@@ -71,7 +75,11 @@ class Position(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message that was read."""
+    """A message that was read.
+
+    >>> store.queue("events").read()[0].payload
+    b'hello'
+    """
 
     shard: int
     sequence: int
@@ -97,7 +105,12 @@ def in_table_schema(batch: Any, shard: int, schema: pa.Schema = TABLE_SCHEMA) ->
 
 
 class QueueView(InThisProcess):
-    """A read-only queue, live or in a snapshot."""
+    """A read-only queue, live or in a snapshot.
+
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.queue("events").to_arrow().num_rows
+    1
+    """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -207,7 +220,13 @@ def _messages(batch: Any, shard: int) -> Iterator[Message]:
 
 
 class QueueTable(QueueView):
-    """A queue of an open store."""
+    """A queue of an open store.
+
+    >>> events = store.queue("events")
+    >>> epoch = events.put(b"again", key=b"user 7", durable=True)
+    >>> [message.payload for message in events.read()]
+    [b'hello', b'again']
+    """
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)
@@ -334,13 +353,8 @@ class QueueTable(QueueView):
         group.sections = delta.groups[0].sections
         epoch = self._port.commit_and_wait(group, size)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
-            raise self._too_old(token)
+            raise token_too_old(token)
         return epoch
-
-    def _too_old(self, token: tuple[str, int]) -> Exception:
-        from penstock.errors import TokenTooOld
-
-        return TokenTooOld(f"token {token} is below the window of its producer: nothing was written")
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
@@ -462,10 +476,13 @@ class QueueTable(QueueView):
 
 
 def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, int | None]:
-    if type(payload) is not bytes or (key is not None and type(key) is not bytes):
-        raise Invalid(f"a payload and a key are bytes, not {type(payload).__name__} and {type(key).__name__}")
-    if len(payload) > VALUE_BYTES_MAX or len(key or b"") > KEY_BYTES_MAX:
-        raise Invalid(f"a payload has at most {VALUE_BYTES_MAX} bytes and a key {KEY_BYTES_MAX}")
+    for what, value, bytes_max in (("payload", payload, VALUE_BYTES_MAX), ("key", key, KEY_BYTES_MAX)):
+        if type(value) is not bytes:
+            if what == "key" and value is None:
+                continue
+            raise Invalid(f"a {what} is bytes, not {type(value).__name__}: encode it")
+        if len(value) > bytes_max:
+            raise Invalid(f"a {what} has at most {bytes_max:,} bytes, this one has {len(value):,}")
     return payload, key, None if time is None else microseconds(time)
 
 

@@ -40,7 +40,12 @@ class Rollup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """How a series table stores its samples, and what it refuses. Fixed when the table is created."""
+    """How a series table stores its samples, and what it refuses. Fixed when the table is created.
+
+    >>> week = store.series("week", options=penstock.SeriesOptions(bucket_s=3600, retention_s=7 * 86_400))
+    >>> week.options.bucket_s
+    3600
+    """
 
     bucket_s: int = 86_400  # index and samples of this much time are stored, and dropped by retention, together
     window_s: float | None = None  # samples older than this, by the store's clock, are refused; None: none are

@@ -101,7 +101,13 @@ class SampleBlock:
 
 
 class MetricMetadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is known about a metric."""
+    """What is known about a metric.
+
+    >>> metrics = store.series("metrics")
+    >>> epoch = metrics.set_metadata("cpu", type="gauge", unit="ratio")
+    >>> metrics.metadata()["cpu"].unit
+    'ratio'
+    """
 
     metric: str
     type: str = ""

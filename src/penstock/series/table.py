@@ -62,7 +62,13 @@ ALTERS_MAX = 100  # attempts, while others alter the same table
 
 @dataclass(frozen=True, slots=True)
 class Cardinality:
-    """How many series and label values a table has, the largest first."""
+    """How many series and label values a table has, the largest first.
+
+    >>> metrics = store.series("metrics")
+    >>> epoch = metrics.write("cpu", 0.42, {"host": "a"})
+    >>> metrics.cardinality().metrics
+    {'cpu': 1}
+    """
 
     series: int  # of all metrics
     metrics: dict[str, int]  # series of each metric, in the bucket where it has most
@@ -70,7 +76,13 @@ class Cardinality:
 
 
 class SeriesReader:
-    """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound."""
+    """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
+
+    >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.series("metrics").select('cpu{host="a"}').num_rows
+    1
+    """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._reading = port
@@ -268,7 +280,13 @@ def _quantile(function: Any, quantile: Any) -> float:
 
 
 class SeriesTable(SeriesReader):
-    """A series table of an open store."""
+    """A series table of an open store.
+
+    >>> metrics = store.series("metrics")
+    >>> epoch = metrics.write("cpu", 0.42, {"host": "a"})
+    >>> metrics.select("cpu").column("value").to_pylist()
+    [0.42]
+    """
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
         super().__init__(port, info)

@@ -98,6 +98,7 @@ class Gateway:
             wire.FindTable: self._find_table,
             wire.ReadTime: lambda _request, _work: port.time_us(),
             wire.Lookup: self._lookup,
+            wire.LookupRow: self._lookup_row,
             wire.CutPieces: self._cut_pieces,
             wire.CutRanges: self._cut_ranges,
             wire.PlanBatch: lambda request, work: plan_batch(port, request, work.rights),
@@ -153,7 +154,7 @@ class Gateway:
             return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
         info = self._port.table_by_id(request.table)
         if info is None:
-            raise NotFound(f"table {request.table} was dropped")
+            raise rights.dropped_table(request.table, self._port.dropped_name(request.table))
         rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
         kind = as_serviced(kind_named(info.kind, info.name), info)
         rights.check(READ if request.name in kind.read_only_calls else WRITE, info.name)
@@ -273,8 +274,12 @@ class Gateway:
 
     def _table(self, reading: Reading, table: int, shard: int, right: Right, rights: Rights) -> TableInfo:
         info = next((info for info in reading.tables() if info.table_id == table), None)
-        if info is None or shard >= info.shards:
-            raise NotFound(f"there is no shard {shard} of table {table}")
+        if info is None and self._port.table_by_id(table) is not None:
+            raise NotFound("this table was made after the snapshot: take another snapshot")
+        if info is None:
+            raise rights.dropped_table(table, self._port.dropped_name(table))
+        if shard >= info.shards:
+            raise NotFound(f"table number {table} has no shard {shard}: get it from the store again")
         rights.check(right, info.name)
         return info
 
@@ -311,6 +316,13 @@ class Gateway:
                 work.hold(2 * len(value))  # packing makes a second copy
             values.append(value)
         return values
+
+    def _lookup_row(self, request: wire.LookupRow, work: Work) -> tuple[bytes, int] | None:
+        with self._reading(request.snapshot) as reading:
+            row = reading.lookup_row(self._shard(reading, request.partition, READ, work.rights), request.key)
+            if row is not None and len(row[0]) > VALUE_BYTES_SMALL:
+                work.hold(2 * len(row[0]))  # as in `_values`
+            return row
 
     def _cut_pieces(self, request: wire.CutPieces, work: Work) -> Any:
         if not 0 < request.count <= PIECES_MAX:
@@ -435,7 +447,7 @@ class Gateway:
     def _call(self, request: wire.CallService, work: Work) -> bytes:
         info = self._port.table_by_id(request.table)
         if info is None:
-            raise NotFound(f"table {request.table} was dropped")
+            raise work.rights.dropped_table(request.table, self._port.dropped_name(request.table))
         return self._port.call(info, request.name, request.argument)  # `_activity_of` checked the rights
 
     def _stage(self, request: wire.StageFiles, work: Work) -> list[Any]:

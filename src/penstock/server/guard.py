@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.errors import PenstockError
+from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.server.callers import Caller, Callers, RefusedError, budgets
 from penstock.server.frames import PREFACE, Inspector
@@ -43,7 +43,7 @@ class Guard:
         try:
             self._listeners = _listen(host, port)
         except OSError as error:
-            raise PenstockError(f"{host}:{port} cannot be listened on: {error}") from error
+            raise Invalid(f"{host}:{port} cannot be listened on ({error}): give another host or port") from error
         self.port: int = self._listeners[0].getsockname()[1]
         self._tasks: dict[Caller, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()

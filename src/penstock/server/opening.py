@@ -50,6 +50,9 @@ def open(  # noqa: A001 - penstock.open reads well
 
     An owner that a client started yields once no client holds a snapshot or a lease in it; `StoreLocked` if that takes
     longer than `timeout_s`, and at once if another program opened the store.
+
+    >>> with penstock.open("data/") as store:
+    ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
     """
     if settings is not None and not isinstance(settings, StoreSettings):
         raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")

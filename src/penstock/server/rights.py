@@ -26,7 +26,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
+from penstock.partition.ledger import dropped_table
 from penstock.registry import check_name
 
 Right = Literal["read", "write", "admin"]
@@ -74,6 +75,10 @@ class Rights:
 
     def _refusal(self, right: Right, table: str) -> Invalid:
         return Invalid(f"the token of {self.client} does not give the right to {right} {table}: ask for one that does")
+
+    def dropped_table(self, table: int, name: str | None) -> NotFound:
+        """Return the error for a table that was dropped, with its name if the client may read that."""
+        return dropped_table(table, name if name is not None and self.allows(READ, name) else None)
 
     def allows(self, right: Right, table: str) -> bool:
         """Whether the client has a right to a table."""

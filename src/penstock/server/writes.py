@@ -185,7 +185,7 @@ class GroupTaker:
             raise Invalid(f"there is no condition {name!r}")
         info = self._table(int.from_bytes(argument[:8], "big"))
         if info is None:
-            raise NotFound("the table of a condition was dropped")
+            raise self._dropped(int.from_bytes(argument[:8], "big"), rights)
         rights.check(WRITE, info.name)
         if info.kind != kind.name:
             raise Invalid(f"the condition {name} is not for table {info.name}")
@@ -197,7 +197,7 @@ class GroupTaker:
             raise Invalid("clients do not write to the ledger")
         info = self._table(table_of(partition))
         if info is None:
-            raise NotFound(f"table {table_of(partition)} was dropped")
+            raise self._dropped(table_of(partition), rights)
         if shard_number(partition) >= info.shards:
             raise Invalid(f"table {info.name} has no shard {shard_number(partition)}")
         rights.check(WRITE, info.name)
@@ -211,3 +211,6 @@ class GroupTaker:
 
     def _table(self, table: int) -> TableInfo | None:
         return self._port.table_by_id(table)
+
+    def _dropped(self, table: int, rights: Rights) -> NotFound:
+        return rights.dropped_table(table, self._port.dropped_name(table))

@@ -82,4 +82,4 @@ if not TYPE_CHECKING:  # with it a type checker would accept every misspelt name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -29,7 +29,12 @@ _LOADS = "table string, loads binary"
 
 @dataclass(frozen=True)
 class Committed:
-    """What a commit did."""
+    """What a commit did.
+
+    >>> rows = spark.createDataFrame([(b"bob", "Bob")], "key binary, value string")
+    >>> penstock.spark.commit(path, {"users": rows}, token=("nightly", 1)).duplicate  # a second time
+    True
+    """
 
     duplicate: bool  # it was committed before: nothing was written now
     rows: dict[str, int]  # by table
@@ -50,6 +55,10 @@ def commit(
     With a consumer, it commits if every shard is at `start` (and moves it to `end`), is a duplicate if every shard is
     at or past `end`, and raises `PositionConflict` otherwise. With a token it commits once. `start` and `end` are
     sequences by shard: that of the first message of the batch, and of the first one after it.
+
+    >>> rows = spark.createDataFrame([(b"bob", "Bob")], "key binary, value string")
+    >>> penstock.spark.commit(path, {"users": rows}, token=("nightly", 1))
+    Committed(duplicate=False, rows={'users': 1})
     """
     if not isinstance(tables, Mapping):
         raise Invalid(f"{type(tables).__name__} was given for the tables: give DataFrames by table, as in {{'t': df}}")

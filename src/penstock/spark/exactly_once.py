@@ -62,7 +62,11 @@ STOP_S = 60.0  # how long `stop` waits for a running batch
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """Progress of a stream."""
+    """Progress of a stream.
+
+    >>> penstock.spark.progress(query).batches
+    1
+    """
 
     batches: int = 0
     rows_in: int = 0
@@ -91,6 +95,15 @@ def stream(
 
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name is written there with its column
     `reason`, and so is every record that makes `batch` fail.
+
+    >>> def route(messages):
+    ...     by_key = messages.groupBy("key").count()
+    ...     return {"totals": by_key.selectExpr("key", "count AS value", "'add_i64' AS op")}
+    >>> query = penstock.spark.stream(
+    ...     spark, path, source="events", consumer="router", batch=route, available_now=True
+    ... )
+    >>> penstock.spark.wait(query).rows_in
+    1
     """
     runner = _Runner(TableRef.of({"path": path, "table": source}), consumer, batch, dead_letter)
     start = runner.begin()
@@ -128,7 +141,11 @@ def _runner_of(query: Any) -> _Runner:
 
 
 def progress(query: Any) -> StreamProgress:
-    """Return the progress of a stream that `stream` started."""
+    """Return the progress of a stream that `stream` started.
+
+    >>> penstock.spark.progress(query).dead
+    0
+    """
     return _runner_of(query).progress
 
 
@@ -136,6 +153,9 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
     """Wait until a stream ends, and stop it on SIGTERM or SIGINT; raise the error it failed with.
 
     Signals work in the main thread only: Python delivers them to no other.
+
+    >>> penstock.spark.wait(query, timeout_s=60).rows_in
+    1
     """
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     try:
@@ -400,5 +420,10 @@ def _dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter:
 
 
 def dead_letter_payload(message: bytes) -> bytes:
-    """Return the original payload of a dead letter."""
+    """Return the original payload of a dead letter.
+
+    >>> letter = b'{"reason": "not JSON", "payload": "x", "payload_base64": "eA=="}'
+    >>> penstock.spark.dead_letter_payload(letter)
+    b'x'
+    """
     return base64.b64decode(json.loads(message)["payload_base64"])

@@ -73,7 +73,12 @@ def _schema_of(info: TableInfo) -> StructType:
 
 
 def register(spark: Any) -> None:
-    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself."""
+    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself.
+
+    >>> penstock.spark.register(spark)
+    >>> spark.read.format("penstock").option("table", "users").load(path).columns
+    ['key', 'value', 'lsn']
+    """
     python = getattr(getattr(spark, "sparkContext", None), "pythonExec", sys.executable)
     if not _has_penstock(python):
         raise Invalid(

@@ -56,7 +56,11 @@ Work = Callable[[int], bytes]  # takes the number of a part; runs in a task
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file."""
+    """A damaged file.
+
+    >>> [damage.file for damage in penstock.spark.verify(spark, path)]
+    []
+    """
 
     table: str
     file: str  # relative to the store, if it is one of its files
@@ -70,6 +74,11 @@ def maintain(spark: Any, path: str, *, once: bool = False, stop: threading.Event
     """Run the large jobs of a store on Spark until `stop` is set, or one with `once`; return the number done.
 
     Without `stop`, SIGTERM and SIGINT end it. A job that is running then is abandoned, and the owner does it.
+
+    >>> stop = threading.Event()
+    >>> threading.Timer(0.1, stop.set).start()
+    >>> penstock.spark.maintain(spark, path, stop=stop)  # there was nothing large to do
+    0
     """
     ref, done = TableRef.of({"path": path}, table=False), 0
     slots = max(1, spark.sparkContext.defaultParallelism)
@@ -197,7 +206,11 @@ def _send(port: FlightPort, offer: str, name: str, path: str) -> None:
 
 
 def verify(spark: Any, path: str) -> list[Damage]:
-    """Check every page of every file of every table against its checksum; return the damage."""
+    """Check every page of every file of every table against its checksum; return the damage.
+
+    >>> penstock.spark.verify(spark, path)
+    []
+    """
     ref = TableRef.of({"path": path}, table=False)
     slots = max(1, spark.sparkContext.defaultParallelism)
     with _snapshot(ref) as snapshot:
@@ -241,7 +254,12 @@ def _check(ref: TableRef, snapshot_id: str, pieces: Sequence[tuple[str, bytes]],
 
 
 def export(spark: Any, path: str, table: str, target: str, *, mode: str = "error") -> int:
-    """Write a table as of one LSN to Parquet files in `target`; return the LSN. `mode` is that of Spark writers."""
+    """Write a table as of one LSN to Parquet files in `target`; return the LSN. `mode` is that of Spark writers.
+
+    >>> lsn = penstock.spark.export(spark, path, "users", f"{path}.parquet", mode="overwrite")
+    >>> spark.read.parquet(f"{path}.parquet").columns
+    ['key', 'value', 'lsn']
+    """
     ref = TableRef.of({"path": path, "table": table})
     ref.info()
     register(spark)

@@ -32,6 +32,10 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     `conf` sets anything else, with `__` for the dots: `session(spark__executor__memory="2g")`. In a program that
     spark-submit started, the settings of spark-submit override these defaults, the master included.
+
+    >>> spark = penstock.spark.session("reports")
+    >>> spark.range(3).count()
+    3
     """
     submitted = _submitted()
     if not submitted:
@@ -98,17 +102,30 @@ def find_java() -> str:
     """Return the java that Spark will use; a clear error if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    if java is None or not os.path.exists(java):
+    if home and not os.path.exists(java or ""):
+        raise Invalid(f"JAVA_HOME is {home!r}, and there is no bin/java in it: correct it, or unset it")
+    if java is None:
         raise Invalid(f"Spark needs Java {JAVA_MIN}: install it (Debian: apt-get install openjdk-17-jre-headless)")
-    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
-    version = next((word.strip('"') for word in output.split() if word[:1] == '"'), "0")
-    if int(version.split(".")[0]) < JAVA_MIN:
-        raise Invalid(f"Spark needs Java {JAVA_MIN}, and {java} is {version}: install it, or set JAVA_HOME")
+    try:
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        source = "which JAVA_HOME names, " if home else ""
+        raise Invalid(f"{java}, {source}does not run ({error}): correct it, or set JAVA_HOME") from None
+    version = next((word.strip('"') for word in output.split() if word[:1] == '"'), "")
+    if not version.split(".")[0].isdecimal() or int(version.split(".")[0]) < JAVA_MIN:
+        remedy = f"JAVA_HOME is {home!r}, point it to a newer one" if home else "install it, or set JAVA_HOME"
+        raise Invalid(f"Spark needs Java {JAVA_MIN} or later, and {java} is {version or 'not a Java'}: {remedy}")
     return java
 
 
 def views(spark: Any, path: str, *, snapshot: str | None = None) -> list[str]:
-    """Make a temporary view of each table of a store, at a snapshot's LSN if set; return their names."""
+    """Make a temporary view of each table of a store, at a snapshot's LSN if set; return their names.
+
+    >>> penstock.spark.views(spark, path)
+    ['events', 'totals', 'users']
+    >>> spark.sql("SELECT count(*) FROM users").first()[0]
+    1
+    """
     from penstock.spark.format import register
     from penstock.spark.table_ref import TableRef
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pyspark import TaskContext
 
 from penstock.client.building import building
-from penstock.client.connect import SCHEME, connect
+from penstock.client.certificates import SCHEME
+from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import InThisProcess, Kind
 from penstock.partition.ledger import TableInfo
-from penstock.registry import check_name
+from penstock.registry import BUILT_IN, check_name
 
 
 class NamedTables(InThisProcess, ABC):
@@ -37,4 +37,5 @@ class NamedTables(InThisProcess, ABC):
 def check_kind(info: TableInfo, kind: Kind) -> None:
     """`KindMismatch` if a table is of another kind."""
     if info.kind != kind.name:
-        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, not {kind.name}: use table({info.name!r})")
+        call = f"{info.kind if info.kind in (built_in.name for built_in in BUILT_IN) else 'table'}({info.name!r})"
+        raise KindMismatch(f"table {info.name} is of the kind {info.kind}, not {kind.name}: use {call}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from penstock.errors import NotFound
 from penstock.host import threads
 from penstock.kinds import Host, Serviced, TableService
 from penstock.partition.ledger import TableInfo
@@ -25,10 +24,8 @@ class TableServices:
         self._lock = threads.rlock("local.services")
         self._services: dict[int, TableService] = {}  # guarded by _lock; by table
 
-    def of(self, info: TableInfo | None) -> TableService | None:
+    def of(self, info: TableInfo) -> TableService | None:
         """Return the service of a table, made on first use; None if its kind has none."""
-        if info is None:
-            raise NotFound("the table was dropped")
         with self._lock:
             service = self._services.get(info.table_id)
             if service is None:

@@ -19,13 +19,18 @@ from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
+WRITE_BYTES_MAX = 128 << 20  # of one write, whatever the memory
 FLUSH_INTERVAL_S_MAX = 24 * 3600.0
 SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """The settings of a store, checked when they are made."""
+    """The settings of a store, checked when they are made.
+
+    >>> settings = penstock.StoreSettings(memory_bytes_max=512 << 20, durable=True)
+    >>> penstock.open("data/", settings=settings).close()
+    """
 
     memory_bytes_max: int = 1 << 30  # that writing may use; writers wait rather than exceed it
     durable: bool = False  # whether every write waits until it is durable, by default
@@ -65,7 +70,10 @@ class StoreSettings:
         return CoordinatorSettings(
             flush_interval_s=self.flush_interval_s,
             flush_bytes=8 << 20,
-            bytes_max=min(self.memory_bytes_max // 12, 128 << 20),  # from 1 GiB on, the largest write fits
+            bytes_max=min(self.memory_bytes_max // 12, WRITE_BYTES_MAX),  # from 1 GiB on, the largest write fits
+            bytes_max_remedy="split it, or open the store with a larger memory_bytes_max"
+            if self.memory_bytes_max < 12 * WRITE_BYTES_MAX
+            else "split it, or use store.load",
         )
 
     @property

@@ -52,7 +52,7 @@ class SnapshotPort:
         if state is None and self._closed:
             raise Closed("the snapshot was closed: take another")
         if state is None:
-            raise NotFound(f"there is no shard {partition & 0xFFFF} of table {partition >> 16} in this snapshot")
+            raise NotFound("this table was made after the snapshot: take another snapshot")
         if isinstance(state, PenstockError):
             raise state
         return state
@@ -62,6 +62,9 @@ class SnapshotPort:
 
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(map(self._state(partition).get, keys))
+
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        return self._state(partition).row(key)
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._state(partition).scan(start, end, reverse=reverse)

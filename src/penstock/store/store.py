@@ -14,7 +14,7 @@ from types import TracebackType
 
 from penstock.arguments import seconds
 from penstock.coordinator import Durability
-from penstock.errors import NotFound
+from penstock.errors import GateShut, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
@@ -77,7 +77,17 @@ def _open_read_only(path: str, settings: StoreSettings, fs: FileSystem, clock: C
 
 
 class Store(OpenedParts):
-    """An open store."""
+    """An open store.
+
+    >>> store = penstock.open("data/")
+    >>> users, events = store.kv("users"), store.queue("events")
+    >>> with store.batch(token=("loader", 17)) as batch:  # all of it or nothing, and once
+    ...     epoch = batch.kv("users").put(b"ada", b"1815")
+    ...     epoch = batch.queue("events").put(b"ada was added")
+    >>> store.tables()
+    ['events', 'users']
+    >>> store.close()
+    """
 
     # -- maintenance by hand
 
@@ -94,8 +104,11 @@ class Store(OpenedParts):
         """
         wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
-        with translate_os_errors():
-            return self._compact(wanted, timeout_s)
+        try:
+            with translate_os_errors():
+                return self._compact(wanted, timeout_s)
+        except GateShut as error:
+            raise GateShut(f"table {wanted.name} was not compacted: {error}") from error
 
     def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(wanted):

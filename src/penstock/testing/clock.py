@@ -11,7 +11,14 @@ _boots = count(1)  # every clock belongs to a machine that has just booted
 
 
 class FakeClock:
-    """The wall clock and the monotonic clock of a machine, moved by a test together or separately."""
+    """The wall clock and the monotonic clock of a machine, moved by a test together or separately.
+
+    >>> clock = FakeClock()
+    >>> before_s = clock.monotonic_s()
+    >>> clock.advance(1.5)
+    >>> clock.monotonic_s() - before_s
+    1.5
+    """
 
     def __init__(self, *, time_us: int = 1_700_000_000_000_000, monotonic_s: float = 1_000.0) -> None:
         self._time_us = time_us

@@ -16,7 +16,7 @@ import errno
 import posixpath
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -33,7 +33,13 @@ FaultKind: TypeAlias = Literal["eio", "enospc", "short", "rot", "emfile"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failure, at the operation with this number (from 1)."""
+    """One failure, at the operation with this number (from 1).
+
+    >>> disk = SimulatedDisk(faults=(Fault(1, "eio"),))
+    >>> disk.create("/file")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    OSError: [Errno 5] ...
+    """
 
     at: int
     kind: FaultKind
@@ -72,7 +78,14 @@ class _Operation:
 
 
 class SimulatedDisk:
-    """A file system in memory that can crash, fail, fill up and rot."""
+    """A file system in memory that can crash, fail, fill up and rot.
+
+    >>> disk = SimulatedDisk()
+    >>> file = disk.create("/file")
+    >>> file.pwrite(b"word", 0)
+    >>> disk.open("/file").pread(4, 0)
+    b'word'
+    """
 
     def __init__(self, *, faults: tuple[Fault, ...] = (), capacity_bytes: int | None = None, seed: int = 0) -> None:
         self.operations = 0
@@ -89,7 +102,6 @@ class SimulatedDisk:
         self._folders: dict[int, DiskFolder] = {0: DiskFolder()}
         self._next_node = 1
         self._locks: set[int] = set()  # the nodes of files that are locked
-        self._synced_version = 0
 
     @property
     def is_faulty(self) -> bool:
@@ -104,12 +116,29 @@ class SimulatedDisk:
             operation=self.operations,
             label=label,
             mark=self.on_image() if self.on_image is not None else 0,
-            synced_version=self._synced_version,
             damaged=self.damaged,
             capacity_bytes=self.capacity_bytes,
             files={n: (i.synced, tuple(i.changes)) for n, i in self._inodes.items()},
             folders={n: (dict(f.synced), tuple(f.changes)) for n, f in self._folders.items()},
         )
+
+    def state(self) -> int:
+        """Return a hash of all that a process can find here and a later crash can leave: equal disks behave alike."""
+        with self._lock:
+            if any(i.changes for i in self._inodes.values()) or any(f.changes for f in self._folders.values()):
+                files = [(n, i.synced, tuple(i.changes)) for n, i in self._inodes.items()]
+                folders = [(n, tuple(f.synced.items()), tuple(f.changes)) for n, f in self._folders.items()]
+                return hash((tuple(files), tuple(folders)))
+            return hash(tuple(self._content(self._folders[0], "")))
+
+    def _content(self, folder: DiskFolder, path: str) -> Iterator[tuple[str, bytes | None]]:
+        """Yield every path below a folder, with the bytes of files."""
+        for name, node in folder.live.items():
+            if node in self._folders:
+                yield f"{path}/{name}", None
+                yield from self._content(self._folders[node], f"{path}/{name}")
+            else:
+                yield f"{path}/{name}", self._inodes[node].synced
 
     def flip(self, path: str, bit: int) -> None:
         """Invert one bit of a file, on the disk itself: bit rot."""
@@ -127,7 +156,6 @@ class SimulatedDisk:
             node = self._new_node()
             self._inodes[node] = DiskInode(data)
             folder.live[name] = folder.synced[name] = node
-            self._synced_version += 1
 
     # -- FileSystem
 
@@ -200,7 +228,6 @@ class SimulatedDisk:
             folder = self._folder(path)
             folder.synced = dict(folder.live)
             folder.changes.clear()
-            self._synced_version += 1
 
     def folder(self, path: str) -> Folder:
         with self._operation(f"folder {path}", read=True, failing=("emfile",)):

@@ -128,7 +128,6 @@ class SimulatedFile:
                     apply(content, change)
             inode.synced = bytes(content)
             inode.changes = [(change, lost) for change, lost in inode.changes if lost]
-            self._disk._synced_version += 1
 
     def map(self, size: int) -> memoryview:
         self._target(write=False)

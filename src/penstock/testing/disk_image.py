@@ -53,7 +53,6 @@ class Image:
     operation: int
     label: str
     mark: int  # what `on_image` returned: the length of the history by then
-    synced_version: int
     damaged: bool
     capacity_bytes: int | None
     files: dict[int, tuple[bytes, tuple[tuple[Change, bool], ...]]]
@@ -125,6 +124,8 @@ def _survivor(
     survives: Callable[[], bool],
     chance: random.Random,
 ) -> bytes:
+    if not changes:
+        return synced
     content = bytearray(synced)
     for (offset, data), _ in changes:
         if data is None:

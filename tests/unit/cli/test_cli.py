@@ -16,7 +16,7 @@ from penstock.store.store import Store
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "penstock", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

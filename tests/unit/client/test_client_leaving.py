@@ -56,7 +56,7 @@ def test_what_ended_leases_leave_in_memory(owner: penstock.Store) -> None:
         consumer = client.queue("events").consumer("c")
         for _ in range(5):
             consumer.nack(consumer.get())
-        service = owner.port._service(owner.port.table("events"))
+        service = owner.port._service(owner.port.table("events"))  # type: ignore[arg-type]
         leases = service._deliveries._leases  # type: ignore[union-attr]
         assert leases._held
         consumer.ack(consumer.get())

@@ -695,7 +695,9 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     held = long.get()
     waiter = Waiter(lambda: queue.consumer("c").get(1, timeout_s=19))
     wait_for_waiters(real, "events", 1)
-    deliveries = real._port._service(real._ledger.table("events"))._deliveries  # type: ignore[union-attr]
+    info = real._ledger.table("events")
+    assert info is not None
+    deliveries = real._port._service(info)._deliveries  # type: ignore[union-attr]
     with deliveries._changed:  # it must not be the waiter who takes it
         deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())

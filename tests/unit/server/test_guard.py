@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 import penstock
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
-from penstock.errors import Invalid, PenstockError, WaitExpired
+from penstock.errors import Invalid, WaitExpired
 from penstock.host.waiting import pause
 from penstock.partition.ledger import TableInfo
 from penstock.protocol import wire
@@ -155,14 +155,14 @@ def test_what_is_needed_to_serve(tmp_path: Path, credentials: tuple[Path, Path])
     certificate, key = credentials
     tokens = write_tokens(tmp_path / "tokens.toml", admin='"*" = "admin"')
     with penstock.open(tmp_path / "store") as store:
-        with pytest.raises(Invalid, match="read"):
+        with pytest.raises(Invalid, match=r"certificate='.*none.pem' cannot be read: No such file or directory"):
             serve_tcp(store, certificate=tmp_path / "none.pem", key=key, tokens=tokens)
-        with pytest.raises(Invalid, match="read"):
+        with pytest.raises(Invalid, match="are not a pair of PEM files"):
             serve_tcp(store, certificate=key, key=key, tokens=tokens)
         with pytest.raises(Invalid, match="tokens"):
             serve_tcp(store, certificate=certificate, key=key, tokens=certificate)
         port = serve_tcp(store, certificate=certificate, key=key, tokens=tokens)
-        with pytest.raises(PenstockError, match="cannot be listened on"):
+        with pytest.raises(Invalid, match=f"127.0.0.1:{port} cannot be listened on"):
             serve_tcp(store, port=port, certificate=certificate, key=key, tokens=tokens)
     with pytest.raises(WaitExpired):
         connect(f"penstock://127.0.0.1:{port}", token="admin-secret", authority=certificate, timeout_s=0.5)
@@ -172,9 +172,32 @@ def test_what_is_needed_to_serve(tmp_path: Path, credentials: tuple[Path, Path])
 
 
 def test_a_server_that_is_not_who_it_says(served: Served, tmp_path: Path) -> None:
+    """It is told at once, in one line that names the argument; gRPC would try for `timeout_s` and fill the log."""
     other, _ = make_certificate(tmp_path)
-    with pytest.raises(WaitExpired):
-        connect(served.url, token="admin-secret", authority=other, timeout_s=1.0)
+    with pytest.raises(Invalid, match=f"is not accepted with authority='{other}'"):
+        connect(served.url, token="admin-secret", authority=other, timeout_s=60.0)
+    with pytest.raises(Invalid, match="give authority=, the PEM file") as caught:
+        connect(served.url, token="admin-secret", timeout_s=60.0)
+    assert "\n" not in str(caught.value)
+    elsewhere = served.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(Invalid, match="for another host"):
+        connect(elsewhere, token="admin-secret", authority=served.certificate, timeout_s=60.0)
+
+
+def test_a_server_that_does_not_speak_tls() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                peer.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Invalid, match="does not speak TLS"):
+            connect(f"penstock://127.0.0.1:{listener.getsockname()[1]}", token="t", timeout_s=60.0)
+        thread.join()
 
 
 def test_a_client_finds_a_server_that_is_back(tmp_path: Path, credentials: tuple[Path, Path]) -> None:

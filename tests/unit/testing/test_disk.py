@@ -136,6 +136,54 @@ def test_explore_passes_a_kept_promise() -> None:
     assert absent(report.faulted, "fsync /f", "unlink") == ["unlink"]
 
 
+def test_equal_disks_have_one_state() -> None:
+    def written(*, name: str = "/f", data: bytes = b"x" * 600, synced: bool = True) -> SimulatedDisk:
+        disk = SimulatedDisk()
+        file = disk.create(name)
+        file.pwrite(data, 0)
+        if synced:
+            file.fsync()
+            disk.fsync_dir("/")
+        return disk
+
+    modes: tuple[Mode, ...] = ("strict", "kept", "torn", "restart")
+    synced = written().image()
+    assert {synced.restore(mode).state() for mode in modes} == {written().state()}
+    assert written(synced=False).image().restore("kept").state() == written().state()
+    different = [
+        SimulatedDisk(),
+        written(),
+        written(name="/g"),
+        written(data=b"x" * 599),
+        written(data=b"x" * 599 + b"y"),
+        written(synced=False).image().restore("restart"),  # looks the same, but a crash loses it
+    ]
+    assert len({disk.state() for disk in different}) == len(different)
+
+
+def test_explore_resumes_each_state_once() -> None:
+    """And leaves none out: compared with every image in every mode."""
+    resumed: list[tuple[int, int]] = []
+
+    class Noting(Careless):
+        def resume(self, disk: SimulatedDisk, history: History) -> None:
+            resumed.append((disk.state(), len(history.events)))
+            super().resume(disk, history)
+
+    disk, history = SimulatedDisk(), History()
+    disk.on_image = lambda: len(history.events)
+    Careless(careful=True).run(disk, history)
+    modes: tuple[Mode, ...] = ("strict", "torn", "kept", "restart")
+    images = [*disk.images, disk.image()]
+    states = {
+        (image.restore(mode, seed).state(), image.mark) for image in images for mode in modes for seed in range(20)
+    }
+    report = explore(Noting(careful=True), modes=modes, torn_seeds=20, depth=1)
+    assert set(resumed) == states
+    assert len(resumed) == len(states) == report.crashes
+    assert report.crashed.total() == len(images) * (len(modes) + 19)  # those that are not resumed again are covered too
+
+
 def test_an_image_that_a_scenario_leaves_out_does_not_count() -> None:
     class Lazy(Careless):
         def resume(self, disk: SimulatedDisk, history: History) -> None:
