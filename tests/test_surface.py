@@ -35,12 +35,12 @@ PUBLIC = {
         Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
         Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
         OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
-        Restore RetryLater StoreLocked TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
+        Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
-        verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session
+        stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
