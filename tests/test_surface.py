@@ -19,26 +19,28 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings CollectionSettings
-        CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary DispatcherSettings Durability Epoch
-        Json KvReader KvTable LeasedMessage LoadReport LogSettings Message MetricMetadata Position PreparedLoad
-        QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions
-        SeriesReader SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot Trouble ValueType
+        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
+        CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
+        DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
+        LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
+        StagedFile Store StoreBatch StoreSettings StoreSnapshot TextKvReader TextKvTable Trouble ValueType
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader
-        AsyncSeriesTable AsyncSnapshot AsyncStore connect open
+        AsyncSeriesTable AsyncSnapshot AsyncStore AsyncTextKvReader AsyncTextKvTable connect open
     """,
     "penstock.errors": """
-        Backpressure Closed CommitFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut Invalid KindMismatch
-        LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound OutcomeUnknown PartitionPaused
-        PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked TokenTooOld
-        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired
+        Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
+        Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
+        OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
+        Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
+        UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
-        verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session
+        stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
@@ -68,15 +70,16 @@ INTERNAL = {
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
+    "TextKvTable": {"update"},
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
 # What may stand in an annotation beside public names.
 KNOWN = {
     *vars(builtins),
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
-    *("Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "V", "Default"),
+    *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike"),
+    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

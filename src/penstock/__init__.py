@@ -22,6 +22,7 @@ journal; docs/architecture.md draws its way.
     log            append-only files of records
     host           files, time, randomness, threads: the operating system
     arguments      checks of what a caller passes
+    arrow_input    rows that a caller passes as Arrow data
     errors         every error, by what the caller does next
 
 `testing` stands beside them: simulated disk, fake clock and contract suites for your own tests.
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
-    from penstock.kv.table import KvReader, KvTable
-    from penstock.kv.values import Json, ValueType
+    from penstock.kv.queries import KvStatistics
+    from penstock.kv.table import KvReader, KvRow, KvTable
+    from penstock.kv.text_keys import TextKvReader, TextKvTable
+    from penstock.kv.values import DecimalType, Json, ValueType
     from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
@@ -85,11 +88,14 @@ _HOMES = {
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
     "ConsumerSummary": "queue.calls",
+    "DecimalType": "kv.values",
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
     "Json": "kv.values",
     "KvReader": "kv.table",
+    "KvRow": "kv.table",
+    "KvStatistics": "kv.queries",
     "KvTable": "kv.table",
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
@@ -115,6 +121,8 @@ _HOMES = {
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "TextKvReader": "kv.text_keys",
+    "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
     "connect": "client.connect",
@@ -137,11 +145,14 @@ __all__ = [
     "ConsumerPosition",
     "ConsumerSettings",
     "ConsumerSummary",
+    "DecimalType",
     "DispatcherSettings",
     "Durability",
     "Epoch",
     "Json",
     "KvReader",
+    "KvRow",
+    "KvStatistics",
     "KvTable",
     "LeasedMessage",
     "LoadReport",
@@ -167,6 +178,8 @@ __all__ = [
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "TextKvReader",
+    "TextKvTable",
     "Trouble",
     "ValueType",
     "__version__",

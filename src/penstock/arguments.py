@@ -2,8 +2,8 @@
 
 A subclass of `int`, `float` or `str` becomes the plain value, because other processes must read what is written. It is
 converted before it is checked, by the methods of the plain type: a subclass may override comparison and conversion, and
-a number that only seems small would fail in the thread that writes for all. A bool is not a number here, and neither
-are numpy scalars that are not Python numbers.
+a number that only seems small would fail in the thread that writes for all. A bool is not a number here; integers of
+numpy are.
 
 Thread: pure functions.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from penstock.errors import Invalid
 
@@ -53,8 +55,10 @@ def flag(value: Any, what: str) -> bool:
 
 
 def plain_int(value: Any) -> int | None:
-    """Return a plain int from an int or a subclass; None for anything else."""
-    return None if isinstance(value, bool) or not isinstance(value, int) else int.__int__(value)
+    """Return a plain int from an int, a subclass, or an integer of numpy; None for anything else."""
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else int.__int__(value)
+    return int(value) if isinstance(value, np.integer) else None
 
 
 def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:

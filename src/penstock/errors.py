@@ -19,7 +19,9 @@
     │   ├── TokenTooOld       the token is below the window of its producer: it may have been used or not
     │   ├── ReadOnly          the store was opened to be read only; nothing was written
     │   ├── LeaseLost         the lease has ended, and the work may be another worker's
-    │   └── PositionConflict  another writer moved the consumer; nothing was written
+    │   ├── PositionConflict  another writer moved the consumer; nothing was written
+    │   ├── ConditionFailed   another writer changed the row (`if_lsn`, `if_absent`); nothing was written
+    │   └── StreamFailed      Spark failed on a batch, mostly in the batch function; nothing of it was written
     ├── Reopen                this object cannot be used any more; open it again
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
@@ -123,6 +125,29 @@ class LeaseLost(FixTheCall):
 
 class PositionConflict(FixTheCall):
     """A stream's batch does not begin at its consumer's position."""
+
+
+class ConditionFailed(FixTheCall):
+    """A row is not as a conditional write expects it: nothing was written. Read the row again, then decide.
+
+    `key` is the row's key, `lsn` its present LSN (0: it is absent), and `expected` the LSN that was given.
+    """
+
+    def __init__(self, key: bytes | str, expected: int, lsn: int) -> None:
+        shown = repr(key) if len(key) <= 80 else f"{key[:80]!r}..."
+        present = f"has LSN {lsn}" if lsn else "is absent"
+        wanted = f"at LSN {expected}" if expected else "absent"
+        super().__init__(f"the row of key {shown} {present}, not {wanted}: read it with get_row, then decide again")
+        self.key = key
+        self.expected = expected
+        self.lsn = lsn
+
+    def __reduce__(self) -> tuple[type, tuple[bytes | str, int, int]]:
+        return (type(self), (self.key, self.expected, self.lsn))
+
+
+class StreamFailed(FixTheCall):
+    """Spark could not run a batch of a stream; nothing of the batch was written."""
 
 
 class Reopen(PenstockError):

@@ -23,7 +23,7 @@ from typing import Any
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
 from penstock.host import threads
-from penstock.kinds import Kind
+from penstock.kinds import Kind, RowConditional
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
@@ -164,6 +164,12 @@ def kind_of_condition(name: str) -> Kind:
             f"the condition {name} is of a kind that this Penstock lacks: install the package that has it"
         )
     return kind
+
+
+def is_row_condition(name: str) -> bool:
+    """Whether a condition is about rows: the owner judges it before the write, and the ledger never sees it."""
+    kind = find_kind(name.partition(".")[0])
+    return isinstance(kind, RowConditional) and name == kind.row_condition
 
 
 class _Conditions(Mapping[str, KindCondition]):

@@ -84,6 +84,18 @@ class TestKv(KindContract):
             pa.schema([("key", pa.binary()), ("value", pa.binary())]),
         ),
         many=150_000,
+        queries=[
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"", None)),
+                answer=lambda numbers: [{"count": len(numbers)}],
+            ),
+            QuerySample(
+                name="count",
+                argument=msgspec.msgpack.encode((b"key 000010", b"key 000020")),
+                answer=lambda numbers: [{"count": sum(10 <= number < 20 for number in numbers)}],
+            ),
+        ],
     )
 
 

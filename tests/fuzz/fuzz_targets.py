@@ -381,7 +381,7 @@ def _read_index(content: bytes) -> None:
     for part in table.scan():
         assert len(part.keys) == len(part.values)
     with contextlib.suppress(Invalid):
-        kv_received.check_table(table, "bytes")  # its merges are for others to refuse
+        kv_received.check_table(table, Options())  # its merges are for others to refuse
     table.check_locations()  # what passes this is read by key
     for key in (b"", b"counter", b"row/007", b"zzzz", *(b"row/%03d" % number for number in range(9))):
         table.get(key)

@@ -135,7 +135,7 @@ def merged(kind: str, older: bytes, newer: bytes) -> bytes:
     if kind == "append":
         return older + newer
     if len(older) != 8:
-        return newer
+        return older
     a, b = (int.from_bytes(number, "little", signed=True) for number in (older, newer))
     result = {"add_i64": a + b, "min_i64": min(a, b), "max_i64": max(a, b)}[kind]
     return ((result + (1 << 63)) % (1 << 64) - (1 << 63)).to_bytes(8, "little", signed=True)

@@ -340,8 +340,8 @@ def _any_operand(patch: pytest.MonkeyPatch) -> None:
 def _bytes_are_operands(patch: pytest.MonkeyPatch) -> None:
     encode = values.encode_operand
 
-    def loose(value: Any, value_type: values.ValueType) -> bytes:
-        return value if isinstance(value, bytes) else encode(value, value_type)
+    def loose(value: Any, options: values.Options) -> bytes:
+        return value if isinstance(value, bytes) else encode(value, options)
 
     patch.setattr(table, "encode_operand", loose)
 

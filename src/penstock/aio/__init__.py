@@ -27,6 +27,8 @@ from penstock.aio.store import (
     AsyncSeriesTable,
     AsyncSnapshot,
     AsyncStore,
+    AsyncTextKvReader,
+    AsyncTextKvTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
@@ -42,6 +44,8 @@ __all__ = [
     "AsyncSeriesTable",
     "AsyncSnapshot",
     "AsyncStore",
+    "AsyncTextKvReader",
+    "AsyncTextKvTable",
     "connect",
     "open",
 ]

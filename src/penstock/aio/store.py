@@ -6,7 +6,8 @@ Thread: one event loop for each store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,8 @@ from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, iterated
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.kv.table import KvReader, KvTable
-from penstock.kv.values import Json, ValueType
+from penstock.kv.text_keys import TextKvReader, TextKvTable
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
@@ -53,6 +55,9 @@ class AsyncKvReader(AsyncForm[K]):
     """
 
     multi_get = awaited(KvReader.multi_get)
+    get_row = awaited(KvReader.get_row)
+    count = awaited(KvReader.count)
+    statistics = awaited(KvReader.statistics)
     to_arrow = awaited(KvReader.to_arrow)
     scan = iterated(KvReader.scan)
     scan_arrow = iterated(KvReader.scan_arrow)
@@ -85,6 +90,32 @@ class AsyncKvTable(AsyncKvReader[KvTable[V]]):
     delete = awaited(KvTable.delete)
     delete_range = awaited(KvTable.delete_range)
     merge = awaited(KvTable.merge)
+
+
+X = TypeVar("X", bound=TextKvReader[Any])
+
+
+class AsyncTextKvReader(AsyncForm[X]):
+    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`."""
+
+    get = awaited(TextKvReader.get)
+    get_row = awaited(TextKvReader.get_row)
+    multi_get = awaited(TextKvReader.multi_get)
+    count = awaited(TextKvReader.count)
+    statistics = awaited(TextKvReader.statistics)
+    to_arrow = awaited(TextKvReader.to_arrow)
+    scan = iterated(TextKvReader.scan)
+    scan_arrow = iterated(TextKvReader.scan_arrow)
+
+
+class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
+    """A kv table with keys of text. Methods are those of `TextKvTable`."""
+
+    put = awaited(TextKvTable.put)
+    put_many = awaited(TextKvTable.put_many)
+    delete = awaited(TextKvTable.delete)
+    delete_range = awaited(TextKvTable.delete_range)
+    merge = awaited(TextKvTable.merge)
 
 
 class AsyncQueueView(AsyncForm[Q]):
@@ -186,6 +217,7 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
     write_columns = awaited(SeriesTable.write_columns)
     write_arrow = awaited(SeriesTable.write_arrow)
     delete = awaited(SeriesTable.delete)
+    alter = awaited(SeriesTable.alter)
     set_metadata = awaited(SeriesTable.set_metadata)
 
 
@@ -281,9 +313,16 @@ class AsyncBatch(AsyncForm[StoreBatch]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
+
+    @overload
+    async def kv(self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None) -> TextKvTable[Any]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return an existing kv table, whose writes join this batch."""
-        return await self._threads.run(lambda: self._sync.kv(name, value=value))
+        find: Callable[..., Any] = self._sync.kv
+        return await self._threads.run(lambda: find(name, value=value, key=key))
 
     @property
     def sync(self) -> StoreBatch:
@@ -339,9 +378,19 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
     @overload
     async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
 
-    async def kv(self, name: str, *, value: ValueType | None = None) -> AsyncKvReader[KvReader[Any]]:
+    @overload
+    async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None
+    ) -> AsyncTextKvReader[TextKvReader[Any]]: ...
+
+    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return a kv table at that LSN."""
-        return AsyncKvReader(await self._threads.run(lambda: self._sync.kv(name, value=value)), self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, value=value, key=key))
+        return (AsyncTextKvReader if isinstance(table, TextKvReader) else AsyncKvReader)(table, self._threads)
 
     async def queue(self, name: str) -> AsyncQueueView[QueueView]:
         """Return a queue at that LSN."""
@@ -404,12 +453,35 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True
     ) -> AsyncKvTable[float]: ...
 
+    @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True
-    ) -> AsyncKvTable[Any]:
+        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
+    ) -> AsyncKvTable[Decimal]: ...
+
+    @overload
+    async def kv(
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        create: bool = True,
+    ) -> AsyncTextKvTable[Any]: ...
+
+    async def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        key: KeyType | None = None,
+        create: bool = True,
+    ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
-        table = await self._threads.run(lambda: self._sync.kv(name, shards=shards, value=value, create=create))
-        return AsyncKvTable(table, self._threads)
+        find: Callable[..., Any] = self._sync.kv
+        table = await self._threads.run(lambda: find(name, shards=shards, value=value, key=key, create=create))
+        return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 
     async def queue(
         self,

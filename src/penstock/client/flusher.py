@@ -79,6 +79,7 @@ class _Outgoing:
         self.condition = condition  # with a token, if the user gave one
         self.sections = sections
         self.bytes = sum(SECTION_BYTES + len(section.payload) for section in sections)
+        self.bytes += sum(len(name) + len(argument) for name, argument in condition.others)
         self.sent: wire.SentGroup | None = None  # as in the last message
 
     @property

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.client.building import building
 from penstock.client.connection import Connection, Page
-from penstock.client.flusher import SEND_S, RemoteFlusher, WholeGroup
+from penstock.client.flusher import GROUP_BYTES_MAX, SEND_S, RemoteFlusher, WholeGroup
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
@@ -75,6 +75,11 @@ class _FlightReading:
         """Return the values of the first keys, as many as fit into one answer; at least one."""
         some = list(keys[: wire.KEYS_MAX])
         return self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
+
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        self._flush_writes()
+        request = wire.LookupRow(self.snapshot_id, partition, key)
+        return self._connection.ask(request, tuple[bytes, int] | None)  # type: ignore[arg-type]
 
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         pages = self._scan(partition, start, end, arrow=False, reverse=reverse)
@@ -190,6 +195,10 @@ class FlightPort(_FlightReading):
             self._kinds.update(kinds)
 
     # -- writing
+
+    @property
+    def write_bytes_max(self) -> int:
+        return min(SETTINGS.bytes_max, GROUP_BYTES_MAX)
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         if self._refusals.unraised:

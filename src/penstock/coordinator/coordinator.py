@@ -197,6 +197,11 @@ class WriteCoordinator(Generic[D, F, V]):
         if self._epochs.exhausted:
             raise Poisoned("the epochs of this incarnation are used up: flush, then open the store again")
 
+    @property
+    def write_bytes_max(self) -> int:
+        """The largest write; less on a nearly full disk."""
+        return min(self._settings.bytes_max, self._buffer.bytes_max)
+
     # -- waiting
 
     def flush(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:

@@ -7,6 +7,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     Loadable       rows are prepared in another process                   Spark writes, bulk loads
     Replaceable    a load replaces the rows in a range of keys            Spark overwrites
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
+    RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
     Selectable     a selector is read in ranges of keys                   Spark reads
     Derived        tables are computed from others by jobs                rollups
@@ -26,6 +27,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 from penstock.kinds.capabilities import (
     Derivation,
     Derived,
+    ExpectedRow,
     FileReadable,
     Host,
     Loadable,
@@ -33,6 +35,7 @@ from penstock.kinds.capabilities import (
     Queryable,
     QueryContext,
     Replaceable,
+    RowConditional,
     Selectable,
     Serviced,
     Streamable,
@@ -78,6 +81,7 @@ __all__ = [
     "Conditional",
     "Derivation",
     "Derived",
+    "ExpectedRow",
     "FileReadable",
     "Filters",
     "Host",
@@ -95,6 +99,7 @@ __all__ = [
     "Queryable",
     "Reading",
     "Replaceable",
+    "RowConditional",
     "Selectable",
     "Serviced",
     "ShardSnapshot",

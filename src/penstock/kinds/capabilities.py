@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
-from penstock.errors import KindMismatch
+from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind
@@ -116,6 +116,27 @@ class FileReadable(Protocol):
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
+
+
+class ExpectedRow(NamedTuple):
+    """A row that a conditional write depends on."""
+
+    partition: PartitionId
+    key: bytes
+    lsn: int  # 0: the row is expected to be absent
+
+
+@runtime_checkable
+class RowConditional(Protocol):
+    """Writes can depend on the LSNs of rows. The owner judges that before the journal: see `store.conditions`."""
+
+    row_condition: str  # its name, one of `Kind.conditions`
+
+    def expected_row(self, argument: bytes) -> ExpectedRow:
+        """Decode the argument of a condition. Requires: `check_condition` has passed."""
+
+    def condition_failed(self, info: TableInfo, row: ExpectedRow, lsn: int) -> PenstockError:
+        """Return the error for a row that has another LSN (0: it is absent)."""
 
 
 class QueryContext(Protocol):

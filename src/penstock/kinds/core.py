@@ -5,7 +5,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -58,6 +58,10 @@ class ShardSnapshot(Protocol):
         """Return the value of a key."""
         _refuse_keys()
 
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row."""
+        _refuse_keys()
+
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         """Return (key, value) pairs of [start, end)."""
         _refuse_keys()
@@ -94,9 +98,17 @@ class Machine(PartitionStateMachine, Protocol):
         """Return the applied value of a key."""
         _refuse_keys()
 
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the applied value of a key and the LSN of its row. Requires: nothing is being applied."""
+        _refuse_keys()
+
     def touches(self, section: Any, key: bytes) -> bool:
         """Whether a section that is not applied yet changes a key, and readers may already see that change."""
         return False
+
+    def touches_any(self, section: Any, keys: Collection[bytes]) -> bool:
+        """Whether a section that is not applied yet changes one of the keys."""
+        return any(self.touches(section, key) for key in keys)
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
         """Return the value of a key, including sections that are not applied yet, newest first.

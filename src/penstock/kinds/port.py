@@ -63,6 +63,12 @@ class Reading(Protocol):
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None where absent."""
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row, both applied.
+
+        A live read first waits for this process's own writes to the key.
+        """
+
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         """Return (key, value) pairs of [start, end)."""
 
@@ -96,6 +102,10 @@ class SnapshotReading(Reading, Protocol):
 
 class Port(Reading, Protocol):
     """A store, as an API class sees it."""
+
+    @property
+    def write_bytes_max(self) -> int:
+        """The largest `size` of one write or group."""
 
     @property
     def holder(self) -> str:

@@ -6,5 +6,8 @@ pieces    a snapshot of a shard, and its pieces for readers in other processes
 loading   rows prepared outside the owner, for a bulk load
 kind      the kind itself, as a store uses it
 values    the types of values: bytes, text, JSON, numbers
-table     the API
+conditions  compare and set: the condition on a row
+queries   how many keys, files and bytes
+frames    Arrow rows for `put_many`
+table     the API; mapping is its form as a MutableMapping, text_keys that of tables with keys of text
 """

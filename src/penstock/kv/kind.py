@@ -6,12 +6,14 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import pyarrow as pa
+import msgspec
 
+from penstock.errors import ConditionFailed, KindMismatch
 from penstock.kinds import (
     BuildContext,
+    ExpectedRow,
     FileReadable,
     Filters,
     Kind,
@@ -20,33 +22,57 @@ from penstock.kinds import (
     Piece,
     Port,
     PreparedRows,
+    Queryable,
+    QueryContext,
     Reading,
     Replaceable,
+    RowConditional,
 )
-from penstock.kv import section
+from penstock.kv import queries, section
+from penstock.kv.conditions import CONDITIONS, ROW, check_argument, decode_argument
 from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
 from penstock.kv.ranges import filtered_key_range, parse_key
-from penstock.kv.table import KvReader, KvTable, kv_schema
+from penstock.kv.table import KvReader, KvTable, kv_schema, with_types
+from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.validation import check_options, receive, weight
-from penstock.kv.values import Options, ValueType, arrow_values, check_value_type, decode_options, encode_options
+from penstock.kv.values import AnyValueType, KeyType, Options, decode_options, encode_options, options_of
 from penstock.lsm.rows import DELETE
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 
+T = TypeVar("T", bound="KvReader[Any] | TextKvReader[Any]")
 
-class KvKind(Kind, Loadable, Replaceable, FileReadable):
+
+def _encoded(value: Any) -> Any:
+    """Encode the keys of a filter: one, or those of `in`."""
+    return value.encode() if isinstance(value, str) else [key.encode() for key in value]
+
+
+class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryable):
     """The kind `kv`."""
 
     name = "kv"
     options_default = encode_options(Options())
     staged_suffix = ".sst"
+    row_condition = ROW
+    conditions = CONDITIONS
 
-    def options(self, value: ValueType | None) -> bytes:
-        """Return the options of a table with values of this type; `Invalid` if there is no such type."""
-        return self.options_default if value is None else encode_options(Options(check_value_type(value)))
+    def options(self, value: AnyValueType | None, key: KeyType | None = None) -> bytes:
+        """Return the options of a table with values and keys of these types; `Invalid` if there is no such type."""
+        return encode_options(options_of(value, key))
+
+    def of_types(self, table: T, value: AnyValueType | None, key: KeyType | None) -> T:
+        """Return the table if its values and keys are of these types (None: any), or raise `KindMismatch`."""
+        wanted, options = options_of(value, key), table._options
+        if value is not None and wanted != msgspec.structs.replace(options, key=wanted.key):
+            shown = f"say value={table.value_type!r}"
+            raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: {shown}")
+        if key is not None and wanted.key != options.key:
+            raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
+        return table
 
     encode = staticmethod(section.encode)  # not a method that calls it: this is every write
 
@@ -71,25 +97,27 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
         tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         return KvMachine(tree, context.maintenance, descriptor, options)
 
-    def table(self, port: Port, info: TableInfo, *, durable: bool) -> KvTable[Any]:
-        return KvTable(port, info, durable=durable)
+    def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
+        of_text = decode_options(info.options).key == "utf8"
+        return (TextKvTable if of_text else KvTable)(port, info, durable=durable)
 
-    def reader(self, port: Reading, info: TableInfo) -> KvReader[Any]:
-        return KvReader(port, info)
+    def reader(self, port: Reading, info: TableInfo) -> Any:
+        return (TextKvReader if decode_options(info.options).key == "utf8" else KvReader)(port, info)
 
     def schema(self, options: bytes) -> Any:
         return kv_schema(decode_options(options))
 
     def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
-        table_options = decode_options(options)
-        columns = [batch.column("key"), arrow_values(batch.column("value"), table_options), batch.column("lsn")]
-        return pa.record_batch(columns, schema=kv_schema(table_options))
+        return with_types(batch, decode_options(options))
 
     def parse_key(self, text: str) -> bytes:
         return parse_key(text)
 
     def key_range(self, filters: Filters, info: TableInfo, shard: int, port: Port) -> tuple[bytes, bytes | None]:
-        return filtered_key_range([(operation, value) for column, operation, value in filters if column == "key"])
+        on_keys = [(operation, value) for column, operation, value in filters if column == "key"]
+        if decode_options(info.options).key == "utf8":
+            on_keys = [(operation, _encoded(value)) for operation, value in on_keys]
+        return filtered_key_range(on_keys)
 
     def load_schema(self, input_schema: Any, options: bytes) -> Any:
         return load_schema(input_schema, decode_options(options))
@@ -99,6 +127,26 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable):
 
     def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         return bundle(loads, info, context, None)
+
+    def check_condition(self, info: TableInfo, condition: str, argument: bytes, *, own: bool) -> None:
+        if condition != ROW:
+            super().check_condition(info, condition, argument, own=own)
+        check_argument(info, argument)
+
+    def expected_row(self, argument: bytes) -> ExpectedRow:
+        return decode_argument(argument)
+
+    def condition_failed(self, info: TableInfo, row: ExpectedRow, lsn: int) -> ConditionFailed:
+        of_text = decode_options(info.options).key == "utf8"
+        return ConditionFailed(row.key.decode() if of_text else row.key, row.lsn, lsn)
+
+    def check_query(self, info: TableInfo, name: str, argument: bytes) -> None:
+        queries.check(name, argument)
+
+    def query(
+        self, info: TableInfo, name: str, argument: bytes, shards: Sequence[Any], context: QueryContext
+    ) -> Iterator[Any]:
+        return queries.answer(name, argument, shards, context)
 
     def check_staged(self, machine: KvMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)

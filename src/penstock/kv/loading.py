@@ -24,7 +24,7 @@ from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import BuildContext, PreparedRows, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
-from penstock.kv.values import MERGES, Options, arrow_type, stored_values
+from penstock.kv.values import MERGES, Options, arrow_type, key_type, stored_values
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
 from penstock.lsm.operators import check_operand
 from penstock.lsm.order import Keys, Values, shared_prefix, sort
@@ -42,7 +42,7 @@ _NOT_ROWS = ("lsn",)  # columns of a table that are ignored in a load
 
 def load_schema(given: Any, options: Options) -> Any:
     """Return the schema that rows are cast to; `Invalid` if their columns do not fit."""
-    fields = [pa.field("key", pa.binary(), nullable=False), pa.field("value", arrow_type(options))]
+    fields = [pa.field("key", key_type(options), nullable=False), pa.field("value", arrow_type(options))]
     names = [name for name in given.names if name not in _NOT_ROWS]
     if "op" in names:
         fields.append(pa.field("op", pa.string()))
@@ -60,6 +60,8 @@ def _fits(actual: Any, wanted: Any) -> bool:
     """Whether a column can be cast to the wanted type without loss."""
     if pa.types.is_null(actual):
         return True  # no rows, or deletes only
+    if pa.types.is_decimal(wanted):
+        return bool(pa.types.is_decimal(actual) or (pa.types.is_integer(actual) and actual != pa.uint64()))
     if pa.types.is_integer(wanted):
         return bool(pa.types.is_integer(actual) and actual != pa.uint64())
     if pa.types.is_floating(wanted):
@@ -103,7 +105,7 @@ class Loader:
                 remove_folder(self._fs, self._spare)
 
     def _add(self, batch: Any) -> None:
-        keys, values = batch.column("key"), batch.column("value")
+        keys, values = batch.column("key").cast(pa.binary()), batch.column("value")
         ops = batch.column("op") if "op" in batch.schema.names else None
         _check_lengths(keys, KEY_BYTES_MAX, "key")
         deletes = np.zeros(batch.num_rows, np.bool_) if ops is None else _equal(ops, "delete")
@@ -136,7 +138,7 @@ class Loader:
             operator = ops[row].as_py()
             if operator not in MERGES[self._options.value]:
                 allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
-                raise Invalid(f"op is {operator!r}: a table of {self._options.value} takes {allowed}")
+                raise Invalid(f"op is {operator!r}: a table of {self._options.value_name} takes {allowed}")
             operand = values[row].as_py()
             kind = check_operand(operator, operand)
             partition = self._partitions[int(shards[row])]
@@ -261,7 +263,7 @@ def _rows(columns: Columns) -> section.Rows:
 def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
     """Pass the batches through; `Invalid` at the first key outside [start, end)."""
     for batch in batches:
-        keys = batch.column("key")
+        keys = batch.column("key").cast(pa.binary())
         outside = pc.less(keys, pa.scalar(start, keys.type))
         if end is not None:
             outside = pc.or_(outside, pc.greater_equal(keys, pa.scalar(end, keys.type)))

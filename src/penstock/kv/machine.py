@@ -5,7 +5,7 @@ Thread: see `partition.machine`; reading from any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.host import threads
 from penstock.journal.record import REFERENCE
@@ -63,8 +63,16 @@ class KvMachine:
     def snapshot(self) -> KvState:
         return KvState(self._descriptor.partition, self.tree.snapshot())
 
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        return self.tree.row(key)
+
     def touches(self, part: section.Section, key: bytes) -> bool:
         return section.find(part, key) is not None
+
+    def touches_any(self, part: section.Section, keys: Collection[bytes]) -> bool:
+        if isinstance(part, section.Ranges):
+            return any(start <= key < end for start, end in part for key in keys)
+        return not part.keys().isdisjoint(keys)
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
         applied = self.tree.lsn  # before the row: it includes groups up to here, and up to its own LSN
@@ -89,9 +97,9 @@ class KvMachine:
         return state.snapshot.under(rows)
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
-        value_type = decode_options(self._table_options).value
+        options = decode_options(self._table_options)
         ids = [file.chunk_id for file in files]
-        self._maintenance.check_adoptable(self.tree, ids, check=lambda table: check_table(table, value_type))
+        self._maintenance.check_adoptable(self.tree, ids, check=lambda table: check_table(table, options))
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

@@ -16,22 +16,23 @@ from typing import Any, TypeVar
 from penstock.errors import Invalid
 from penstock.kinds import InThisProcess
 
+K = TypeVar("K", bytes, str)
 V = TypeVar("V")
 
 
-class KvItems(ItemsView[bytes, V]):
+class KvItems(ItemsView[K, V]):
     """(key, value) pairs in key order, as of the beginning of each iteration."""
 
-    _mapping: ReadableMapping[V]
+    _mapping: ReadableMapping[K, V]
 
-    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+    def __iter__(self) -> Iterator[tuple[K, V]]:
         return self._mapping.scan()
 
 
 class KvValues(ValuesView[V]):
     """Values in key order, as of the beginning of each iteration."""
 
-    _mapping: ReadableMapping[V]
+    _mapping: ReadableMapping[Any, V]
 
     def __iter__(self) -> Iterator[V]:
         return (value for _, value in self._mapping.scan())
@@ -40,18 +41,18 @@ class KvValues(ValuesView[V]):
         return any(item == value for item in self)
 
 
-class ReadableMapping(InThisProcess, Mapping[bytes, V]):
+class ReadableMapping(InThisProcess, Mapping[K, V]):
     """A kv table as a read-only mapping."""
 
     @abstractmethod
-    def scan(self, start: bytes = b"", end: bytes | None = None, *, limit: int | None = None) -> Iterator[Any]:
+    def scan(self, *, limit: int | None = None) -> Iterator[Any]:
         """Return (key, value) pairs in key order."""
 
     @abstractmethod
     def count(self) -> int:
         """Count the keys."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self.scan())
 
     def __len__(self) -> int:
@@ -60,11 +61,11 @@ class ReadableMapping(InThisProcess, Mapping[bytes, V]):
     def __bool__(self) -> bool:
         return any(True for _ in self.scan(limit=1))
 
-    def keys(self) -> KeysView[bytes]:
+    def keys(self) -> KeysView[K]:
         """Return a view of the keys, in order."""
         return KeysView(self)
 
-    def items(self) -> KvItems[V]:
+    def items(self) -> KvItems[K, V]:
         """Return a view of the (key, value) pairs, in key order."""
         return KvItems(self)
 
@@ -73,25 +74,46 @@ class ReadableMapping(InThisProcess, Mapping[bytes, V]):
         return KvValues(self)
 
 
-class WritableMapping(ReadableMapping[V], MutableMapping[bytes, V]):
+class NotIterable(Invalid, TypeError):
+    """As `Invalid`; Python's own mappings raise a `TypeError` for it."""
+
+
+def _pairs(rows: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for row in rows:
+        try:
+            key, value = row
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"update takes a mapping, or (key, value) pairs ({error})") from None
+        yield key, value
+
+
+class WritableMapping(ReadableMapping[K, V], MutableMapping[K, V]):
     """A kv table as a mutable mapping."""
 
     @abstractmethod
-    def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]]) -> Any:
+    def put_many(self, pairs: Mapping[K, V] | Iterable[tuple[K, V]]) -> Any:
         """Set many keys, all of them or none."""
 
     @abstractmethod
-    def delete(self, key: bytes) -> Any:
+    def delete(self, key: K) -> Any:
         """Delete a key."""
 
-    def __delitem__(self, key: bytes) -> None:
+    def __delitem__(self, key: K) -> None:
         if key not in self:
             raise KeyError(key)
         self.delete(key)
 
     def update(self, *pairs: Any, **by_name: Any) -> None:
         """Set many keys, all of them or none."""
-        if by_name or len(pairs) > 1:
-            raise Invalid("update takes one mapping, or (key, value) pairs: keys are bytes, and names are not")
+        if len(pairs) > 1:
+            raise Invalid("update takes one mapping, or (key, value) pairs")
+        rows: dict[Any, V] = {}
         for each in pairs:
-            self.put_many({key: each[key] for key in each.keys()} if hasattr(each, "keys") else each)  # noqa: SIM118
+            if hasattr(each, "keys"):
+                rows.update({key: each[key] for key in each.keys()})  # noqa: SIM118
+            elif isinstance(each, Iterable):
+                rows.update(_pairs(each))
+            else:
+                raise NotIterable(f"update takes a mapping, or (key, value) pairs, not {type(each).__name__}")
+        rows.update(by_name)  # names are text: a table of bytes refuses them
+        self.put_many(rows)

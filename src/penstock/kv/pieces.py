@@ -32,16 +32,20 @@ _decoder = msgspec.msgpack.Decoder(FilePiece)
 class KvState:
     """A snapshot of a shard."""
 
-    __slots__ = ("_partition", "get", "scan", "scan_arrow", "snapshot")
+    __slots__ = ("_partition", "get", "row", "scan", "scan_arrow", "snapshot")
 
     def __init__(self, partition: PartitionId, snapshot: Snapshot) -> None:
         self._partition = partition
         self.snapshot = snapshot
-        self.get, self.scan, self.scan_arrow = snapshot.get, snapshot.scan, snapshot.scan_arrow
+        self.get, self.row, self.scan, self.scan_arrow = snapshot.get, snapshot.row, snapshot.scan, snapshot.scan_arrow
 
     @property
     def lsn(self) -> int:
         return self.snapshot.lsn
+
+    @property
+    def version(self) -> Version:
+        return self.snapshot.version
 
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """Divide a key range into pieces with similar numbers of rows."""

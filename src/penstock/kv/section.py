@@ -43,6 +43,14 @@ class Rows(dict[bytes, "bytes | Operation"]):
         rows.update(values)
         return rows
 
+    @classmethod
+    def of_one(cls, key: bytes, operation: bytes | Operation) -> Rows:
+        """Return a section of one row."""
+        rows = cls()
+        rows.plain = isinstance(operation, bytes)
+        rows[key] = operation
+        return rows
+
 
 class Ranges(list[tuple[bytes, bytes]]):
     """Deletes of [start, end)."""

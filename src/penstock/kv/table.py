@@ -9,34 +9,39 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
 
 import pyarrow as pa
 
-from penstock.arguments import flag, in_short, seconds, whole
+from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
+from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid, KindMismatch
+from penstock.errors import Invalid, OutcomeUnknown, PenstockError
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Port, Reading, partitions_of
-from penstock.kv import section
+from penstock.kinds import Conditional, Port, Reading, partitions_of
+from penstock.kv import queries, section
+from penstock.kv.conditions import ROW, encode_argument, expected_lsn
+from penstock.kv.frames import frame_rows, parts_of
 from penstock.kv.mapping import ReadableMapping, WritableMapping
+from penstock.kv.queries import KvStatistics
 from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.values import (
-    DECODERS,
-    ENCODERS,
     MERGES,
+    DecimalType,
     Options,
     ValueType,
     arrow_type,
     arrow_values,
-    check_value_type,
     decode_options,
+    decoder,
     encode_operand,
+    encoder,
+    key_type,
 )
 from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # memory of a pending row besides its key and value: two objects and a dict entry
@@ -45,21 +50,34 @@ _ABSENT = object()
 T = TypeVar("T")
 V = TypeVar("V")  # the Python type of the table's values
 Default = TypeVar("Default")
-R = TypeVar("R", bound="KvReader[Any]")
 
 
 def kv_schema(options: Options) -> pa.Schema:
     """Return the Arrow schema (key, value, lsn), with the declared type of the values."""
     return pa.schema(
         [
-            pa.field("key", pa.binary(), nullable=False),
+            pa.field("key", key_type(options), nullable=False),
             pa.field("value", arrow_type(options), nullable=False),
             pa.field("lsn", pa.uint64(), nullable=False),
         ]
     )
 
 
-class KvReader(ReadableMapping[V]):
+def with_types(batch: Any, options: Options) -> Any:
+    """Convert a record batch of a shard's scan to the table's schema."""
+    keys = batch.column("key").cast(key_type(options))
+    columns = [keys, arrow_values(batch.column("value"), options), batch.column("lsn")]
+    return pa.record_batch(columns, schema=kv_schema(options))
+
+
+class KvRow(NamedTuple, Generic[V]):
+    """A value and the LSN of its row, which changes with every write to the key."""
+
+    value: V
+    lsn: int
+
+
+class KvReader(ReadableMapping[bytes, V]):
     """A read-only kv table, live or in a snapshot: a mapping of bytes to values.
 
     >>> with store.snapshot() as snapshot:
@@ -73,7 +91,7 @@ class KvReader(ReadableMapping[V]):
         self._info = info
         self._partitions = partitions_of(info)
         self._options = decode_options(info.options)
-        self._decode: Callable[[bytes], V] = DECODERS[self._options.value]
+        self._decode: Callable[[bytes], V] = decoder(self._options)
         self._raw = self._options.value == "bytes"
         self._one = self._partitions[0] if info.shards == 1 else None
 
@@ -86,9 +104,10 @@ class KvReader(ReadableMapping[V]):
         return self._info.shards
 
     @property
-    def value_type(self) -> ValueType:
-        """The declared type of the values."""
-        return self._options.value
+    def value_type(self) -> ValueType | DecimalType:
+        """The declared type of the values, as `value=` took it."""
+        decimals: DecimalType = arrow_type(self._options)
+        return decimals if self._options.value == "decimal" else self._options.value
 
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:
@@ -109,6 +128,16 @@ class KvReader(ReadableMapping[V]):
         if value is None:
             return default
         return value if self._raw else self._decode(value)
+
+    def get_row(self, key: bytes) -> KvRow[V] | None:
+        """Return the value of a key and the LSN of its row, for `if_lsn`; None if it is absent.
+
+        Both are durable: the call first waits for this process's own writes to the key.
+        """
+        if type(key) is not bytes:
+            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+        row = self._reading.lookup_row(self._one or self._partition(key), key)
+        return None if row is None else KvRow(self._decode(row[0]), row[1])
 
     def multi_get(self, keys: Iterable[bytes]) -> list[V | None]:
         """Return the value of each key, None where absent, all at one LSN."""
@@ -166,8 +195,12 @@ class KvReader(ReadableMapping[V]):
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
     def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
-        """Count the keys in [start, end) within `prefix` by reading them."""
-        return sum(batch.num_rows for batch in self.scan_arrow(start, end, prefix=prefix))
+        """Count the keys in [start, end) within `prefix`: the owner reads them, and sends only their number."""
+        return queries.count(self._reading, self._info, *narrowed(start, end, prefix))
+
+    def statistics(self) -> KvStatistics:
+        """Return the number of rows, files and bytes, without reading the rows."""
+        return queries.statistics(self._reading, self._info)
 
     def __repr__(self) -> str:
         shards = "" if self.shards == 1 else f", {self.shards} shards"
@@ -186,11 +219,8 @@ class KvReader(ReadableMapping[V]):
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
         shards = [reading.scan_arrow(partition, start, end) for partition in self._partitions]
-        return _until_the_end(map(self._with_values, chain.from_iterable(shards)), stack)
-
-    def _with_values(self, batch: Any) -> Any:
-        values = arrow_values(batch.column("value"), self._options)
-        return pa.record_batch([batch.column("key"), values, batch.column("lsn")], schema=self.schema)
+        batches = (with_types(batch, self._options) for batch in chain.from_iterable(shards))
+        return _until_the_end(batches, stack)
 
     def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> pa.Table:
         """Return an Arrow table of (key, value, lsn)."""
@@ -207,14 +237,7 @@ def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
         yield from items
 
 
-def of_value_type(table: R, value: ValueType | None) -> R:
-    """Return the table if its values are of this type (None: any), or raise `KindMismatch`."""
-    if value is not None and check_value_type(value) != table.value_type:
-        raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: say value={table.value_type!r}")
-    return table
-
-
-class KvTable(KvReader[V], WritableMapping[V]):
+class KvTable(KvReader[V], WritableMapping[bytes, V]):
     """A kv table of an open store: a mutable mapping of bytes to values.
 
     >>> users = store.kv("users")
@@ -231,13 +254,26 @@ class KvTable(KvReader[V], WritableMapping[V]):
         super().__init__(port, info)
         self._port = port
         self._durable = durable
-        self._encode: Callable[[V], bytes] = ENCODERS[self._options.value]
+        self._encode: Callable[[V], bytes] = encoder(self._options)
         self._write = port.write  # bound once: a put is little more than this call
 
     # -- writing
 
-    def put(self, key: bytes, value: V, *, ttl_s: float | None = None, durable: bool | None = None) -> Epoch:
-        """Set a key; with `ttl_s` it expires after that many seconds."""
+    def put(
+        self,
+        key: bytes,
+        value: V,
+        *,
+        ttl_s: float | None = None,
+        durable: bool | None = None,
+        if_lsn: int | None = None,
+        if_absent: bool = False,
+    ) -> Epoch:
+        """Set a key; with `ttl_s` it expires after that many seconds.
+
+        `if_lsn`: only if the row still has the LSN that `get_row` returned. `if_absent`: only if there is no row. If
+        that does not hold, `ConditionFailed`, and nothing is written. Such a write waits until it is durable.
+        """
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
         if durable is not None and durable is not True and durable is not False:
             flag(durable, "durable")
@@ -245,6 +281,9 @@ class KvTable(KvReader[V], WritableMapping[V]):
             self._refuse(key)
         partition = self._one or self._partition(key)
         size = len(key) + len(data) + ROW_BYTES
+        if if_lsn is not None or if_absent is not False:
+            operation = data if ttl_s is None else (PUT, data, self._expiry(ttl_s))
+            return self._write_if(partition, key, operation, size, expected_lsn(if_lsn, if_absent))
         if ttl_s is None:
             epoch = self._write(partition, section.put, size, key, data)
         else:
@@ -253,24 +292,56 @@ class KvTable(KvReader[V], WritableMapping[V]):
             self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
-    def put_many(self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]], *, durable: bool | None = None) -> Epoch:
-        """Set many keys, all or none."""
+    def put_many(
+        self, pairs: Mapping[bytes, V] | Iterable[tuple[bytes, V]] | ArrowSource, *, durable: bool | None = None
+    ) -> Epoch:
+        """Set many keys, all or none. `pairs` may be Arrow data or a frame with the columns key and value.
+
+        Rows that are larger than one write may be (see `memory_bytes_max`) are written in several, in their order; if
+        one fails, `OutcomeUnknown` says how many rows are durable. In a batch they are refused: use `batch.load`.
+        """
         if durable is not None:
             flag(durable, "durable")
-        try:
-            values = dict(pairs)
-        except (TypeError, ValueError) as error:
-            raise Invalid(f"put_many takes a mapping or (key, value) pairs with keys of bytes ({error})") from error
-        rows = self._checked(values)
+        if is_arrow(pairs):
+            rows: dict[bytes, bytes] = {}
+            for some in frame_rows(pairs, self._options):
+                rows.update(some)
+            self._check_lengths(rows)
+        else:
+            try:
+                values = dict(pairs)  # type: ignore[arg-type]
+            except (TypeError, ValueError) as error:
+                raise Invalid(f"put_many takes a mapping or (key, value) pairs with keys of bytes ({error})") from error
+            rows = self._checked(values)
         if not rows:
             return Epoch(0)
         size = sum(map(len, rows)) + sum(map(len, rows.values())) + ROW_BYTES * len(rows)
+        if size > self._port.write_bytes_max:
+            return self._end(self._put_in_parts(rows), durable)
+        return self._end(self._put_rows(rows, size), durable)
+
+    def _put_rows(self, rows: dict[bytes, bytes], size: int) -> Epoch:
         if self._one is not None:
-            return self._end(self._write(self._one, section.put_many, size, rows, None), durable)
+            return self._write(self._one, section.put_many, size, rows, None)
         group = PendingGroup()
         for partition, some in self._by_shard(rows).items():
             group.sections[partition] = section.Rows.of(some)
-        return self._end(self._port.submit(group, size), durable)
+        return self._port.submit(group, size)
+
+    def _put_in_parts(self, rows: dict[bytes, bytes]) -> Epoch:
+        """Write rows one part after the other, each durable before the next."""
+        epoch, written = Epoch(0), 0
+        try:
+            for part in parts_of(rows, ROW_BYTES, self._port.write_bytes_max // 2):
+                size = sum(map(len, part)) + sum(map(len, part.values())) + ROW_BYTES * len(part)
+                epoch = self._put_rows(part, size)
+                self._port.flush(epoch, 30.0, table=self._info.table)
+                written += len(part)
+        except PenstockError as error:
+            raise OutcomeUnknown(
+                f"the first {written:,} of {len(rows):,} rows are durable, then writing failed ({error}): put all again"
+            ) from error
+        return epoch
 
     def _checked(self, rows: dict[bytes, Any]) -> dict[bytes, bytes]:
         """Check the rows and encode their values, with calls that process all rows at once; or `Invalid`."""
@@ -278,10 +349,13 @@ class KvTable(KvReader[V], WritableMapping[V]):
             rows = {key: self._encode(value) for key, value in rows.items()}
         if set(map(type, rows)) - {bytes}:
             self._refuse(next(key for key in rows if type(key) is not bytes))
+        self._check_lengths(rows)
+        return rows
+
+    def _check_lengths(self, rows: dict[bytes, bytes]) -> None:
         longest = max(map(len, rows), default=0), max(map(len, rows.values()), default=0)
         if longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
             self._refuse(b"")
-        return rows
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
         by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
@@ -289,11 +363,28 @@ class KvTable(KvReader[V], WritableMapping[V]):
             by_shard.setdefault(self._partition(key), {})[key] = data
         return by_shard
 
-    def delete(self, key: bytes, *, durable: bool | None = None) -> Epoch:
-        """Delete a key; an absent key is not an error."""
+    def _write_if(
+        self, partition: PartitionId, key: bytes, operation: bytes | section.Operation, size: int, lsn: int
+    ) -> Epoch:
+        """Write a row if its present LSN is `lsn`; in a batch, make the batch depend on that."""
+        argument = encode_argument(partition, key, lsn)
+        if isinstance(self._port, Conditional):
+            self._port.require(ROW, argument)
+            if isinstance(operation, bytes):
+                return self._port.write(partition, section.put, size, key, operation)
+            return self._port.write(partition, section.operate, size, key, operation)
+        group = PendingGroup(encode_condition(Condition(None, ((ROW, argument),))))
+        group.sections[partition] = section.Rows.of_one(key, operation)
+        return self._port.commit_and_wait(group, size)
+
+    def delete(self, key: bytes, *, durable: bool | None = None, if_lsn: int | None = None) -> Epoch:
+        """Delete a key; an absent key is not an error. `if_lsn`: as for `put`."""
         if durable is not None:
             flag(durable, "durable")
         partition = self._check(key, b"")
+        if if_lsn is not None:
+            operation, size = (DELETE, b"", NEVER), len(key) + ROW_BYTES
+            return self._write_if(partition, key, operation, size, expected_lsn(if_lsn, False))
         epoch = self._port.write(partition, section.operate, len(key) + ROW_BYTES, key, (DELETE, b"", NEVER))
         return self._end(epoch, durable)
 
@@ -316,13 +407,19 @@ class KvTable(KvReader[V], WritableMapping[V]):
     def merge(
         self, key: bytes, operand: V | bytes, *, operator: str, ttl_s: float | None = None, durable: bool | None = None
     ) -> Epoch:
-        """Merge an operand into a key's value: add_i64, min_i64, max_i64, min_f64, max_f64, append or union."""
+        """Merge an operand into a key's value, by an operator that fits the table's type.
+
+        int64: add_i64, min_i64, max_i64. float64: add_f64, min_f64, max_f64. Decimals: add_decimal, min_decimal,
+        max_decimal. utf8: append. bytes: append, union, and those of numbers on 8 bytes.
+        """
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
-            raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value}: use one of: {allowed}")
+            raise Invalid(
+                f"{in_short(operator)} does not fit a table of {self._options.value_name}: use one of: {allowed}"
+            )
         if durable is not None:
             flag(durable, "durable")
-        data = encode_operand(operand, self._options.value)
+        data = encode_operand(operand, self._options)
         kind = check_operand(operator, data)
         partition = self._check(key, data)
         expires = NEVER if ttl_s is None else self._expiry(ttl_s)

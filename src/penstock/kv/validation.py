@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
-from penstock.kv.values import MERGES, ValueType, check_stored, decode_options
+from penstock.kv.values import MERGES, Options, check_stored, decode_options
 from penstock.lsm.operators import CHAIN, OPERATORS, check_operand
 from penstock.lsm.rows import (
     DELETE,
@@ -46,7 +46,7 @@ def weight(payload: bytes) -> int:
 
 def receive(payload: bytes, options: bytes) -> section.Section:
     """Decode and check a section for a table with these options; `Invalid` if it breaks a rule."""
-    value_type = decode_options(options).value
+    table_options = decode_options(options)
     try:
         part = section.decode(payload)
     except CorruptionError as error:
@@ -57,13 +57,15 @@ def receive(payload: bytes, options: bytes) -> section.Section:
         if any(not start < end or len(start) > KEY_BYTES_MAX or len(end) > len(PAST_ALL_KEYS) for start, end in part):
             raise Invalid("a range of keys to delete is empty or runs downwards, or its keys are too long")
         return part
-    _check_rows(part, value_type)
+    _check_rows(part, table_options)
     return part
 
 
-def _check_rows(rows: section.Rows, value_type: ValueType) -> None:
+def _check_rows(rows: section.Rows, options: Options) -> None:
     if max(map(len, rows)) > KEY_BYTES_MAX:
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes")
+    if options.key == "utf8":
+        _check_text_keys(binary_column(list(rows)))
     values: list[bytes] = []  # the values of puts
     for operation in rows.values():
         if isinstance(operation, bytes):
@@ -75,21 +77,28 @@ def _check_rows(rows: section.Rows, value_type: ValueType) -> None:
         if kind == PUT:
             values.append(value)
         elif kind != DELETE:
-            _check_operands(kind, value, value_type)
+            _check_operands(kind, value, options)
     if max(map(len, values), default=0) > VALUE_BYTES_MAX:
         raise Invalid(f"a value has at most {VALUE_BYTES_MAX} bytes")
-    check_stored(binary_column(values), value_type)
+    check_stored(binary_column(values), options)
 
 
-def _check_operands(kind: int, value: bytes, value_type: ValueType) -> None:
+def _check_text_keys(keys: Any) -> None:
+    try:
+        keys.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"the keys of this table are text, and one is not ({error})") from None
+
+
+def _check_operands(kind: int, value: bytes, options: Options) -> None:
     if len(value) > VALUE_BYTES_MAX:
         raise Invalid(f"a chain of operands has at most {VALUE_BYTES_MAX} bytes")
     for operator, operand in _chained(value) if kind == CHAIN else [(kind, value)]:
         name = _NAMES.get(operator)
-        if name is None or name not in MERGES[value_type]:
-            raise Invalid(f"a table of {value_type} has no merge operator {name or operator}")
+        if name is None or name not in MERGES[options.value]:
+            raise Invalid(f"a table of {options.value_name} has no merge operator {name or operator}")
         check_operand(name, operand)
-        check_stored(binary_column([operand]), value_type)
+        check_stored(binary_column([operand]), options)
 
 
 def _chained(value: bytes) -> list[tuple[int, bytes]]:
@@ -104,19 +113,17 @@ def _chained(value: bytes) -> list[tuple[int, bytes]]:
     return operands
 
 
-def check_table(table: Sstable, value_type: ValueType) -> None:
+def check_table(table: Sstable, options: Options) -> None:
     """Raise `Invalid` if an sstable from another process breaks a rule. Checks every row, by columns."""
     table.check_locations()
     last: tuple[bytes, int] | None = None  # key and kind
     for piece in table.pieces(0, table.summary.rows):
-        last = _check_columns(table.columns(*piece), last, value_type, table.path)
+        last = _check_columns(table.columns(*piece), last, options, table.path)
     if last is not None and not table.summary.start <= last[0] < table.summary.end:
         raise Invalid(f"{table.path} reaches past the range of keys that it names: build it again")
 
 
-def _check_columns(
-    columns: Columns, last: tuple[bytes, int] | None, value_type: ValueType, path: str
-) -> tuple[bytes, int]:
+def _check_columns(columns: Columns, last: tuple[bytes, int] | None, options: Options, path: str) -> tuple[bytes, int]:
     keys, kinds = columns.keys, columns.kinds
     for column, bytes_max in ((keys, KEY_BYTES_MAX), (columns.values, VALUE_BYTES_MAX)):
         lengths = np.diff(offsets_of(column))
@@ -131,8 +138,10 @@ def _check_columns(
     joins = last is None or last[0] < first or (last[0] == first and last[1] == RANGE_DELETE)
     if not joins or not rising.all():
         raise Invalid(f"{path} does not hold its keys in order: build it again")
+    if options.key == "utf8":
+        _check_text_keys(keys.filter(pa.array(kinds != RANGE_DELETE)))
     puts = np.flatnonzero(kinds == PUT)
-    check_stored(columns.values if len(puts) == len(kinds) else columns.values.take(pa.array(puts)), value_type)
+    check_stored(columns.values if len(puts) == len(kinds) else columns.values.take(pa.array(puts)), options)
     return columns.key(len(columns) - 1), int(kinds[-1])
 
 

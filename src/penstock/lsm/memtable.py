@@ -109,6 +109,7 @@ class Memtable:
         self.expires = False  # some row expires
         self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
         self._base_lsns: U64 = np.zeros(0, np.uint64)
+        self._bare_lsns: dict[bytes, int] = {}  # LSNs by key, of the first keys, if `row_with_lsn` was called
 
     def __len__(self) -> int:
         return len(self.rows) + sum(map(len, self._folded)) + len(self._recent)
@@ -233,6 +234,20 @@ class Memtable:
         lsn = self.lsn_last  # before the lookup
         row = self.rows.get(key)
         return (PUT, row, lsn, NEVER) if type(row) is bytes else row  # type: ignore[return-value]
+
+    def row_with_lsn(self, key: bytes) -> Row | None:
+        """Return the row of a key with its own LSN. Requires: no edit is being applied.
+
+        The LSN of a bare value follows from its position, so the positions are kept from the first call on.
+        """
+        row = self.rows.get(key)
+        if type(row) is not bytes:
+            return row  # type: ignore[return-value]
+        known, count = self._bare_lsns, len(self.rows)
+        if len(known) < count:  # two threads may do this at once: they add the same
+            new = list(islice(reversed(self.rows), count - len(known)))[::-1]
+            known.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
+        return PUT, row, known[key], NEVER
 
     def rows_of(self, keys: Iterable[bytes]) -> list[Row]:
         """Return the rows of keys, as `row` does."""

@@ -3,19 +3,21 @@
     add_i64            sum of little-endian int64, modulo 2**64
     min_i64, max_i64   the smaller, the larger little-endian int64
     min_f64, max_f64   the same for little-endian float64, in IEEE total order (-NaN < -inf < -0 < +0 < inf < NaN)
+    add_f64            exact sum of float64, rounded when it is read: see `exact_sum`
+    add_decimal, min_decimal, max_decimal   the same as for int64, on little-endian integers of 16 bytes
     append             concatenation, cut after the first 64 MiB
     union              a set: its 65,536 smallest items, each `u32 length | bytes`, ascending, at most 1,020 bytes
 
 Kinds of tables above this layer have operators of their own (`KIND_OPERATORS`), found by name, so that every process
 that merges files has them. All operands of such a key have one operator.
 
-There is no sum of floats: it is not associative, and replicas would drift apart. An operand is a row of its own kind;
-operands of one operator fold into one, operands of several become a *chain* row that lists them, oldest first. Folding
-onto a delete, or onto nothing at the bottom, gives a put. Folding never fails: a number that is not 8 bytes long, or a
-set that is not well formed, counts as absent (`check_operand` rejects it before the write).
+An operand is a row of its own kind; operands of one operator fold into one, operands of several become a *chain* row
+that lists them, oldest first. Folding onto a delete, or onto nothing at the bottom, gives a put. Folding never fails: a
+value that an operand does not fit (a number that is not 8 bytes long, a set that is not well formed) stays as it is.
+`check_operand` rejects operands that fit no value before the write.
 
 Thread: pure functions.
-Invariant: fold(fold(a, b), c) == fold(a, fold(b, c)) for all rows a, b, c, byte for byte.
+Invariant: fold(fold(a, b), c) == fold(a, fold(b, c)), byte for byte, for all rows whose operands were checked.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.errors import Invalid
+from penstock.lsm import exact_sum
 from penstock.lsm.rows import DELETE, I64, MERGE, PUT, U8, VALUE_BYTES_MAX
 
 CHAIN = MERGE
 ADD_I64, MIN_I64, MAX_I64, MIN_F64, MAX_F64, APPEND, UNION = range(16, 23)
+ADD_F64, ADD_DECIMAL, MIN_DECIMAL, MAX_DECIMAL = range(23, 27)
 
 OPERATORS = {
     "add_i64": ADD_I64,
@@ -42,7 +46,12 @@ OPERATORS = {
     "max_f64": MAX_F64,
     "append": APPEND,
     "union": UNION,
+    "add_f64": ADD_F64,
+    "add_decimal": ADD_DECIMAL,
+    "min_decimal": MIN_DECIMAL,
+    "max_decimal": MAX_DECIMAL,
 }
+DECIMAL_BYTES = 16
 
 SERIES_SAMPLES, SERIES_IDS = 32, 33
 # By row kind: (values oldest first, whether nothing is below them) -> value.
@@ -67,6 +76,10 @@ def check_operand(name: str, operand: bytes) -> int:
     if kind is None:
         raise Invalid(f"merge operator {name!r} is unknown: use one of {', '.join(OPERATORS)}")
     if kind <= _LAST_NUMBER and len(operand) != 8:
+        raise Invalid(f"an operand of {name} has 8 bytes, this one has {len(operand)}")
+    if kind >= ADD_DECIMAL and len(operand) != DECIMAL_BYTES:
+        raise Invalid(f"an operand of {name} has {DECIMAL_BYTES} bytes, this one has {len(operand)}")
+    if kind == ADD_F64 and not exact_sum.is_state(operand):
         raise Invalid(f"an operand of {name} has 8 bytes, this one has {len(operand)}")
     if kind == UNION and _items(operand) is None:
         raise Invalid("an operand of union is an ascending list of `u32 length | bytes`: encode it with union_of")
@@ -120,7 +133,17 @@ def _items(value: bytes) -> list[bytes] | None:
 
 
 def _union(older: bytes, newer: bytes) -> bytes:
-    return _encode(set(_items(older) or ()) | set(_items(newer) or ()))
+    items = _items(older)
+    return older if items is None else _encode({*items, *(_items(newer) or ())})
+
+
+def _fold_decimals(kind: int, older: bytes, newer: bytes) -> bytes:
+    if len(older) != DECIMAL_BYTES or len(newer) != DECIMAL_BYTES:
+        return older
+    a, b = int.from_bytes(older, "little", signed=True), int.from_bytes(newer, "little", signed=True)
+    if kind == ADD_DECIMAL:
+        return ((a + b) % (1 << 128)).to_bytes(DECIMAL_BYTES, "little")
+    return older if (a <= b) is (kind == MIN_DECIMAL) else newer
 
 
 def _ordered(bits: I64) -> I64:
@@ -154,8 +177,14 @@ def _fold_pair(kind: int, older: bytes, newer: bytes) -> bytes:
         return (older + newer)[:VALUE_BYTES_MAX]
     if kind == UNION:
         return _union(older, newer)
+    if kind == ADD_F64:
+        return exact_sum.add(older, newer)
+    if kind >= ADD_DECIMAL:
+        return _fold_decimals(kind, older, newer)
+    if kind in (MIN_F64, MAX_F64) and len(older) > 8 and exact_sum.is_state(older):
+        older = older[:8]  # a sum: as it is read
     if len(older) != 8 or len(newer) != 8:
-        return older if len(older) == 8 else newer
+        return older
     bits = np.frombuffer(older + newer, "<i8")
     return fold_numbers(kind, bits, np.zeros(1, np.int64)).astype("<i8").tobytes()
 

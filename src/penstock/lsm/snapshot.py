@@ -27,11 +27,6 @@ class Snapshot(View):
         self._forget = forget
 
     @property
-    def version(self) -> Version:
-        """The version it reads, for a reader in another process."""
-        return self._version
-
-    @property
     def now_us(self) -> int:
         """The time that decides which rows have expired."""
         return self._now_us()

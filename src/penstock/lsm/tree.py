@@ -101,6 +101,9 @@ class Tree:
     def get_row(self, key: bytes) -> Row | None:
         return self._view.get_row(key)
 
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        return self._view.row(key)
+
     def scan(
         self,
         start: bytes = b"",

@@ -40,6 +40,11 @@ class View:
         self._version = version
         self._now_us = now_us
 
+    @property
+    def version(self) -> Version:
+        """The version that it reads."""
+        return self._version
+
     def check_open(self) -> None:
         """Raise `Closed` if the view was closed: long reads call this now and then."""
 
@@ -76,6 +81,16 @@ class View:
     def get_row(self, key: bytes) -> Row | None:
         """Return the live row of a key, operands folded: (PUT, value, lsn, expires_us), or None."""
         return resolve(self._rows_of(key), self.deleted_below(key), self._now_us())
+
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key and the LSN of its row. Requires: no edit is being applied.
+
+        This LSN is exact; that of `get_row` may be of a later edit of the same memtable.
+        """
+        memtables, runs = self._version.memtables(), self._version.runs
+        rows = chain((memtable.row_with_lsn(key) for memtable in memtables), (run.get(key) for run in runs))
+        live = resolve((row for row in rows if row is not None), self.deleted_below(key), self._now_us())
+        return None if live is None else (live[1], live[2])
 
     def fold(self, key: bytes, operand: Row, deleted_below: int) -> Row:
         """Fold a newer operand onto the live row of a key: a put, or a delete if the operand has expired."""

@@ -208,7 +208,11 @@ class Ledger:
 
     def is_token_used(self, producer: str, number: int) -> bool:
         """Whether a token is known to be used, so that its batch can be skipped."""
-        return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number) is Verdict.DUPLICATE
+        return self.token_verdict(producer, number) is Verdict.DUPLICATE
+
+    def token_verdict(self, producer: str, number: int) -> Verdict:
+        """Return the verdict on a token, if it were used now."""
+        return _LedgerChanges(self, 0, self.tree.lsn + 1)._use_token(producer, number)
 
     # -- judging
 

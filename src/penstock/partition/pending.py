@@ -18,10 +18,11 @@ from penstock.partition.reference import Reference
 class PendingGroup:
     """A future group of a record."""
 
-    __slots__ = ("condition", "lsn", "refused_by", "sections", "verdict")
+    __slots__ = ("condition", "judged", "lsn", "refused_by", "sections", "verdict")
 
     def __init__(self, condition: bytes = b"") -> None:
         self.condition = condition
+        self.judged = False  # it depended on rows, which were as it expects: see `store.conditions`
         self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of consecutive sections
         self.lsn: int | None = None
         self.verdict: Verdict | None = None
@@ -64,7 +65,7 @@ class PendingDelta:
 
         They share a record, so they are still written together, and readers have few groups to check.
         """
-        if group.condition:
+        if group.condition or group.judged:
             return False
         sections = [(number, part) for number, some in group.sections.items() for part in parts(some)]
         if not all(getattr(part, "plain", False) for _, part in sections):
@@ -82,7 +83,7 @@ class PendingDelta:
         return [
             (group, section)
             for group in reversed(self.groups)
-            if not group.condition and partition in group.sections
+            if not group.condition and not group.judged and partition in group.sections
             for section in reversed(parts(group.sections[partition]))
             if not isinstance(section, Reference)  # files become visible when they are adopted
         ]

@@ -22,7 +22,7 @@ from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Machine, MachineContext, Piece
+from penstock.kinds import Machine, MachineContext, Piece, ShardSnapshot
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
@@ -255,7 +255,7 @@ def _ignore() -> None:
     """The default of `changed`: no consumer waits."""
 
 
-class QueueState:
+class QueueState(ShardSnapshot):
     """A snapshot of a shard: the messages [first, next)."""
 
     def __init__(self, machine: QueueMachine, partition: PartitionId, first: int, next_sequence: int) -> None:

@@ -98,6 +98,7 @@ class Gateway:
             wire.FindTable: self._find_table,
             wire.ReadTime: lambda _request, _work: port.time_us(),
             wire.Lookup: self._lookup,
+            wire.LookupRow: self._lookup_row,
             wire.CutPieces: self._cut_pieces,
             wire.CutRanges: self._cut_ranges,
             wire.PlanBatch: lambda request, work: plan_batch(port, request, work.rights),
@@ -315,6 +316,13 @@ class Gateway:
                 work.hold(2 * len(value))  # packing makes a second copy
             values.append(value)
         return values
+
+    def _lookup_row(self, request: wire.LookupRow, work: Work) -> tuple[bytes, int] | None:
+        with self._reading(request.snapshot) as reading:
+            row = reading.lookup_row(self._shard(reading, request.partition, READ, work.rights), request.key)
+            if row is not None and len(row[0]) > VALUE_BYTES_SMALL:
+                work.hold(2 * len(row[0]))  # as in `_values`
+            return row
 
     def _cut_pieces(self, request: wire.CutPieces, work: Work) -> Any:
         if not 0 < request.count <= PIECES_MAX:

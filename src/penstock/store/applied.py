@@ -30,6 +30,9 @@ class AppliedReading:
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._port.applied_values(partition, keys)
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        return self._port.applied_row(partition, key)
+
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
         moment = self._port._moment(partitions, own=False)

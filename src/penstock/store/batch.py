@@ -6,23 +6,26 @@ Thread: a batch belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from types import TracebackType
 from typing import Any, Literal, NoReturn, cast, overload
 
 from penstock.arguments import ArrowSource, whole
+from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
-from penstock.kv.table import KvTable, of_value_type
-from penstock.kv.values import Json, ValueType
+from penstock.kv.table import KvTable
+from penstock.kv.text_keys import TextKvTable
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import KV, QUEUE, SERIES, kind_named, kind_of_condition
+from penstock.registry import KV, QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
 from penstock.series.table import SeriesTable
-from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, is_arrow, prepare
+from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
 from penstock.store.naming import NamedTables
 
 
@@ -43,7 +46,8 @@ class StoreBatch(NamedTables):
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
-        self._conditions: list[tuple[str, bytes]] = []
+        self._conditions: list[tuple[str, bytes]] = []  # for the ledger, which names one that fails by its index
+        self._row_conditions: list[tuple[str, bytes]] = []
         self._files: dict[PartitionId, tuple[StagedFile, ...]] = {}
         self._loads: dict[int, tuple[TableInfo, list[PreparedRows]]] = {}  # by table
         self._bytes = 0
@@ -75,9 +79,30 @@ class StoreBatch(NamedTables):
     @overload
     def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
-    def kv(self, name: str, *, value: ValueType | None = None) -> KvTable[Any]:
-        """Return an existing kv table, whose writes join this batch; `value` is the type of its values."""
-        return of_value_type(KV.table(self._writes, self._info(name, KV), durable=False), value)
+    @overload
+    def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvTable[bytes]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvTable[str]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvTable[Json]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvTable[int]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvTable[float]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
+
+    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
+        """Return an existing kv table, whose writes join this batch; `value` and `key` are its types."""
+        return KV.of_types(KV.table(self._writes, self._info(name, KV), durable=False), value, key)
 
     def queue(self, name: str) -> QueueTable:
         """Return an existing queue, whose writes join this batch."""
@@ -138,7 +163,11 @@ class StoreBatch(NamedTables):
         self._check_open()
         if type(condition) is not str or type(argument) is not bytes:
             raise Invalid("a condition is a name and bytes, as a kind makes them")
-        self._conditions.append((condition, argument))
+        self._bytes += len(argument)
+        if is_row_condition(condition):
+            self._row_conditions.append((condition, argument))
+        else:
+            self._conditions.append((condition, argument))
 
     def __enter__(self) -> StoreBatch:
         return self
@@ -182,8 +211,9 @@ class StoreBatch(NamedTables):
         return kind_of_condition(condition).refusal(condition, argument)
 
     def _group(self) -> PendingGroup | None:
-        bound = self._token is not None or bool(self._conditions)
-        condition = encode_condition(Condition(self._token, tuple(self._conditions))) if bound else b""
+        conditions = (*self._conditions, *self._row_conditions)
+        bound = self._token is not None or bool(conditions)
+        condition = encode_condition(Condition(self._token, conditions)) if bound else b""
         group = PendingGroup(condition)
         for gathered in self._gathered.groups:
             for partition, section in gathered.sections.items():
@@ -222,6 +252,7 @@ class StoreBatch(NamedTables):
 class _BatchPort:
     """Collects the writes of tables for a batch; reads raise."""
 
+    write_bytes_max = 1 << 62  # a batch is written as one, or refused when it is committed
     holder = ""
 
     def __init__(self, batch: StoreBatch) -> None:
@@ -238,6 +269,9 @@ class _BatchPort:
             self._batch.add_section(partition, part, 0)
         self._batch._bytes += size
         return Epoch(0)
+
+    def require(self, condition: str, argument: bytes) -> None:
+        self._batch.require(condition, argument)
 
     def flush(self, epoch: int | None, timeout_s: float = 0.0, *, table: int | None = None) -> None:
         """Do nothing: a batch becomes durable at its commit."""

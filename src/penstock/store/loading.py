@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.arguments import in_short, seconds
+from penstock.arrow_input import SourceError, cast_batches, open_batches
 from penstock.errors import Invalid
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import table_of
@@ -28,8 +29,6 @@ from penstock.partition.reference import LEASE_S_MAX
 from penstock.registry import kind_named
 
 LEASE_S = 3_600.0  # of staged files: how long they wait for their commit
-SLICE_BYTES = 64 << 20  # cast in one step: offsets of binary columns end at 2 GiB
-_VIEWS = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
 
 
 class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -61,14 +60,10 @@ class LoadReport:
     duplicate: bool  # the token was committed before: this call wrote nothing
 
 
-class _SourceError(Exception):
-    """Reading the caller's rows failed. The caller gets the cause unchanged: it is not an error of the store."""
-
-
 def prepare(port: Port, info: TableInfo, rows: Any, lease_s: float = LEASE_S) -> PreparedLoad:
     """Turn rows, an Arrow table or stream, into sections and staged files; `Invalid` if they do not fit the table."""
     lease_s = seconds(lease_s, "lease_s", LEASE_S_MAX, above_zero=True)
-    schema, batches = _batches(rows)
+    schema, batches = open_batches(rows, "load")
     with port.building(lease_s) as context:
         return prepare_batches(context, info, schema, batches)
 
@@ -87,7 +82,7 @@ def prepare_batches(
 
     def fitting() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        fitted = _cast(batches, wanted)
+        fitted = cast_batches(batches, wanted)
         if replace is not None:
             fitted = as_replaceable(kind_named(info.kind, info.name), info).inside(fitted, *replace)
         for batch in fitted:
@@ -100,7 +95,7 @@ def prepare_batches(
             for part in parts:
                 if part.file is not None:
                     context.hand_over(part.partition, part.file)
-    except _SourceError as error:
+    except SourceError as error:
         raise error.__cause__ or error from None
     return PreparedLoad(info.name, count, tuple(parts))
 
@@ -134,50 +129,3 @@ def bundle(
             if part.file is not None and part.file not in handed_over:
                 context.hand_over(part.partition, part.file)
     return bundled
-
-
-def is_arrow(rows: Any) -> bool:
-    """Whether these are Arrow rows, not prepared loads."""
-    return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
-
-
-def _batches(rows: Any) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-    if not is_arrow(rows):
-        raise Invalid(f"load takes an Arrow table or stream, not {type(rows).__name__}: use pyarrow.table(...)")
-    try:
-        if hasattr(rows, "__arrow_c_stream__"):
-            reader = pa.RecordBatchReader.from_stream(rows)
-            return reader.schema, reader
-        batch = pa.record_batch(rows)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise Invalid(f"load takes an Arrow table or stream, and this is not one ({error})") from None
-    return batch.schema, [batch]
-
-
-def _cast(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches of bounded size with the columns and types that a kind loads."""
-    for batch in _read(batches):
-        columns = [batch.column(name) for name in wanted.names]
-        columns = [column.cast(_VIEWS.get(column.type, column.type)) for column in columns]
-        for part in _sliced(pa.record_batch(columns, names=wanted.names)):
-            try:
-                columns = [part.column(field.name).cast(field.type) for field in wanted]
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise Invalid(f"the rows do not fit the types of the table ({error}): cast them first") from None
-            yield pa.record_batch(columns, schema=wanted)
-
-
-def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from batches
-    except OSError as error:
-        raise _SourceError from error
-
-
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.nbytes <= SLICE_BYTES or batch.num_rows < 2:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _sliced(batch.slice(0, half))
-    yield from _sliced(batch.slice(half))

@@ -25,9 +25,11 @@ from penstock.kinds import (
     QUERY_S,
     BuildContext,
     Insert,
+    Kind,
     Loadable,
     Machine,
     Piece,
+    RowConditional,
     as_loadable,
     as_serviced,
     partitions_of,
@@ -37,18 +39,21 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
     Alter,
+    Condition,
     Create,
     Drop,
     TableInfo,
     condition_table,
     decode_condition,
     dropped_table,
+    encode_condition,
     encode_ops,
 )
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import check_altered, check_create, kind_named
+from penstock.store.conditions import Expectation, is_touched, submit_if
 from penstock.store.flusher import Flushed
 from penstock.store.querying import check_query
 from penstock.store.services import TableServices
@@ -128,6 +133,10 @@ class LocalPort:
 
     # -- writing
 
+    @property
+    def write_bytes_max(self) -> int:
+        return self._coordinator.write_bytes_max - GROUP_BYTES
+
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         known = self._known(partition)
         if known is None or known.refusal is not None or self.read_only is not None:
@@ -163,15 +172,40 @@ class LocalPort:
             if partition != LEDGER:
                 self._dispatcher.admit(self._partition(partition))
         condition = decode_condition(group.condition)
+        expected: list[Expectation] = []  # conditions on rows
+        others: list[tuple[str, bytes]] = []  # conditions for the ledger
         for name, argument in condition.others:
-            self._check_condition(name, argument)
+            info, kind = self._check_condition(name, argument)
+            if isinstance(kind, RowConditional) and name == kind.row_condition:
+                expected.append((kind, info, kind.expected_row(argument)))
+            else:
+                others.append((name, argument))
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
-            for name, argument in condition.others:
+            for name, argument in others:
                 service = self._service(self._existing(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
             self._admit_sections(group)
-        return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
+        if not expected:
+            return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
+        left = Condition(condition.token, tuple(others))
+        group.condition = encode_condition(left) if left != Condition() else b""
+        try:
+            return submit_if(
+                group,
+                size + GROUP_BYTES,
+                expected,
+                condition.token,
+                coordinator=self._coordinator,
+                dispatcher=self._dispatcher,
+                machine_of=self.machine,
+                clock=self.clock,
+            )
+        except PenstockError:
+            raise
+        except Exception:
+            self._check_usable()  # files that were closed meanwhile raise anything
+            raise
 
     def _admit_sections(self, group: PendingGroup) -> None:
         """Let the kinds refuse sections by the state of their shards."""
@@ -183,10 +217,12 @@ class LocalPort:
                     if not isinstance(part, Reference):
                         kind.admit(info, part, machine, self.time_us())
 
-    def _check_condition(self, name: str, argument: bytes) -> None:
+    def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
         info = self._existing(condition_table(argument))
-        kind_named(info.kind, info.name).check_condition(info, name, argument, own=True)
+        kind = kind_named(info.kind, info.name)
+        kind.check_condition(info, name, argument, own=True)
+        return info, kind
 
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
@@ -420,6 +456,12 @@ class LocalPort:
                 return value
         return machine.get(key)  # type: ignore[no-any-return]
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        self._check_usable()
+        if is_touched(self._coordinator, partition, self.machine(partition), key):
+            self.wait_applied(self._coordinator.last)  # only then it has an LSN
+        return self.applied_row(partition, key)
+
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) == 1:
             return [self.lookup(partition, keys[0])]
@@ -485,6 +527,13 @@ class LocalPort:
         with self._dispatcher.turn:
             self._dispatcher.finish()
             return list(map(self.machine(partition).get, keys))
+
+    def applied_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value of a key, as every process sees it, and the LSN of its row."""
+        self._check_usable()
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
+            return self.machine(partition).row(key)
 
 
 class _Refusal:

@@ -63,6 +63,9 @@ class SnapshotPort:
     def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(map(self._state(partition).get, keys))
 
+    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
+        return self._state(partition).row(key)
+
     def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
         return self._state(partition).scan(start, end, reverse=reverse)
 

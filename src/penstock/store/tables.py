@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from decimal import Decimal
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -14,8 +15,9 @@ from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Kind, Port, SnapshotReading, partitions_of
-from penstock.kv.table import KvReader, KvTable, of_value_type
-from penstock.kv.values import Json, ValueType
+from penstock.kv.table import KvReader, KvTable
+from penstock.kv.text_keys import TextKvReader, TextKvTable
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
@@ -70,14 +72,61 @@ class Tables(NamedTables):
     @overload
     def kv(self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True) -> KvTable[float]: ...
 
-    def kv(self, name: str, *, shards: int = 1, value: ValueType | None = None, create: bool = True) -> KvTable[Any]:
+    @overload
+    def kv(self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True) -> KvTable[Decimal]: ...
+
+    @overload
+    def kv(
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["bytes"] | None = None,
+        create: bool = True,
+    ) -> TextKvTable[bytes]: ...
+
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["utf8"], create: bool = True
+    ) -> TextKvTable[str]: ...
+
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["json"], create: bool = True
+    ) -> TextKvTable[Json]: ...
+
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["int64"], create: bool = True
+    ) -> TextKvTable[int]: ...
+
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["float64"], create: bool = True
+    ) -> TextKvTable[float]: ...
+
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: DecimalType, create: bool = True
+    ) -> TextKvTable[Decimal]: ...
+
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: AnyValueType | None = None,
+        key: KeyType | None = None,
+        create: bool = True,
+    ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
 
-        `value` is the type of its values. It may be omitted for an existing table: type checkers then take the values
-        for bytes. `KindMismatch` if the table holds another type.
+        `value` is the type of its values, and `key` of its keys: bytes or utf8. They may be omitted for an existing
+        table: type checkers then take them for bytes. `KindMismatch` if the table holds another type.
         """
-        info = self._table(name, KV, shards, KV.options(value), create=create)
-        return of_value_type(KV.table(self._port, info, durable=self._durable), value)
+        info = self._table(name, KV, shards, KV.options(value, key), create=create)
+        return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)
 
     def queue(
         self,
@@ -234,9 +283,30 @@ class StoreSnapshot(NamedTables):
     @overload
     def kv(self, name: str, *, value: Literal["float64"]) -> KvReader[float]: ...
 
-    def kv(self, name: str, *, value: ValueType | None = None) -> KvReader[Any]:
-        """Return a kv table; `value` is the type of its values, for type checkers."""
-        return of_value_type(KV.reader(self._port, self._info(name, KV)), value)
+    @overload
+    def kv(self, name: str, *, value: DecimalType) -> KvReader[Decimal]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvReader[bytes]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvReader[str]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvReader[Json]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvReader[int]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvReader[float]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvReader[Decimal]: ...
+
+    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
+        """Return a kv table; `value` and `key` are the types of its values and keys, for type checkers."""
+        return KV.of_types(KV.reader(self._port, self._info(name, KV)), value, key)
 
     def queue(self, name: str) -> QueueView:
         """Return a queue."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import unittest
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test import mapping_tests
 
 import penstock
 from penstock.errors import Invalid
@@ -107,8 +110,10 @@ def test_update_is_whole_or_not_at_all(store: Any) -> None:
     for bad in ({b"a": 1, b"b": "2"}, [(b"a", 1), (b"b", None)], {b"a": 1, "b": 2}):
         with pytest.raises(Invalid):
             table.update(bad)
-    with pytest.raises(Invalid, match="one mapping"):
+    with pytest.raises(Invalid, match="a key is bytes"):
         table.update(a=1)
+    with pytest.raises(Invalid, match="one mapping"):
+        table.update({b"a": 1}, {b"b": 2})
     assert not table
     table.update([(b"a", 1)])
     table.update()
@@ -117,3 +122,39 @@ def test_update_is_whole_or_not_at_all(store: Any) -> None:
 
 def test_a_name_to_look_at(store: Any, tmp_path: Path) -> None:
     assert repr(store.kv("looked_at", value="json", shards=2)) == "<KvTable 'looked_at' of json, 2 shards>"
+
+
+# -- CPython's own tests of mappings
+
+REFERENCES: dict[str, dict[Any, bytes]] = {
+    "bytes": {b"1": b"2", b"key1": b"value1", b"key2": b"value2"},
+    "utf8": {"1": b"2", "key1": b"value1", "kéy2": b"value2"},
+}
+TESTS_OF_MAPPINGS = unittest.TestLoader().getTestCaseNames(mapping_tests.BasicTestMappingProtocol)
+
+
+@pytest.mark.parametrize("key", ["bytes", "utf8"])
+@pytest.mark.parametrize("name", TESTS_OF_MAPPINGS)
+def test_what_python_asks_of_a_mapping(store: Any, key: str, name: str) -> None:
+    class OfATable(mapping_tests.BasicTestMappingProtocol):  # type: ignore[misc]
+        def _reference(self) -> dict[Any, bytes]:
+            return REFERENCES[key]
+
+        def _empty_mapping(self) -> Any:
+            table = store.kv(f"mapping_{key}_{next(numbers)}", key=key)
+            table.clear()
+            return table
+
+    numbers = itertools.count()
+    getattr(OfATable(name), name)()
+
+
+def test_update_by_name_is_for_keys_of_text(store: Any) -> None:
+    table = store.kv("names", key="utf8")
+    table.update({"a": b"1"}, b=b"2")
+    assert dict(table) == {"a": b"1", "b": b"2"}
+    for wrong in (42, [1], [("a", b"1", b"2")], None):
+        with pytest.raises(Invalid):
+            table.update(wrong)
+    with pytest.raises(Invalid):
+        store.kv("t1", value="int64").update(b=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
 from penstock.kv.validation import check_options, receive
 from penstock.kv.values import VALUE_TYPES, Options, ValueType, decode_options, encode_options
-from penstock.lsm.operators import ADD_I64, APPEND, CHAIN, MAX_F64, UNION, union_of
+from penstock.lsm import exact_sum
+from penstock.lsm.operators import ADD_F64, ADD_I64, APPEND, CHAIN, MAX_F64, UNION, union_of
 from penstock.lsm.rows import DELETE, NEVER, PUT, VALUE_BYTES_MAX, Columns, binary_column
 from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile, sealed
@@ -38,6 +40,7 @@ def link(kind: int, operand: bytes) -> bytes:
 
 
 NUMBER = bytes(8)
+SUM = exact_sum.add(struct.pack("<d", 1.0), struct.pack("<d", 1e-30))
 GOOD: list[tuple[ValueType, bytes]] = [
     *((value_type, payload(k=(DELETE, b"", NEVER))) for value_type in VALUE_TYPES),
     *((value_type, section.encode(section.Ranges([(b"a", b"b")]))) for value_type in VALUE_TYPES),
@@ -50,6 +53,7 @@ GOOD: list[tuple[ValueType, bytes]] = [
     ("json", payload(k=b'{"a": [1, null]}')),
     ("int64", payload(k=NUMBER, j=(ADD_I64, NUMBER, NEVER))),
     ("float64", payload(k=NUMBER, j=(MAX_F64, NUMBER, 5))),
+    ("float64", payload(k=SUM, j=(ADD_F64, SUM, NEVER), i=(ADD_F64, NUMBER, NEVER))),
 ]
 BAD: list[tuple[ValueType, bytes]] = [
     *((value_type, payload()) for value_type in VALUE_TYPES),
@@ -57,7 +61,7 @@ BAD: list[tuple[ValueType, bytes]] = [
     *((value_type, section._HEADER.pack(section.FULL, 0)) for value_type in VALUE_TYPES),
     *((value_type, section.encode(section.Ranges())) for value_type in VALUE_TYPES),
     *((value_type, section.encode(section.Ranges([(b"b", b"a")]))) for value_type in VALUE_TYPES),
-    *((value_type, payload(k=(kind, NUMBER, NEVER))) for value_type in VALUE_TYPES for kind in (2, 4, 23, 255)),
+    *((value_type, payload(k=(kind, NUMBER, NEVER))) for value_type in VALUE_TYPES for kind in (2, 4, 27, 255)),
     *((value_type, payload(k=(DELETE, b"x", NEVER))) for value_type in VALUE_TYPES),
     *((value_type, payload(k=(DELETE, b"", 5))) for value_type in VALUE_TYPES),
     *((value_type, payload(k=(PUT, NUMBER, -1))) for value_type in VALUE_TYPES[3:]),
@@ -84,6 +88,10 @@ BAD: list[tuple[ValueType, bytes]] = [
     ("int64", payload(k=(MAX_F64, NUMBER, NEVER))),
     ("float64", payload(k=(ADD_I64, NUMBER, NEVER))),
     ("float64", payload(k=bytes(9))),
+    ("float64", payload(k=SUM + SUM)),
+    ("float64", payload(k=(ADD_F64, SUM[8:] + SUM[:8], NEVER))),
+    ("int64", payload(k=SUM)),
+    ("bytes", payload(k=(ADD_F64, NUMBER, NEVER))),
 ]
 
 
@@ -193,13 +201,13 @@ def test_a_batch_whose_operands_are_longer_than_a_value(tmp_path: Path) -> None:
             batch.kv("t").merge(b"k", large, operator="append")
             batch.kv("t").merge(b"k", NUMBER, operator="add_i64")
             batch.kv("t").merge(b"k", large, operator="append")
-        assert len(store.kv("t")[b"k"]) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == VALUE_BYTES_MAX  # the number does not fit the value, which stays
     with penstock.open(tmp_path / "s") as store:  # a replay
         assert store.check() == []
-        assert len(store.kv("t")[b"k"]) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == VALUE_BYTES_MAX  # the number does not fit the value, which stays
         assert store.kv("t").get(b"other") == b"1"
         store.compact("t")
-        assert len(store.kv("t")[b"k"]) == 8 + len(large)
+        assert len(store.kv("t")[b"k"]) == VALUE_BYTES_MAX  # the number does not fit the value, which stays
 
 
 def test_a_text_that_append_cut_in_a_character_is_still_text(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import math
 import struct
+from fractions import Fraction
+from functools import reduce
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
-from penstock.lsm import operators
+from penstock.lsm import exact_sum, operators
 from penstock.lsm.operators import CHAIN, OPERATORS, check_operand, fold, fold_numbers, union_items, union_of
 from penstock.lsm.rows import DELETE, PUT
 
@@ -24,13 +28,18 @@ def f64(x: float) -> bytes:
     return struct.pack("<d", x)
 
 
+ADD_F, ADD_D, MIN_D, MAX_D = (OPERATORS[name] for name in ("add_f64", "add_decimal", "min_decimal", "max_decimal"))
 numbers = st.binary(min_size=8, max_size=8) | st.sampled_from([f64(x) for x in (0.0, -0.0, float("nan"), float("inf"))])
+decimals = st.binary(min_size=16, max_size=16)
+sums = st.lists(st.floats(), min_size=1, max_size=3).map(lambda xs: reduce(exact_sum.add, map(f64, xs)))
 operands = st.one_of(
-    st.tuples(st.sampled_from([ADD, MIN, MAX, MIN_F, MAX_F]), numbers | st.binary(max_size=3)),
+    st.tuples(st.sampled_from([ADD, MIN, MAX, MIN_F, MAX_F]), numbers),
+    st.tuples(st.just(ADD_F), numbers | sums),
+    st.tuples(st.sampled_from([ADD_D, MIN_D, MAX_D]), decimals),
     st.tuples(st.just(APPEND), st.binary(max_size=6)),
-    st.tuples(st.just(UNION), st.sets(st.binary(max_size=2), max_size=4).map(union_of) | st.binary(max_size=6)),
+    st.tuples(st.just(UNION), st.sets(st.binary(max_size=2), max_size=4).map(union_of)),
 )
-rows = operands | st.tuples(st.just(PUT), numbers | st.binary(max_size=9)) | st.just((DELETE, b""))
+rows = operands | st.tuples(st.just(PUT), numbers | st.binary(max_size=9) | decimals | sums) | st.just((DELETE, b""))
 
 
 @given(a=rows, b=rows, c=rows, d=rows)
@@ -67,9 +76,14 @@ def test_operands_of_several_operators_keep_their_order() -> None:
     assert fold(None, chain) == (PUT, i64(13))
 
 
-def test_what_is_not_of_the_operators_form_counts_as_absent() -> None:
-    assert fold((PUT, b"abc"), (ADD, i64(4))) == (PUT, i64(4))
-    assert fold((PUT, b"\xff"), (UNION, union_of({b"a"}))) == (PUT, union_of({b"a"}))
+def test_a_value_that_does_not_fit_stays_as_it_is() -> None:
+    for value in (b"", b"abc", bytes(9)):
+        for kind in (ADD, MIN, MAX, MIN_F, MAX_F, ADD_F):
+            assert fold((PUT, value), (kind, i64(4))) == (PUT, value)
+            assert fold((PUT, value), fold((kind, i64(4)), (kind, i64(5)))) == (PUT, value)
+        assert fold((PUT, value), (ADD_D, bytes(16))) == (PUT, value)
+    assert fold((PUT, b"\xff"), (UNION, union_of({b"a"}))) == (PUT, b"\xff")
+    assert fold((PUT, b""), (UNION, union_of({b"a"}))) == (PUT, union_of({b"a"})), "the empty set"
 
 
 def test_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +105,71 @@ def test_groups_fold_at_once() -> None:
 def test_admission_refuses_bad_operands() -> None:
     assert check_operand("add_i64", i64(1)) == ADD
     assert check_operand("union", union_of({b"a"})) == UNION
-    for name, operand in (("add_f64", f64(1)), ("add_i64", b"1"), ("union", b"\1\0\0\0"), ("union", b"x")):
+    assert check_operand("add_f64", exact_sum.add(f64(1), f64(1e-30))) == ADD_F
+    for name, operand in (
+        ("add_f64", bytes(16)),
+        ("add_decimal", i64(1)),
+        ("plus", i64(1)),
+        ("add_i64", b"1"),
+        ("union", b"\1\0\0\0"),
+        ("union", b"x"),
+    ):
         with pytest.raises(Invalid):
             check_operand(name, operand)
     with pytest.raises(Invalid):
         union_of({bytes(1_021)})
     with pytest.raises(Invalid):
         union_items(b"x")
+
+
+# -- exact sums
+
+
+def read(state: bytes) -> float:
+    return float(struct.unpack_from("<d", state)[0])
+
+
+@given(numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=12), seed=st.integers())
+@settings(max_examples=500, deadline=None)
+def test_a_sum_of_floats_is_exact_in_any_order(numbers: list[float], seed: int) -> None:
+    chance, states = Random(seed), [f64(x) for x in numbers]
+    while len(states) > 1:  # in any order, in any grouping
+        chance.shuffle(states)
+        states.append(exact_sum.add(states.pop(), states.pop()))
+    (state,) = states
+    total = sum(map(Fraction, numbers))
+    try:
+        expected = float(total)
+    except OverflowError:
+        expected = math.inf if total > 0 else -math.inf
+    assert read(state) == expected
+    assert exact_sum.is_state(state)
+    assert len(state) <= exact_sum.STATE_BYTES_MAX
+    if len(numbers) > 1:
+        assert state == reduce(exact_sum.add, map(f64, sorted(numbers)))
+
+
+def test_what_a_sum_must_remember() -> None:
+    big, small = f64(1e300), f64(1e-300)
+    assert read(reduce(exact_sum.add, [big, small, f64(-1e300)])) == 1e-300
+    over = exact_sum.add(f64(1.7e308), f64(1.7e308))
+    assert read(over) == math.inf
+    assert exact_sum.is_state(over)
+    assert read(exact_sum.add(over, f64(-1.7e308))) == 1.7e308
+    assert read(exact_sum.add(exact_sum.add(over, f64(-1.7e308)), f64(-1.7e308))) == 0.0
+    assert read(reduce(exact_sum.add, [f64(0.1)] * 10)) == 1.0
+    assert math.isnan(read(exact_sum.add(f64(math.inf), f64(-math.inf))))
+    assert read(exact_sum.add(over, f64(-math.inf))) == -math.inf
+    for wrong in (
+        b"",
+        bytes(16),
+        bytes(7),
+        bytes(800),
+        f64(1) + f64(1),
+        f64(math.nan) + f64(1),
+        f64(math.inf) + bytes(8),
+    ):
+        assert not exact_sum.is_state(wrong)
+        assert exact_sum.add(wrong, f64(1)) == wrong
+    # The least of a sum and a number is that of the rounded sum.
+    assert fold((PUT, exact_sum.add(f64(1), small)), (MIN_F, f64(2))) == (PUT, f64(1))

@@ -34,7 +34,7 @@ from penstock.protocol.wire.messages import (
 
 _CHECKSUM = struct.Struct("<I")
 T = TypeVar("T")
-_LARGE = {"Lookup", "CallService", "SendFile", "WriteOffered", "Write"}  # requests that carry data
+_LARGE = {"Lookup", "LookupRow", "CallService", "SendFile", "WriteOffered", "Write"}  # requests that carry data
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(OtherRequest | ReceivedWrite)

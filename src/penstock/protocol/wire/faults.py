@@ -13,11 +13,12 @@ from penstock.protocol.wire.messages import ErrorMessage
 
 _encode = msgspec.msgpack.Encoder().encode
 _faults = msgspec.msgpack.Decoder(ErrorMessage)
+_DETAILED = (errors.CorruptionError, errors.ManifestNotFound, errors.ConditionFailed)  # made again from their parts
 
 
 def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:
     """Return an error in the form that is sent; paths inside the `hidden` folder become relative."""
-    detail = list(error.__reduce__()[1]) if isinstance(error, (errors.CorruptionError, errors.ManifestNotFound)) else []
+    detail = list(error.__reduce__()[1]) if isinstance(error, _DETAILED) else []
     message = str(error)
     if hidden:
         message = message.replace(f"{hidden}/", "").replace(hidden, "the store")

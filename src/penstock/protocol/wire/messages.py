@@ -74,6 +74,14 @@ class Lookup(_Message, frozen=True):
     keys: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
 
 
+class LookupRow(_Message, frozen=True):
+    """Look up a row of a shard; live, or in a snapshot. The answer has its value and its LSN, or is None."""
+
+    snapshot: str
+    partition: int
+    key: bytes
+
+
 class CutPieces(_Message, frozen=True):
     """Split a range of a shard of a snapshot into pieces."""
 
@@ -351,6 +359,7 @@ OtherRequest = (
     | FindTable
     | ReadTime
     | Lookup
+    | LookupRow
     | CutPieces
     | CutRanges
     | PlanBatch

@@ -1,0 +1,126 @@
+"""Compare and set: a group that is written only if some rows have the LSNs that its writer has read.
+
+The owner, the only process that writes the journal, judges such a group at the group's own place in the order of
+writes. With the dispatcher's turn (nothing is applied meanwhile):
+
+    1. no write that is not applied yet may touch the rows; if one does, wait until it is applied, and begin again
+    2. the rows must have the expected LSNs, else the group is refused, and never written
+    3. under the coordinator's lock: look again for writes that came since 1, and append the group
+
+So the rows are as expected where the group stands in the journal, and the record needs no condition: replicas and
+replays apply it as they apply any other. A token is looked up first: a group that was committed before is a duplicate,
+whatever became of its rows. Like every conditional group, it is visible when it is applied.
+
+Thread: any.
+Invariants: (1) no write to the rows comes between the judgement and the group. (2) a refused group was not written,
+and never will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.coordinator import Epoch, WriteCoordinator
+from penstock.errors import Backpressure, OutcomeUnknown, Poisoned, WaitExpired
+from penstock.host.clock import Clock
+from penstock.journal.partitions import PartitionId
+from penstock.kinds import ExpectedRow, Machine, RowConditional
+from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.ledger import TableInfo, Verdict
+from penstock.partition.pending import PendingDelta, PendingGroup, parts
+from penstock.partition.reference import Reference
+from penstock.store.flusher import Flushed
+
+JUDGE_S = 30.0  # how long a group may wait for other writes to its rows
+
+Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
+KeysOfShards = Mapping[PartitionId, tuple[Machine, frozenset[bytes]]]
+Expectation = tuple[RowConditional, TableInfo, ExpectedRow]
+
+
+class _Touched(Exception):
+    """A write to the rows came after they were judged."""
+
+
+def submit_if(
+    group: PendingGroup,
+    size: int,
+    expectations: Sequence[Expectation],
+    token: tuple[str, int] | None,
+    *,
+    coordinator: Coordinator,
+    dispatcher: Dispatcher,
+    machine_of: Callable[[PartitionId], Machine],
+    clock: Clock,
+) -> Epoch:
+    """Append a group if its rows are as expected, else raise the error of the first that is not."""
+    deadline_s, group.judged = clock.monotonic_s() + JUDGE_S, True
+    while True:
+        try:
+            with dispatcher.turn:
+                dispatcher.finish()
+                unused = token is None or dispatcher.ledger.token_verdict(*token) is Verdict.ACCEPTED
+                rows = _by_shard(expectations if unused else (), machine_of)
+                if not _touches(coordinator, rows):
+                    if unused:
+                        _judge(expectations, rows)
+                    return coordinator.write_into(_add_untouched, size, group, coordinator, rows, 0.0)
+        except _Touched:
+            pass
+        except Backpressure:
+            if clock.monotonic_s() >= deadline_s:
+                raise
+        _wait_for_others(coordinator, deadline_s - clock.monotonic_s())
+
+
+def _by_shard(expectations: Sequence[Expectation], machine_of: Callable[[PartitionId], Machine]) -> KeysOfShards:
+    keys: dict[PartitionId, set[bytes]] = {}
+    for _, _, row in expectations:
+        keys.setdefault(row.partition, set()).add(row.key)
+    return {partition: (machine_of(partition), frozenset(some)) for partition, some in keys.items()}
+
+
+def is_touched(coordinator: Coordinator, partition: PartitionId, machine: Machine, key: bytes) -> bool:
+    """Whether a write to a row is not applied yet."""
+    return _touches(coordinator, {partition: (machine, frozenset((key,)))})
+
+
+def _touches(coordinator: Coordinator, rows: KeysOfShards) -> bool:
+    """Whether a write that is not applied yet touches one of the rows."""
+    layers = coordinator.layers
+    for delta in (layers.pending, *layers.deltas):
+        for group in delta.groups:
+            for partition, (machine, keys) in rows.items():
+                for part in parts(group.sections.get(partition, ())):
+                    if isinstance(part, Reference) or machine.touches_any(part, keys):
+                        return True
+    return False
+
+
+def _judge(expectations: Sequence[Expectation], rows: KeysOfShards) -> None:
+    """Raise the error of the first row that is not as expected. Requires: the dispatcher's turn."""
+    for kind, info, expected in expectations:
+        row = rows[expected.partition][0].row(expected.key)
+        lsn = 0 if row is None else row[1]
+        if lsn != expected.lsn:
+            raise kind.condition_failed(info, expected, lsn)
+
+
+def _add_untouched(delta: PendingDelta, group: PendingGroup, coordinator: Any, rows: KeysOfShards) -> None:
+    """Append a group under the coordinator's lock, unless a write to its rows has come since they were judged."""
+    if _touches(coordinator, rows):
+        raise _Touched
+    delta.add(group)
+
+
+def _wait_for_others(coordinator: Coordinator, left_s: float) -> None:
+    """Wait until all writes so far are applied, so that their rows can be judged."""
+    try:
+        coordinator.wait_applied(None, max(0.0, left_s))
+    except WaitExpired:
+        raise Backpressure(
+            f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
+        ) from None
+    except OutcomeUnknown as error:  # of the other writes: this one was never in the journal
+        raise Poisoned(f"writes are refused after a failure ({error}): call recover()") from error
