@@ -46,6 +46,27 @@ def test_a_queue_read_and_written(spark: Any, store: Store, folder: str) -> None
     assert events.statistics().messages == 401
 
 
+def test_headers_are_a_map(spark: Any, store: Store, folder: str) -> None:
+    traced = store.queue("traced", headers=True)
+    traced.put(b"1", headers={"trace": "a", "n": b"\x00"})
+    traced.put(b"2", durable=True)
+    frame = load(spark, folder, "traced")
+    assert dict(frame.dtypes)["headers"] == "map<string,binary>"
+    rows = {
+        bytes(row.payload): row.headers and {k: bytes(v) for k, v in row.headers.items()} for row in frame.collect()
+    }
+    assert rows == {b"1": {"trace": b"a", "n": b"\x00"}, b"2": None}
+    frame.write.format("penstock").option("table", "traced").mode("append").save(folder)
+    made = spark.range(2).selectExpr("cast(string(id) as binary) as payload", "map('id', string(id)) as headers")
+    made.write.format("penstock").option("table", "traced").mode("append").save(folder)
+    written = [(message.payload, message.headers) for message in traced.read()][2:]
+    assert sorted(written, key=lambda message: message[0]) == [
+        (b"0", {"id": b"0"}),
+        *sorted([(b"1", {"trace": b"a", "n": b"\x00"}), (b"1", {"id": b"1"})], key=written.index),
+        (b"2", None),
+    ]
+
+
 @pytest.mark.parametrize("rows", [10, 200_000])
 def test_overwrite_of_a_range(spark: Any, store: Store, folder: str, rows: int) -> None:
     table = store.kv("t", shards=2, value="int64")

@@ -63,7 +63,15 @@ def count(store: Any, key: bytes = b"n") -> int:
 
 # -- what the owner says, by what failed in it
 
-CERTAIN = [NotFound, Invalid, PartitionPaused, LeaseLost, errors.KindMismatch, errors.UnsupportedVersion]
+CERTAIN = [
+    NotFound,
+    Invalid,
+    PartitionPaused,
+    LeaseLost,
+    errors.ReadOnly,
+    errors.KindMismatch,
+    errors.UnsupportedVersion,
+]
 PASSING = [Backpressure, errors.DiskFull, errors.DiskFailed, errors.ManifestFull, errors.CommitFailed]
 IN_DOUBT = [OutcomeUnknown, WaitExpired, Poisoned, PenstockError, ValueError, OSError]
 

@@ -110,7 +110,7 @@ def test_open_makes_a_started_owner_yield_and_clients_follow(path: Path) -> None
             users.put(b"b", b"2")
             assert users[b"b"] == b"2"
             assert store.kv("users")[b"b"] == b"2"
-            with pytest.raises(StoreLocked, match="owned by another program"):
+            with pytest.raises(StoreLocked, match="open in this process"):
                 penstock.open(path)
         assert users[b"b"] == b"2"  # an owner was started again
         assert len(owners(path)) == 1
