@@ -397,9 +397,10 @@ def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
     with penstock.open(tmp_path) as store:
         store.kv("t", value=PERSON, key="utf8").put("a", {"name": "A", "seen": SEEN})
         store.compact("t")
-        store.kv("t", value=WIDER).put("b", {"name": "B", "tags": ["x"]})
+        wider: Any = store.kv("t", value=WIDER)
+        wider.put("b", {"name": "B", "tags": ["x"]})
     with penstock.open(tmp_path) as store:
-        table = store.kv("t", key="utf8")
+        table: Any = store.kv("t", key="utf8")
         assert table.value_type == WIDER
         store.compact("t")
         assert [(key, value["name"], value["tags"]) for key, value in table.items()] == [
