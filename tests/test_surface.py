@@ -35,12 +35,12 @@ PUBLIC = {
         Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
         Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
         OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
-        Restore RetryLater StoreLocked TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
+        Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress commit dead_letter_payload export maintain progress register session stream
-        verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session
+        stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
@@ -79,7 +79,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike"),
+    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

@@ -20,7 +20,8 @@
     │   ├── ReadOnly          the store was opened to be read only; nothing was written
     │   ├── LeaseLost         the lease has ended, and the work may be another worker's
     │   ├── PositionConflict  another writer moved the consumer; nothing was written
-    │   └── ConditionFailed   another writer changed the row (`if_lsn`, `if_absent`); nothing was written
+    │   ├── ConditionFailed   another writer changed the row (`if_lsn`, `if_absent`); nothing was written
+    │   └── StreamFailed      Spark failed on a batch, mostly in the batch function; nothing of it was written
     ├── Reopen                this object cannot be used any more; open it again
     │   ├── Closed            it was closed
     │   ├── Poisoned          a write or an fsync failed; see its __cause__
@@ -143,6 +144,10 @@ class ConditionFailed(FixTheCall):
 
     def __reduce__(self) -> tuple[type, tuple[bytes | str, int, int]]:
         return (type(self), (self.key, self.expected, self.lsn))
+
+
+class StreamFailed(FixTheCall):
+    """Spark could not run a batch of a stream; nothing of the batch was written."""
 
 
 class Reopen(PenstockError):

@@ -1,10 +1,10 @@
 """A driver to be killed and paused: streams from `events`, which hold still at a point that the test chooses.
 
-    stream_driver.py POINT MARKS [one|several FOLDER CHECKPOINT]...
+    stream_driver.py POINT MARKS [one|several|broken FOLDER CHECKPOINT]...
 
-POINT is where each of them holds still: `writing` (a task has written files, another waits), `staged` (all files are
-there, and no commit), `committed` (the commit happened, and Spark does not know it). Then it makes a file in the folder
-MARKS, and waits until that folder is gone.
+POINT is where each of them holds still: `writing` (a task has written files, another waits), `searched` (broken records
+were found, and nothing is written), `staged` (all files are there, and no commit), `committed` (the commit happened,
+and Spark does not know it). Then it makes a file in the folder MARKS, and waits until that folder is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def hold_still(marks: str) -> None:
 def route_to(tables: str, marks: str = "") -> Route:
     """One table: a copy of the messages. Several: the count and the last message of each key, and a sample of each.
 
-    The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many.
+    The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many. Broken:
+    as several, and it fails on a message that begins with `broken`.
     """
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
@@ -50,6 +51,10 @@ def route_to(tables: str, marks: str = "") -> Route:
         yield from batches
 
     def route(frame: Any) -> dict[str, Any]:
+        if tables == "broken":
+            text = F.col("payload").cast("string")
+            refused = F.raise_error(F.concat(F.lit("refused: "), text)).cast("binary")
+            frame = frame.withColumn("payload", F.when(text.startswith("broken"), refused).otherwise(F.col("payload")))
         copied = frame.select("key", "payload")
         copied = copied.mapInArrow(wait, copied.schema) if marks else copied
         if tables == "one":
@@ -74,9 +79,19 @@ def route_to(tables: str, marks: str = "") -> Route:
 
 def main(point: str, marks: str, *streams: str) -> None:
     import penstock.spark
-    from penstock.spark.exactly_once import _Runner
+    from penstock.spark import broken_records
+    from penstock.spark.batch_runner import BatchRunner
     from penstock.store.batch import StoreBatch
 
+    if point == "searched":
+        find_failures = vars(broken_records)["find_failures"]
+
+        def searched(*given: Any, **more: Any) -> Any:
+            failures = find_failures(*given, **more)
+            hold_still(marks)
+            return failures
+
+        vars(broken_records)["find_failures"] = searched
     if point == "staged":
         commit = StoreBatch.commit
 
@@ -86,13 +101,13 @@ def main(point: str, marks: str, *streams: str) -> None:
 
         StoreBatch.commit = held  # type: ignore[method-assign]
     if point == "committed":
-        count = _Runner._count
+        count = BatchRunner._count
 
-        def counted(self: _Runner, *, lag: int | None = None, **more: int) -> None:
+        def counted(self: BatchRunner, *, lag: int | None = None, **more: int) -> None:
             count(self, lag=lag, **more)
             hold_still(marks)
 
-        _Runner._count = counted  # type: ignore[method-assign]
+        BatchRunner._count = counted  # type: ignore[method-assign]
     spark = penstock.spark.session("driver", master="local[6]", spark__sql__shuffle__partitions="2")
     queries = [
         penstock.spark.stream(
@@ -103,6 +118,7 @@ def main(point: str, marks: str, *streams: str) -> None:
             batch=route_to(tables, marks if point == "writing" else ""),
             checkpoint=checkpoint,
             interval_s=0.0,
+            dead_letter="dead" if tables == "broken" else None,
         )
         for tables, folder, checkpoint in zip(streams[::3], streams[1::3], streams[2::3], strict=True)
     ]

@@ -23,11 +23,10 @@ from stream_driver import route_to
 import penstock
 import penstock.spark
 from penstock.client.connection import Connection, GoneError
-from penstock.errors import Backpressure, PositionConflict
+from penstock.errors import PositionConflict
 from penstock.journal.partitions import shard_of
 from penstock.partition import ledger
 from penstock.protocol import wire
-from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.spark.streaming import start_option
 from penstock.store.batch import StoreBatch
 from penstock.store.store import Store
@@ -46,8 +45,10 @@ class Input:
         store.queue("copied", shards=2)
         store.kv("totals", value="int64")
         store.kv("latest")
+        store.queue("dead")
         store.series("seen", shards=2)
         self.put: list[tuple[bytes, bytes]] = []  # key, payload
+        self.broken: list[bytes] = []  # payloads that the route `broken` fails on
 
     def feed(self, count: int, keys: list[bytes] = KEYS, size: int = 0) -> None:
         first = len(self.put)
@@ -55,18 +56,29 @@ class Input:
         self.events.put_many([payload for _, payload in rows], keys=[key for key, _ in rows], durable=True)
         self.put += rows
 
+    def feed_broken(self, count: int) -> None:
+        payloads = [b"broken %d" % (len(self.broken) + number) for number in range(count)]
+        self.events.put_many(payloads, keys=[KEYS[number % len(KEYS)] for number in range(count)], durable=True)
+        self.broken += payloads
+
     def check(self, tables: str) -> None:
+        letters = [message.payload for message in self.store.queue("dead").read()]
+        assert Counter(map(penstock.spark.dead_letter_payload, letters)) == Counter(self.broken)
+        for letter in map(json.loads, letters):
+            assert letter["reason"].partition(" SQLSTATE")[0] == f"[USER_RAISED_EXCEPTION] refused: {letter['payload']}"
         copied = self.store.queue("copied").to_arrow()
         assert Counter(copied["payload"].to_pylist()) == Counter(payload for _, payload in self.put)
         assert dict(zip(copied["payload"].to_pylist(), copied["key"].to_pylist(), strict=True)) == {
             payload: key for key, payload in self.put
         }
-        if tables == "several":
+        if tables != "one":
             assert dict(self.store.kv("totals").scan()) == Counter(key for key, _ in self.put)
             assert dict(self.store.kv("latest").scan()) == dict(self.put)
-            for shard, bounds in enumerate(self.events.bounds()):
+            messages = self.events.to_arrow().select(["shard", "sequence", "payload"]).to_pylist()
+            for shard in (0, 1):
                 samples = self.store.series("seen").select(f'seen{{shard="{shard}"}}')
-                assert sorted(samples["value"].to_pylist()) == list(range(1, bounds.next))
+                good = [one for one in messages if one["shard"] == shard and one["payload"] not in self.broken]
+                assert sorted(samples["value"].to_pylist()) == sorted(one["sequence"] for one in good)
         assert self.events.consumer("c").lag == 0
 
 
@@ -77,14 +89,16 @@ def given(store: Store) -> Input:
 
 @pytest.fixture
 def both(tmp_path: Path) -> Iterator[dict[str, Input]]:
-    """A store for one table and another for several, so that one driver can be killed for both."""
-    with penstock.open(tmp_path / "one") as one, penstock.open(tmp_path / "several") as several:
-        yield {"one": Input(one), "several": Input(several)}
+    """A store for one table and another for several and broken records, so that one driver can be killed for both."""
+    with penstock.open(tmp_path / "one") as one, penstock.open(tmp_path / "broken") as broken:
+        yield {"one": Input(one), "broken": Input(broken)}
 
 
 def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.StreamProgress:
     """Run a stream over all that is there."""
     given = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
+    if tables == "broken":
+        given["dead_letter"] = "dead"
     query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **given)
     return penstock.spark.wait(query, 250)
 
@@ -305,85 +319,6 @@ def test_without_tokens_the_sink_writes_a_batch_twice(
     assert copied_again(spark, folder, given, tmp_path / "c") > Counter(payload for _, payload in given.put)
 
 
-# -- records that are broken
-
-
-def test_broken_records_are_set_aside(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
-    dead = given.store.queue("dead")
-    given.feed(8)
-    broken = [b"", b"\xff\x00broken"]
-    for place, payload in enumerate(broken):
-        given.events.put(payload, key=KEYS[place], durable=True)
-        given.feed(5)
-
-    def parse(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for payload in batch.column("payload").to_pylist():
-                int(payload)
-            yield batch
-
-    def route(frame: Any) -> dict[str, Any]:
-        return route_to("several")(frame.mapInArrow(parse, frame.schema))
-
-    told = run(spark, folder, tmp_path / "checkpoint", "several", batch=route, dead_letter="dead")
-    assert (told.rows_in, told.dead) == (20, 2)
-    letters = [json.loads(message.payload) for message in dead.read()]
-    payloads = [penstock.spark.dead_letter_payload(message.payload) for message in dead.read()]
-    assert sorted(payloads) == sorted(broken)
-    assert all("invalid literal for int()" in letter["reason"] for letter in letters)
-    at = {(letter["shard"], letter["sequence"]) for letter in letters}
-    messages = [message for shard in (0, 1) for message in given.events.read(shard)]
-    assert at == {(message.shard, message.sequence) for message in messages if message.payload in broken}
-    given.check("several")
-
-
-def test_failing_tasks_are_quiet_only_where_they_are_expected(spark: Any) -> None:
-    manager = spark._jvm.org.apache.logging.log4j.LogManager
-
-    def levels() -> set[str]:
-        return {str(manager.getLogger(name).getLevel()) for name in TASK_LOGGERS}
-
-    first, second = muted(spark), muted(spark)  # of two streams, of which the first ends first
-    with first:
-        second.__enter__()
-        assert levels() == {"OFF"}
-    second.__exit__(None, None, None)
-    assert levels() == {str(manager.getRootLogger().getLevel())}
-
-
-def test_records_that_the_function_sets_aside_itself(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
-    dead = given.store.queue("dead")
-    given.feed(50)
-
-    def route(frame: Any) -> dict[str, Any]:
-        good = frame.where("sequence % 5 <> 0")
-        bad = frame.where("sequence % 5 = 0").selectExpr("*", "'a multiple of five' reason")
-        return {"copied": good.select("key", "payload"), "dead": bad}
-
-    told = run(spark, folder, tmp_path / "checkpoint", "one", batch=route, dead_letter="dead", max_rows=20)
-    assert told.rows_in == 50
-    assert told.dead == dead.statistics().messages > 0
-    assert told.rows_out == given.store.queue("copied").statistics().messages == 50 - told.dead
-    assert {json.loads(message.payload)["reason"] for message in dead.read()} == {"a multiple of five"}
-
-
-@pytest.mark.parametrize("error", [NameError("a fault of the function"), Backpressure("full: retry later")])
-def test_no_record_is_blamed_for_other_faults(
-    spark: Any, folder: str, given: Input, tmp_path: Path, error: Exception
-) -> None:
-    dead = given.store.queue("dead")
-    given.feed(50)
-
-    def route(frame: Any) -> dict[str, Any]:
-        raise error
-
-    with pytest.raises(type(error), match=str(error)):
-        run(spark, folder, tmp_path / "checkpoint", "one", batch=route, dead_letter="dead")
-    assert (dead.statistics().messages, given.events.consumer("c").lag) == (0, 50)
-    run(spark, folder, tmp_path / "checkpoint", "several")
-    given.check("several")
-
-
 # -- drivers
 
 
@@ -433,8 +368,10 @@ class Driver:
 
 
 def kill_at(both: dict[str, Input], tmp_path: Path, point: str) -> None:
-    for given in both.values():
+    for name, given in both.items():
         given.feed(4_000, size=1_000)  # so much that tasks write files
+        if name == "broken" and point != "writing":  # where the batch would fail before it writes
+            given.feed_broken(3)
     with Driver(tmp_path, both, point) as driver:
         driver.wait_until_still()
         for given in both.values():
@@ -446,6 +383,7 @@ def kill_at(both: dict[str, Input], tmp_path: Path, point: str) -> None:
 def go_on(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
     for name, given in both.items():
         given.feed(100)
+        given.feed_broken(1 if name == "broken" else 0)
         run(spark, given.store.path, tmp_path / f"checkpoint-{name}", name)
         given.check(name)
 
@@ -457,6 +395,14 @@ POINTS = pytest.mark.parametrize("point", ["writing", "staged", "committed"])
 def test_a_driver_that_is_killed(spark: Any, both: dict[str, Input], tmp_path: Path, point: str) -> None:
     kill_at(both, tmp_path, point)
     go_on(spark, both, tmp_path)
+
+
+def test_a_driver_that_is_killed_when_it_has_found_broken_records(
+    spark: Any, both: dict[str, Input], tmp_path: Path
+) -> None:
+    only = {"broken": both["broken"]}
+    kill_at(only, tmp_path, "searched")
+    go_on(spark, only, tmp_path)
 
 
 @pytest.mark.campaign
@@ -471,8 +417,9 @@ def test_a_driver_that_is_killed_and_its_checkpoint_deleted(
 
 
 def test_a_driver_that_wakes_beside_its_successor(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
-    for given in both.values():
+    for name, given in both.items():
         given.feed(1_000)
+        given.feed_broken(2 if name == "broken" else 0)
     with Driver(tmp_path, both, "staged") as driver:
         driver.wait_until_still()
         driver.signal(signal.SIGSTOP)

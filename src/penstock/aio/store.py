@@ -217,6 +217,7 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
     write_columns = awaited(SeriesTable.write_columns)
     write_arrow = awaited(SeriesTable.write_arrow)
     delete = awaited(SeriesTable.delete)
+    alter = awaited(SeriesTable.alter)
     set_metadata = awaited(SeriesTable.set_metadata)
 
 

@@ -3,14 +3,15 @@
     session, views        a local session; a temporary view of each table
     commit                several tables and a consumer's position in one commit
     stream, progress      a stream from a queue with exactly-once results
-    wait                  wait until a stream ends, or stop it on a signal
+    wait, caught_up       wait until a stream ends, or stop it on a signal; wait until it has read all
     maintain              run the large jobs of a store on Spark
     verify, export        check all files; write a table as Parquet
 
     format                the format `penstock`; the other modules implement it
     table_ref, arrow      the store and table of an option; types
     sessions              session, views
-    exactly_once          the stream; committing: its commit; offset_log: Spark's checkpoint
+    exactly_once          the stream; batch_runner: its batches; committing: a commit; offset_log: Spark's checkpoint
+    broken_records        a batch that fails; isolation: the search in Spark's tasks; dead_letters: what is set aside
     maintenance           maintain, verify, export
     reading, writing, loading, streaming
 
@@ -23,8 +24,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.batch_runner import StreamProgress
     from penstock.spark.committing import Committed, commit
-    from penstock.spark.exactly_once import StreamProgress, dead_letter_payload, progress, stream, wait
+    from penstock.spark.dead_letters import dead_letter_payload
+    from penstock.spark.exactly_once import caught_up, progress, stream, wait
     from penstock.spark.format import register
     from penstock.spark.maintenance import Damage, export, maintain, verify
     from penstock.spark.sessions import session, views
@@ -38,8 +41,9 @@ _HOMES = {
     "stream": "exactly_once",
     "progress": "exactly_once",
     "wait": "exactly_once",
-    "StreamProgress": "exactly_once",
-    "dead_letter_payload": "exactly_once",
+    "caught_up": "exactly_once",
+    "StreamProgress": "batch_runner",
+    "dead_letter_payload": "dead_letters",
     "maintain": "maintenance",
     "verify": "maintenance",
     "export": "maintenance",
@@ -49,6 +53,7 @@ __all__ = [
     "Committed",
     "Damage",
     "StreamProgress",
+    "caught_up",
     "commit",
     "dead_letter_payload",
     "export",

@@ -25,6 +25,7 @@ from penstock.spark.table_ref import PlannedTable, TableRef
 from penstock.store.batch import StoreBatch
 
 _LOADS = "table string, loads binary"
+_REFUSED = "error string"
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,23 @@ def _task(table: PlannedTable, name: str, schema: Any, batches: Iterator[Any]) -
     """Prepare a task's rows, and return the loads to the driver. Runs in a task."""
     loads = make_loads(table, schema, batches)
     yield pa.record_batch([pa.array([name]), pa.array([loads], pa.binary())], names=["table", "loads"])
+
+
+def check_rows(table: PlannedTable, frame: DataFrame) -> DataFrame:
+    """Return a frame of one row for each task: why the table refuses the task's rows, or null."""
+    return frame.mapInArrow(partial(_check, table, frame.schema), _REFUSED)
+
+
+def _check(table: PlannedTable, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Prepare a task's rows for nothing but the error, which is not raised: a Python process would end with it."""
+    error = None
+    try:
+        make_loads(table, schema, batches)
+    except Exception as refused:
+        error = f"{type(refused).__module__}.{type(refused).__name__}: {refused}"
+        for _ in batches:  # what is left unread would end the process, too
+            pass
+    yield pa.record_batch([pa.array([error], pa.string())], names=["error"])
 
 
 def use(batch: StoreBatch, planned: Mapping[str, PlannedTable], encoded: Mapping[str, list[bytes]]) -> dict[str, int]:

@@ -73,7 +73,10 @@ def _schema_of(info: TableInfo) -> StructType:
 
 
 def register(spark: Any) -> None:
-    """Register the format with a session; a session that finds `pyspark_penstock` does so by itself.
+    """Register the format with a session, and make that the session of the calling thread.
+
+    Spark looks formats up in the session of the thread, and a thread that Python started has none: there it would not
+    find a format that is registered. A session that finds `pyspark_penstock` registers the format by itself.
 
     >>> penstock.spark.register(spark)
     >>> spark.read.format("penstock").option("table", "users").load(path).columns
@@ -86,6 +89,9 @@ def register(spark: Any) -> None:
             f"PYSPARK_PYTHON={sys.executable} before the session starts"
         )
     spark.dataSource.register(PenstockSource)
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 @lru_cache

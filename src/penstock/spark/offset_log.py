@@ -14,6 +14,11 @@ from penstock.errors import NotFound, PositionConflict
 Offsets = dict[int, int]
 
 
+def distance(start: Offsets, end: Offsets) -> int:
+    """Return the number of messages in [start, end)."""
+    return sum(max(0, end[shard] - start[shard]) for shard in end)
+
+
 class OffsetLog:
     """The checkpoint in a folder, of a stream whose consumer is at `start`."""
 

@@ -5,11 +5,13 @@ Thread: the driver's.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +26,17 @@ LOCAL = {
     "spark.buffer.size": str(1 << 20),  # between the JVM and its Python processes
 }
 
-TASK_LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+TASK_LOGGERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.python",
+    "org.apache.spark.api.python",
+    "org.apache.spark.util.Utils",
+)
+STREAM_LOGGERS = ("org.apache.spark.sql.execution.streaming",)
+PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver")  # they repeat the same
+_lock = threads.lock("spark.loggers")
+_muted: Counter[str] = Counter()  # guarded by _lock; how many blocks mute a logger
 
 
 def session(name: str = "penstock", *, master: str | None = None, ui: bool = False, **conf: str) -> Any:
@@ -72,20 +84,29 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
 
 @contextmanager
-def muted(spark: Any) -> Iterator[None]:
-    """Keep Spark from logging failed tasks, if failures are expected and handled."""
+def muted(spark: Any, loggers: Iterable[str] = TASK_LOGGERS) -> Iterator[None]:
+    """Keep Spark from logging failures that are expected and handled, until the last such block ends."""
     log4j = getattr(getattr(spark, "_jvm", None), "org", None)
     if log4j is None:
         yield  # a remote session, which logs elsewhere
         return
-    log4j = log4j.apache.logging.log4j
-    for name in TASK_LOGGERS:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    names = tuple(loggers)
     try:
+        _set_levels(log4j.apache.logging.log4j, names, 1)
         yield
-    finally:  # not the previous level: another stream may have muted them too
-        for name in TASK_LOGGERS:
-            log4j.core.config.Configurator.setLevel(name, log4j.LogManager.getRootLogger().getLevel())
+    finally:
+        _set_levels(log4j.apache.logging.log4j, names, -1)
+
+
+def _set_levels(log4j: Any, names: tuple[str, ...], change: int) -> None:
+    with _lock:
+        for name in names:
+            _muted[name] += change
+            level = log4j.Level.OFF if _muted[name] > 0 else log4j.LogManager.getRootLogger().getLevel()
+            log4j.core.config.Configurator.setLevel(name, level)
+        for name in PYTHON_LOGGERS:
+            _muted[name] += change
+            logging.getLogger(name).disabled = _muted[name] > 0
 
 
 def _submitted() -> dict[str, str]:

@@ -1,0 +1,456 @@
+// Finds the rows that make a plan fail, within the tasks of one Spark job.
+//
+// Spark compiles a batch function once. The plan's input is a Gate, and an iterator of the plan can be made as often as
+// one likes: a task takes its rows, evaluates the plan on all of them, and on ever smaller parts of those that fail,
+// until each failing row stands alone. An evaluation costs microseconds where the plan is the JVM's alone, not a job.
+//
+// Compiled at run time by the compiler that Spark brings along (see isolation.py), so it is written in the Java that
+// Janino knows: no generics, no lambdas.
+//
+// Thread: that of the task; `compute` of a Gate also runs in threads that feed Python processes.
+// Invariants: (1) a row is reported only if the plan failed on that row alone. (2) a plan whose input is read outside an
+// evaluation (by a broadcast of it) ends the search: the failure of a part would say nothing.
+
+package penstock;
+
+import java.io.File;
+import java.io.IOException;
+import java.lang.reflect.Field;
+import java.nio.file.Files;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.List;
+import java.util.Properties;
+import java.util.UUID;
+import org.apache.spark.NarrowDependency;
+import org.apache.spark.Partition;
+import org.apache.spark.TaskContext;
+import org.apache.spark.TaskContext$;
+import org.apache.spark.TaskContextImpl;
+import org.apache.spark.TaskKilledException;
+import org.apache.spark.memory.MemoryManager;
+import org.apache.spark.memory.TaskMemoryManager;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.execution.RDDScanExec;
+import org.apache.spark.sql.execution.SQLExecutionRDD;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
+import scala.jdk.javaapi.CollectionConverters;
+import scala.runtime.AbstractPartialFunction;
+
+public final class RowSearch extends RDD {
+    static final String SEARCHING = "penstock.searching"; // a local property of jobs, set once the plan is made
+
+    final RDD source; // the rows to search
+    final RDD[] plans; // of one row of the source or many, by way of a Gate
+    final int slices; // tasks for each partition of the source
+    final int shardColumn;
+    final int sequenceColumn;
+    final int errorColumn; // of the plans' output: a row that is not null there is a failure; -1: none
+    final int rowsMax; // failing rows, after which a task stops
+    final long seconds; // after which a task stops
+
+    public RowSearch(
+            RDD source, SparkPlan[] plans, int slices, int shardColumn, int sequenceColumn, int errorColumn,
+            int rowsMax, long seconds) {
+        super(source.context(), (scala.collection.immutable.Seq) scala.collection.immutable.Nil$.MODULE$,
+            tag(String.class));
+        this.source = source;
+        this.plans = new RDD[plans.length];
+        for (int at = 0; at < plans.length; at++) {
+            this.plans[at] = rowsOf(plans[at]);
+        }
+        this.slices = slices;
+        this.shardColumn = shardColumn;
+        this.sequenceColumn = sequenceColumn;
+        this.errorColumn = errorColumn;
+        this.rowsMax = rowsMax;
+        this.seconds = seconds;
+    }
+
+    static scala.reflect.ClassTag tag(Class kind) {
+        return scala.reflect.ClassTag$.MODULE$.apply(kind);
+    }
+
+    // The rows of a plan without the shuffles of its input, which has one partition: all rows that belong together are.
+    static RDD rowsOf(SparkPlan plan) {
+        SparkPlan whole = (SparkPlan) plan.transformUp(new WithoutShuffles());
+        return new SQLExecutionRDD(whole.execute(), plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+    }
+
+    public scala.collection.immutable.Seq getDependencies() {
+        List all = new ArrayList();
+        all.add(new Needs(source, source.partitions().length));
+        for (int at = 0; at < plans.length; at++) {
+            all.add(new Needs(plans[at], -1));
+        }
+        return CollectionConverters.asScala(all).toSeq();
+    }
+
+    public Partition[] getPartitions() {
+        Partition[] sources = source.partitions();
+        Partition[][] parts = new Partition[plans.length][];
+        for (int at = 0; at < plans.length; at++) {
+            parts[at] = plans[at].partitions();
+        }
+        Partition[] all = new Partition[sources.length * slices];
+        for (int at = 0; at < all.length; at++) {
+            all[at] = new Slice(at, sources[at % sources.length], at / sources.length, parts);
+        }
+        return all;
+    }
+
+    // Yields "SHARD SEQUENCE ERROR" for each failing row, or one text that begins with "?" and says why it gave up.
+    public scala.collection.Iterator compute(Partition split, TaskContext context) {
+        Slice slice = (Slice) split;
+        List rows = new ArrayList();
+        scala.collection.Iterator all = source.iterator(slice.source, context);
+        for (int number = 0; all.hasNext(); number++) {
+            InternalRow row = (InternalRow) all.next();
+            if (number % slices == slice.number) {
+                rows.add(row.copy());
+            }
+        }
+        List failing = new ArrayList();
+        try {
+            new Search(this, slice, context, failing).run(rows);
+        } catch (TooMany enough) { // those that were found say so
+        } catch (GaveUp reason) {
+            failing.clear();
+            failing.add("?" + reason.getMessage());
+        }
+        return CollectionConverters.asScala(failing.iterator());
+    }
+
+    // One task's search.
+    static final class Search {
+        private final RowSearch job;
+        private final Slice slice;
+        private final TaskContextImpl context;
+        private final List failing;
+        private final long deadline;
+        private List suspects; // rows that a Python function named in the last evaluation: most likely those that fail
+
+        Search(RowSearch job, Slice slice, TaskContext context, List failing) {
+            this.job = job;
+            this.slice = slice;
+            this.context = (TaskContextImpl) context;
+            this.failing = failing;
+            this.deadline = System.nanoTime() + job.seconds * 1000000000L;
+        }
+
+        void run(List rows) {
+            String error = rows.isEmpty() ? null : evaluate(rows);
+            if (error == null) {
+                return;
+            }
+            List named = suspects;
+            if (evaluate(new ArrayList()) != null) {
+                throw new GaveUp("it fails on no rows, too: " + error);
+            }
+            while (error != null && !named.isEmpty()) {
+                List rest = new ArrayList(rows);
+                int before = failing.size();
+                for (int at = 0; at < named.size(); at++) {
+                    List alone = new ArrayList();
+                    alone.add(named.get(at));
+                    String cause = evaluate(alone);
+                    if (cause != null) {
+                        report((InternalRow) named.get(at), cause);
+                        rest.remove(named.get(at));
+                    }
+                }
+                if (failing.size() == before) {
+                    break;
+                }
+                rows = rest;
+                error = rows.isEmpty() ? null : evaluate(rows);
+                named = suspects;
+            }
+            if (error != null) {
+                narrow(rows, error, true);
+            }
+        }
+
+        // `rows` fail with `error`; `itself` if they were evaluated, and not only more rows with them among these.
+        private void narrow(List rows, String error, boolean itself) {
+            if (rows.size() == 1) {
+                String alone = itself ? error : evaluate(rows);
+                if (alone == null) {
+                    throw new GaveUp("a row fails with others and not alone: " + error);
+                }
+                report((InternalRow) rows.get(0), alone);
+                return;
+            }
+            List low = rows.subList(0, rows.size() / 2);
+            List high = rows.subList(rows.size() / 2, rows.size());
+            String first = evaluate(low);
+            if (first == null) {
+                narrow(high, error, false);
+                return;
+            }
+            narrow(low, first, true);
+            String second = evaluate(high);
+            if (second != null) {
+                narrow(high, second, true);
+            }
+        }
+
+        private void report(InternalRow row, String error) {
+            failing.add(row.getInt(job.shardColumn) + " " + row.getLong(job.sequenceColumn) + " " + error);
+            if (failing.size() > job.rowsMax) {
+                throw new TooMany();
+            }
+        }
+
+        // Returns why the plans fail on these rows, or null if they do not.
+        private String evaluate(List rows) {
+            context.killTaskIfInterrupted();
+            if (System.nanoTime() > deadline) {
+                throw new GaveUp("the time is over");
+            }
+            suspects = new ArrayList();
+            Evaluation evaluation = new Evaluation(context, rows);
+            Throwable failure = null;
+            TaskContext$.MODULE$.setTaskContext(evaluation);
+            try {
+                String error = evaluatePlans(evaluation);
+                if (error != null) {
+                    return error;
+                }
+            } catch (Throwable thrown) {
+                failure = thrown;
+            } finally {
+                evaluation.end(failure);
+                TaskContext$.MODULE$.setTaskContext(context);
+            }
+            if (failure == null) {
+                return null;
+            }
+            context.killTaskIfInterrupted();
+            String reported = evaluation.reported(suspects);
+            if (reported != null) {
+                return reported;
+            }
+            if (failure instanceof VirtualMachineError || failure instanceof InterruptedException
+                    || failure instanceof TaskKilledException || !evaluation.opened) {
+                throw new GaveUp(textOf(failure));
+            }
+            return textOf(failure);
+        }
+
+        private String evaluatePlans(Evaluation evaluation) {
+            for (int plan = 0; plan < job.plans.length; plan++) {
+                for (int part = 0; part < slice.parts[plan].length; part++) {
+                    evaluation.opened = false;
+                    scala.collection.Iterator output = job.plans[plan].iterator(slice.parts[plan][part], evaluation);
+                    while (output.hasNext()) {
+                        InternalRow row = (InternalRow) output.next();
+                        if (job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
+                            return row.getUTF8String(job.errorColumn).toString();
+                        }
+                    }
+                    String error = evaluation.reported(suspects);
+                    if (error != null) {
+                        return error;
+                    }
+                }
+            }
+            return null;
+        }
+    }
+
+    static String textOf(Throwable failure) {
+        StringBuilder text = new StringBuilder();
+        for (int depth = 0; failure != null && depth < 8; depth++) {
+            text.append(failure.getClass().getName()).append(": ").append(failure.getMessage()).append("\n");
+            failure = failure.getCause();
+        }
+        return text.length() > 20000 ? text.substring(0, 20000) : text.toString();
+    }
+
+    // The input of a plan: in an evaluation its rows; while the function makes the plan, all rows of the batch.
+    public static final class Gate extends RDD {
+        private final RDD source; // has one partition
+
+        public Gate(RDD source) {
+            super(source, tag(InternalRow.class));
+            this.source = source;
+        }
+
+        public Partition[] getPartitions() {
+            return source.partitions();
+        }
+
+        public scala.collection.Iterator compute(Partition split, TaskContext context) {
+            if (context instanceof Evaluation) {
+                Evaluation evaluation = (Evaluation) context;
+                evaluation.opened = true;
+                return CollectionConverters.asScala(evaluation.rows.iterator());
+            }
+            if (context.getLocalProperty(SEARCHING) != null) {
+                throw new IllegalStateException("penstock: the plan reads its input in another stage");
+            }
+            return source.iterator(split, context);
+        }
+    }
+
+    // The context of one evaluation, which ends with it: its memory and Python processes are released, and not at the end
+    // of the task, as there may be thousands. Python functions that fail say so in a file (see soft_functions.py): for
+    // each failure a line with the number of the row in what they were given, and the error in base64.
+    static final class Evaluation extends TaskContextImpl {
+        static final String REPORT = "penstock.evaluation"; // a local property: the path of that file
+
+        final List rows;
+        volatile boolean opened; // the Gate was reached
+        private final File report;
+
+        Evaluation(TaskContextImpl task, List rows) {
+            this(task, rows, new File(System.getProperty("java.io.tmpdir"), "penstock-" + UUID.randomUUID()));
+        }
+
+        private Evaluation(TaskContextImpl task, List rows, File report) {
+            super(task.stageId(), task.stageAttemptNumber(), task.partitionId(), task.taskAttemptId(),
+                task.attemptNumber(), task.numPartitions(),
+                new TaskMemoryManager(memoryOf(task), task.taskAttemptId()),
+                properties(task.getLocalProperties(), report), null, task.taskMetrics(),
+                TaskContextImpl.$lessinit$greater$default$11(), TaskContextImpl.$lessinit$greater$default$12());
+            this.rows = rows;
+            this.report = report;
+        }
+
+        // Janino cannot load SparkEnv, which would tell it: some of its methods need classes that Spark does not bring.
+        private static MemoryManager memoryOf(TaskContextImpl task) {
+            try {
+                Field field = TaskMemoryManager.class.getDeclaredField("memoryManager");
+                field.setAccessible(true);
+                return (MemoryManager) field.get(task.taskMemoryManager());
+            } catch (ReflectiveOperationException changed) {
+                throw new GaveUp(textOf(changed));
+            }
+        }
+
+        private static Properties properties(Properties task, File report) {
+            Properties all = new Properties();
+            all.putAll(task);
+            all.setProperty(REPORT, report.getPath());
+            return all;
+        }
+
+        // Returns the first error that a Python function reported, or null, and adds the rows it named to `suspects`.
+        String reported(List suspects) {
+            if (!report.exists()) {
+                return null;
+            }
+            try {
+                List lines = Files.readAllLines(report.toPath());
+                report.delete();
+                for (int at = 0; at < lines.size(); at++) {
+                    int number = Integer.parseInt(((String) lines.get(at)).split(" ")[0]);
+                    if (number < rows.size() && !suspects.contains(rows.get(number))) {
+                        suspects.add(rows.get(number));
+                    }
+                }
+                return new String(Base64.getDecoder().decode(((String) lines.get(0)).split(" ")[1]), "UTF-8");
+            } catch (IOException gone) {
+                throw new GaveUp(textOf(gone));
+            }
+        }
+
+        void end(Throwable failure) {
+            try {
+                if (failure != null) {
+                    markTaskFailed(failure);
+                }
+                markTaskCompleted(scala.Option.apply(failure));
+            } catch (RuntimeException ignored) { // what listeners throw changes nothing about the rows
+            } finally {
+                taskMemoryManager().cleanUpAllAllocatedMemory();
+            }
+        }
+    }
+
+    static final class WithoutShuffles extends AbstractPartialFunction {
+        public boolean isDefinedAt(Object node) {
+            if (!(node instanceof ShuffleExchangeExec)) {
+                return false;
+            }
+            scala.collection.Iterator leaves = ((SparkPlan) node).collectLeaves().iterator();
+            while (leaves.hasNext()) {
+                Object leaf = leaves.next();
+                if (leaf instanceof RDDScanExec && ((RDDScanExec) leaf).rdd() instanceof Gate) {
+                    return true;
+                }
+            }
+            return false;
+        }
+
+        public Object applyOrElse(Object node, scala.Function1 other) {
+            return isDefinedAt(node) ? ((SparkPlan) node).children().head() : other.apply(node);
+        }
+    }
+
+    static final class GaveUp extends RuntimeException {
+        GaveUp(String message) {
+            super(message);
+        }
+    }
+
+    static final class TooMany extends RuntimeException {
+    }
+
+    static final class Slice implements Partition {
+        private final int index;
+        final Partition source;
+        final int number;
+        final Partition[][] parts; // of each plan
+
+        Slice(int index, Partition source, int number, Partition[][] parts) {
+            this.index = index;
+            this.source = source;
+            this.number = number;
+            this.parts = parts;
+        }
+
+        public int index() {
+            return index;
+        }
+
+        public int hashCode() {
+            return index;
+        }
+
+        public boolean equals(Object other) {
+            return other instanceof Slice && ((Slice) other).index == index;
+        }
+
+        public boolean org$apache$spark$Partition$$super$equals(Object other) { // a part of Scala's trait
+            return super.equals(other);
+        }
+    }
+
+    // A task may need one partition of the source, by its number, and any of a plan.
+    static final class Needs extends NarrowDependency {
+        private final int sources; // -1: a plan
+        private final int parts;
+
+        Needs(RDD rdd, int sources) {
+            super(rdd);
+            this.sources = sources;
+            this.parts = rdd.partitions().length;
+        }
+
+        public scala.collection.immutable.Seq getParents(int partition) {
+            List parents = new ArrayList();
+            if (sources >= 0) {
+                parents.add(Integer.valueOf(partition % sources));
+            } else {
+                for (int part = 0; part < parts; part++) {
+                    parents.add(Integer.valueOf(part));
+                }
+            }
+            return CollectionConverters.asScala(parents).toSeq();
+        }
+    }
+}

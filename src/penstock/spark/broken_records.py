@@ -1,0 +1,220 @@
+"""Writes the batches of a stream with a dead-letter queue: finds broken records, and sets them aside with the reason.
+
+A batch that fails because of a record: (1) one Spark job finds the records on which the plan fails (`isolation`); one
+commit writes all others, the dead letters and the position. (2) If that fails, another job finds the records whose
+results a table refuses, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
+halved, and each half is a commit of its own. If the function fails on an empty frame, or the error may pass, no record
+is to blame, and the stream stops.
+
+A failed task takes its Python processes with it, and new ones take a second to start. So after a batch with broken
+records the next ones are searched first, and need not fail.
+
+Thread: that of the stream.
+Invariants: (1) a search writes nothing; a dead letter is written in the commit that moves the consumer past its record.
+(2) the search ends at a number of records, of commits and of seconds, with the batch's first error, and between two
+steps if the stream is to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+
+from penstock.errors import PositionConflict
+from penstock.host.clock import SystemClock
+from penstock.kinds import StreamColumns
+from penstock.spark.committing import check_rows, within
+from penstock.spark.dead_letters import in_one_line, is_transient, raised_in_task, reason_of, split_off
+from penstock.spark.isolation import Failures, NotSearchableError, RowPosition, find_failures
+from penstock.spark.offset_log import Offsets, distance
+from penstock.spark.soft_functions import reporting
+from penstock.spark.table_ref import BatchTables
+
+logger = logging.getLogger(__name__)
+clock = SystemClock()
+SEARCH_S = 120.0  # how long the broken records of one batch are searched
+HALVES_MAX = 250  # commits of parts of one batch
+BATCHES_EXPECTED = 20  # after one with broken records
+
+
+class BatchSteps(Protocol):
+    """What a search needs of the stream."""
+
+    def check_stop(self) -> None:
+        """Raise `Closed` if the stream is to stop."""
+
+    def routed(self, frame: DataFrame) -> dict[str, DataFrame]:
+        """Return the DataFrames that the batch function makes of a frame, by table."""
+
+    def shaped(self, tables: dict[str, DataFrame]) -> dict[str, DataFrame]:
+        """Return them as they are written."""
+
+    def plan(self, tables: Mapping[str, Any]) -> tuple[BatchTables, Any]:
+        """Return the tables of these names."""
+
+    def prepared(self, tables: dict[str, DataFrame]) -> object:
+        """Prepare the rows of every table."""
+
+    def commit(
+        self, tables: dict[str, DataFrame], start: Offsets, end: Offsets, broken: DataFrame | None = None
+    ) -> None:
+        """Write the tables, the broken records and the position [start, end) in one commit."""
+
+
+class BrokenRecords:
+    """The batches of a stream with a dead-letter queue."""
+
+    def __init__(self, steps: BatchSteps, columns: StreamColumns, records_max: int, job_tag: str) -> None:
+        self._steps = steps
+        self._columns = columns
+        self._records_max = records_max
+        self._job_tag = job_tag
+        self._expected = 0  # batches that are searched before they fail, as one did a while ago
+
+    def write(self, frame: DataFrame, start: Offsets, end: Offsets) -> None:
+        """Write [start, end), with its broken records as dead letters."""
+        self._deadline_s = clock.monotonic_s() + SEARCH_S
+        self._records = self._commits = 0
+        reasons: dict[RowPosition, str] = {}
+        if self._expected:
+            self._expected -= 1
+            reasons = self._search(frame, reasons, results_too=False) or {}
+            if len(reasons) > self._records_max:
+                reasons = {}  # fail once, for the first error
+        error = self._write_without(frame, start, end, reasons)
+        if reasons or error is not None:
+            self._expected = BATCHES_EXPECTED
+        if error is None:
+            return
+        self._first = error
+        for results_too in (False, True):  # the second search looks for results that a table refuses
+            found = self._search(frame, reasons, results_too=results_too)
+            if found is None:
+                break
+            if len(found) == len(reasons):
+                continue
+            reasons = found
+            self._check_records(len(reasons))
+            if self._write_without(frame, start, end, reasons) is None:
+                return
+        if not self._works_on_nothing(frame, start):
+            raise self._first
+        self._halve(frame, start, end, error)
+
+    def _works_on_nothing(self, frame: DataFrame, start: Offsets) -> bool:
+        """Whether the batch function succeeds on an empty frame; if not, no record is to blame."""
+        try:
+            self._steps.prepared(self._steps.routed(within(frame, self._columns, start, start)))
+        except PositionConflict:
+            raise
+        except Exception as error:
+            logger.info("the batch function fails on an empty frame too: %s", reason_of(error))
+            return False
+        return True
+
+    def _search(
+        self, frame: DataFrame, reasons: dict[RowPosition, str], *, results_too: bool
+    ) -> dict[RowPosition, str] | None:
+        """Return the broken records with their reasons, and the known ones; None if rows cannot be evaluated apart."""
+        self._steps.check_stop()
+        good = split_off(frame, self._columns, reasons)[0] if reasons else frame
+        try:
+            failures = self._find_failures(good, results_too)
+        except NotSearchableError as error:
+            self._steps.check_stop()
+            logger.info("the records cannot be evaluated apart: %s", reason_of(str(error)))
+            return None
+        for text in failures.values():
+            if is_transient(text):
+                raise raised_in_task(text) or NotSearchableError(text)
+        return reasons | {position: reason_of(text) for position, text in failures.items()}
+
+    def _write_without(
+        self, frame: DataFrame, start: Offsets, end: Offsets, reasons: dict[RowPosition, str]
+    ) -> Exception | None:
+        """Commit the batch with these records as dead letters; return the error if other records may be to blame."""
+        self._steps.check_stop()
+        good, broken = split_off(frame, self._columns, reasons) if reasons else (frame, None)
+        return self._try_commit(good, start, end, broken)
+
+    def _try_commit(
+        self, frame: DataFrame, start: Offsets, end: Offsets, broken: DataFrame | None = None
+    ) -> Exception | None:
+        """Commit a part of the batch; return the error if its records may be to blame."""
+        try:
+            self._steps.commit(self._steps.routed(frame), start, end, broken)
+        except PositionConflict:
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise
+            return error
+        return None
+
+    def _find_failures(self, frame: DataFrame, results_too: bool) -> Failures:
+        def plans_of(chosen: DataFrame) -> list[DataFrame]:
+            with reporting():
+                tables = self._steps.shaped(self._steps.routed(chosen))
+            if not results_too:
+                return list(tables.values())
+            plan, _ = self._steps.plan(tables)
+            return [check_rows(plan.tables[name], rows) for name, rows in tables.items()]
+
+        context = frame.sparkSession.sparkContext
+        context.addJobTag(self._job_tag)
+        try:
+            return find_failures(
+                frame,
+                plans_of,
+                self._columns,
+                error_column=0 if results_too else None,
+                failures_max=self._records_max,
+                timeout_s=max(0.0, self._deadline_s - clock.monotonic_s()),
+            )
+        finally:
+            context.removeJobTag(self._job_tag)
+
+    def _halve(self, frame: DataFrame, start: Offsets, end: Offsets, error: Exception) -> None:
+        """Write a range that fails with `error` in halves, until each broken record is alone."""
+        if distance(start, end) <= 1:
+            self._records += 1
+            self._check_records(self._records)
+            _, letters = split_off(frame, self._columns, {_only_position(start, end): reason_of(error)})
+            self._steps.commit({}, start, end, letters)
+            return
+        middle = _middle(start, end)
+        for low, high in ((start, middle), (middle, end)):
+            self._steps.check_stop()
+            self._check_budget()
+            half = self._try_commit(within(frame, self._columns, low, high), low, high)
+            if half is not None:
+                self._halve(frame, low, high, half)
+
+    def _check_records(self, records: int) -> None:
+        if records > self._records_max:
+            raise in_one_line(self._first, f"more than dead_letter_max={self._records_max} records of one batch fail")
+
+    def _check_budget(self) -> None:
+        self._commits += 1
+        if self._commits > HALVES_MAX or clock.monotonic_s() > self._deadline_s:
+            limits = f"{SEARCH_S:g} s and {HALVES_MAX} commits"
+            raise in_one_line(self._first, f"its records were not found within {limits}: lower max_rows")
+
+
+def _only_position(start: Offsets, end: Offsets) -> RowPosition:
+    """Return the position of the one message in [start, end)."""
+    return next(RowPosition(shard, start[shard]) for shard in end if start[shard] < end[shard])
+
+
+def _middle(start: Offsets, end: Offsets) -> Offsets:
+    """Return offsets about half-way, filled shard by shard."""
+    left = distance(start, end) // 2
+    middle = {}
+    for shard in sorted(end):
+        step = min(left, end[shard] - start[shard])
+        middle[shard] = start[shard] + step
+        left -= step
+    return middle

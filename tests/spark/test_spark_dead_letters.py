@@ -1,0 +1,360 @@
+"""Records that make a batch fail: all of them are found and set aside once, with the reason, within limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType
+
+import penstock.spark
+from penstock.errors import Backpressure, Invalid, StreamFailed
+from penstock.spark import batch_runner, broken_records, isolation
+from penstock.spark.dead_letters import in_one_line, reason_of
+from penstock.spark.sessions import TASK_LOGGERS, muted
+from penstock.store.store import Store
+
+Route = Callable[[Any], dict[str, Any]]
+PLACES = 7
+
+
+class Orders:
+    """A queue of orders, of which some are broken, and what must become of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.events = store.queue("events", shards=2)
+        self.dead = store.queue("dead")
+        store.queue("copied", shards=2)
+        store.kv("totals", value="int64")
+        store.kv("places").put_many({b"%d" % place: b"place %d" % place for place in range(PLACES)}, durable=True)
+        self.good: Counter[bytes] = Counter()
+        self.broken: list[bytes] = []
+
+    def feed(self, count: int, broken: dict[int, bytes]) -> None:
+        """Put `count` orders, `place:amount`, with broken ones at some indexes."""
+        payloads = [broken.get(index, b"%d:%d" % (index % PLACES, index)) for index in range(count)]
+        self.events.put_many(payloads, keys=[b"k%d" % (index % 5) for index in range(count)], durable=True)
+        self.broken += list(broken.values())
+        self.good.update(payload for index, payload in enumerate(payloads) if index not in broken)
+
+    def letters(self) -> list[dict[str, Any]]:
+        return [json.loads(message.payload) for message in self.dead.read()]
+
+    def check(self, reason: str = "") -> None:
+        """Every message is in one place, once; every dead letter has the reason."""
+        messages = [message.payload for message in self.dead.read()]
+        assert Counter(map(penstock.spark.dead_letter_payload, messages)) == Counter(self.broken)
+        assert all(reason in letter["reason"] for letter in self.letters()), self.letters()
+        assert Counter(self.store.queue("copied").to_arrow()["payload"].to_pylist()) == self.good
+        totals = dict(self.store.kv("totals", value="int64").scan())
+        assert sum(totals.values()) == sum(int(one.split(b":")[1]) * n for one, n in self.good.items())
+        assert self.events.consumer("c").lag == 0
+
+
+@pytest.fixture
+def orders(store: Store) -> Orders:
+    return Orders(store)
+
+
+def run(spark: Any, orders: Orders, tmp_path: Path, route: Route, **more: Any) -> penstock.spark.StreamProgress:
+    given: dict[str, Any] = {"dead_letter": "dead", "available_now": True, "checkpoint": str(tmp_path / "c"), **more}
+    query = penstock.spark.stream(spark, orders.store.path, source="events", consumer="c", batch=route, **given)
+    return penstock.spark.wait(query, 250)
+
+
+# -- functions that fail, each in its own way, on orders that do not begin with a number
+
+
+def results(orders: Any) -> dict[str, Any]:
+    """Of a frame with payload and the columns place and amount: a copy, and totals by place."""
+    totals = orders.groupBy("place").agg(F.sum("amount").alias("value"))
+    key = F.col("place").cast("string").cast("binary").alias("key")
+    return {
+        "copied": orders.select("key", "payload"),
+        "totals": totals.select(key, "value", F.lit("add_i64").alias("op")),
+    }
+
+
+def by_cast(frame: Any) -> dict[str, Any]:
+    """Fails in the JVM."""
+    parts = F.split(F.col("payload").cast("string"), ":")
+    return results(frame.withColumn("place", parts[0].cast("int")).withColumn("amount", parts[1].cast("long")))
+
+
+def by_map(frame: Any) -> dict[str, Any]:
+    """Fails in a Python function of batches."""
+
+    def parse(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            parts = [payload.split(b":") for payload in batch.column("payload").to_pylist()]
+            place, amount = [int(one) for one, _ in parts], [int(one) for _, one in parts]
+            columns = [batch.column("key"), batch.column("payload"), pa.array(place, pa.int32()), pa.array(amount)]
+            yield pa.record_batch(columns, names=["key", "payload", "place", "amount"])
+
+    return results(frame.mapInArrow(parse, "key binary, payload binary, place int, amount long"))
+
+
+place_of = F.udf(lambda payload: int(payload.split(b":")[0]), IntegerType())
+
+
+def by_row(frame: Any) -> dict[str, Any]:
+    """Fails in a Python function of rows, made before the search; before it rows are shuffled and filtered."""
+    amount = F.try_element_at(F.split(F.col("payload").cast("string"), ":"), F.lit(2)).try_cast("long")
+    rows = frame.repartition(3, "sequence").where("sequence > 0")
+    return results(rows.withColumn("place", place_of("payload")).withColumn("amount", amount))
+
+
+def by_table(frame: Any) -> dict[str, Any]:
+    """Fails nowhere, but gives a result without a key, which the table refuses."""
+    parts = F.split(F.col("payload").cast("string"), ":")
+    place, amount = parts[0].try_cast("int"), F.try_element_at(parts, F.lit(2)).try_cast("long")
+    return results(frame.withColumn("place", place).withColumn("amount", amount))
+
+
+def by_join(frame: Any) -> dict[str, Any]:
+    """Fails after a join with a table of the store."""
+    reader = frame.sparkSession.read.format("penstock").option("table", "places")
+    places = reader.load(by_join.path).select(F.col("key").alias("at"), "value")  # type: ignore[attr-defined]
+    parts = F.split(F.col("payload").cast("string"), ":")
+    joined = frame.withColumn("at", F.element_at(parts, 1).cast("binary")).join(places, "at", "left")
+    return results(joined.withColumn("place", parts[0].cast("int")).withColumn("amount", parts[1].cast("long")))
+
+
+BROKEN = {3: b"x", 17: b"\xff\x00", 18: b"", 59: b"seven:7"}
+
+
+@pytest.mark.parametrize(
+    ("route", "reason"),
+    [
+        (by_cast, "[CAST_INVALID_INPUT] The value "),
+        (by_map, "ValueError: "),
+        (by_row, "ValueError: invalid literal for int() with base 10: "),
+        (by_table, "penstock.errors.Invalid: "),
+        (by_join, "[CAST_INVALID_INPUT] The value "),
+    ],
+)
+def test_broken_records_are_found_in_one_pass(
+    spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, route: Route, reason: str
+) -> None:
+    by_join.path = orders.store.path  # type: ignore[attr-defined]
+    monkeypatch.setattr(broken_records.BrokenRecords, "_halve", None)
+    orders.feed(60, BROKEN)
+    told = run(spark, orders, tmp_path, route)
+    assert (told.batches, told.rows_in, told.dead, told.lag) == (1, 60, 4, 0)
+    orders.check(reason)
+    at = {(letter["shard"], letter["sequence"]) for letter in orders.letters()}
+    assert at == {(m.shard, m.sequence) for s in (0, 1) for m in orders.events.read(s) if m.payload in orders.broken}
+    assert not any("\n" in letter["reason"] or ".py" in letter["reason"] for letter in orders.letters())
+    orders.feed(60, {5: b"again"})  # batches after a broken one are searched before they can fail
+    told = run(spark, orders, tmp_path, route, max_rows=20)
+    assert told.dead == 1
+    orders.check(reason)
+
+
+def test_two_kinds_of_broken_records_and_letters_of_the_function(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """One fails in a task, one is refused by a table, one is set aside by the function: still one commit."""
+
+    def route(frame: Any) -> dict[str, Any]:
+        bad = F.col("payload").cast("string") == "aside"
+        parts = F.split(F.col("payload").cast("string"), ":")
+        place = F.when(parts[0] == "null", None).otherwise(parts[0].cast("int"))
+        rows = frame.where(~bad).withColumn("place", place).withColumn("amount", parts[1].cast("long"))
+        aside = frame.where(bad).select("payload", F.lit("set aside").alias("reason"))
+        return {**results(rows), "dead": aside}
+
+    orders.feed(30, {4: b"x:1", 9: b"null:1", 20: b"aside"})
+    told = run(spark, orders, tmp_path, route)
+    assert (told.batches, told.dead) == (1, 3)
+    orders.check()
+    starts = {letter["payload"]: letter["reason"][:16] for letter in orders.letters()}
+    assert starts == {"x:1": "[CAST_INVALID_IN", "null:1": "penstock.errors.", "aside": "set aside"}
+
+
+def by_broadcast(frame: Any) -> dict[str, Any]:
+    """Fails, and broadcasts the batch."""
+    keys = frame.sparkSession.range(5).select(F.concat(F.lit("k"), "id").cast("binary").alias("key"))
+    return by_cast(keys.join(F.broadcast(frame), "key"))
+
+
+def test_a_function_that_broadcasts_its_input_is_halved(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """Such a plan cannot be evaluated on single rows: each half is a commit."""
+    orders.feed(8, {5: b"x"})
+    told = run(spark, orders, tmp_path, by_broadcast)
+    assert told.batches > 1
+    orders.check("[CAST_INVALID_INPUT]")
+
+
+def test_records_that_fail_only_together(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """None of them is broken."""
+
+    def route(frame: Any) -> dict[str, Any]:
+        small = frame.select(F.assert_true(F.count("*") <= 5).alias("ok"))
+        return by_cast(frame.crossJoin(small).where("ok IS NULL").drop("ok"))
+
+    orders.feed(16, {})
+    run(spark, orders, tmp_path, route)
+    orders.check()
+
+
+def test_too_many_broken_records(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """The stream stops with the first error; nothing was written, nothing is lost."""
+    orders.feed(40, {index: b"x%d" % index for index in range(10, 15)})
+    with pytest.raises(StreamFailed, match="^\\[CAST_INVALID_INPUT\\].*more than dead_letter_max=4 records") as caught:
+        run(spark, orders, tmp_path, by_cast, dead_letter_max=4)
+    assert "\n" not in str(caught.value)
+    assert (orders.letters(), orders.events.consumer("c").lag) == ([], 40)
+    assert run(spark, orders, tmp_path, by_cast, dead_letter_max=5).dead == 5
+    orders.check()
+
+
+def test_halving_has_a_budget(spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken_records, "HALVES_MAX", 2)
+    orders.feed(8, {5: b"x"})
+    with pytest.raises(StreamFailed, match="its records were not found within 120 s and 2 commits"):
+        run(spark, orders, tmp_path, by_broadcast)
+    assert orders.letters() == []
+
+
+@pytest.mark.parametrize("value", [0, True, "5", 2.0])
+def test_limits_that_are_none(spark: Any, orders: Orders, tmp_path: Path, value: Any) -> None:
+    with pytest.raises(Invalid, match="dead_letter_max is a whole number from 1"):
+        run(spark, orders, tmp_path, by_cast, dead_letter_max=value)
+
+
+def test_a_search_ends_when_the_stream_is_stopped(
+    spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, in the middle of the job."""
+    mark = tmp_path / "searching"
+
+    def slow(payload: Any) -> Any:
+        import time
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if payload == b"x" and context is not None and context.getLocalProperty("penstock.searching"):
+            mark.touch()
+            time.sleep(600)
+        return int(payload.split(b":")[0])
+
+    def route(frame: Any) -> dict[str, Any]:
+        place = F.udf(lambda payload: slow(payload) + 0, "int")("payload")
+        return results(frame.withColumn("place", place).withColumn("amount", F.lit(1)))
+
+    def interrupt() -> None:
+        while not mark.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(batch_runner, "STOP_S", 100.0)
+    orders.feed(12, {5: b"x"})
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        told = run(spark, orders, tmp_path, route)
+    finally:
+        thread.join(1)
+    assert (told.batches, told.lag, orders.letters()) == (0, 12, [])
+    run(spark, orders, tmp_path, by_cast)
+    assert len(orders.letters()) == 1
+
+
+@pytest.mark.parametrize("error", [NameError("a fault of the function"), Backpressure("full: retry later")])
+def test_no_record_is_blamed_for_other_faults(spark: Any, orders: Orders, tmp_path: Path, error: Exception) -> None:
+    orders.feed(50, {})
+
+    def route(frame: Any) -> dict[str, Any]:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        run(spark, orders, tmp_path, route)
+    assert (orders.letters(), orders.events.consumer("c").lag) == ([], 50)
+    run(spark, orders, tmp_path, by_cast)
+    orders.check()
+
+
+def test_a_search_that_reports_good_rows_would_be_seen(
+    spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of these tests."""
+    found = isolation.find_failures
+
+    def more(frame: Any, *given: Any, **others: Any) -> Any:
+        failures = dict(found(frame, *given, **others))
+        good = frame.where("payload = binary('1:1')").select("shard", "sequence").first()
+        return failures | ({isolation.RowPosition(*good): "[WRONG] "} if good else {})
+
+    monkeypatch.setattr(broken_records, "find_failures", more)
+    orders.feed(20, {5: b"x"})
+    run(spark, orders, tmp_path, by_cast)
+    with pytest.raises(AssertionError):
+        orders.check()
+
+
+def test_failing_tasks_are_quiet_only_where_they_are_expected(spark: Any) -> None:
+    manager = spark._jvm.org.apache.logging.log4j.LogManager
+
+    def levels() -> set[str]:
+        return {str(manager.getLogger(name).getLevel()) for name in TASK_LOGGERS}
+
+    first, second = muted(spark), muted(spark)  # of two streams, of which the first ends first
+    with first:
+        second.__enter__()
+        assert levels() == {"OFF"}
+    assert levels() == {"OFF"}
+    second.__exit__(None, None, None)
+    assert levels() == {str(manager.getRootLogger().getLevel())}
+
+
+# -- reasons
+
+CAST = """[CAST_INVALID_INPUT] The value 'x' of the type "STRING" cannot be cast to "INT". SQLSTATE: 22018
+== DataFrame ==
+"cast" was called from
+/home/ada/job.py:12
+"""
+PYTHON = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/home/ada/job.py", line 12, in parse
+    int(payload)
+ValueError: invalid literal for int() with base 10: b'x'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (CAST, """[CAST_INVALID_INPUT] The value 'x' of the type "STRING" cannot be cast to "INT". SQLSTATE: 22018"""),
+        (
+            f"Job aborted: Lost task 0.0 (TID 1): org.apache.spark.SparkNumberFormatException: {CAST}\tat a.b(C:1)",
+            0,
+        ),
+        (PYTHON, "ValueError: invalid literal for int() with base 10: b'x'"),
+        (f"org.apache.spark.api.python.PythonException: {PYTHON}\njava.io.EOFException: null\n", 2),
+        ("java.lang.ArithmeticException: / by zero\n", "java.lang.ArithmeticException: / by zero"),
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (KeyError(), "KeyError:"),
+        ("x" * 1_000, "x" * 500),
+    ],
+)
+def test_reasons(text: Any, reason: str | int) -> None:
+    wanted = {0: reason_of(CAST), 2: reason_of(PYTHON)}[reason] if isinstance(reason, int) else reason
+    assert reason_of(text) == wanted
+
+
+def test_an_error_of_the_driver_is_raised_as_it_is() -> None:
+    error = NameError("x")
+    assert in_one_line(error, "it failed") is error
