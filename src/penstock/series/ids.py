@@ -266,7 +266,8 @@ class RecordDraft:
         if first == last:
             ids = self._resolve(first, block.series, None)
             # A decoded section is views of its bytes: without a copy these would stay in memory, labels and all.
-            times, bits = (column if column.base is None else column.copy() for column in (block.times, block.bits))
+            times = block.times if block.times.base is None else block.times.copy()
+            bits = block.bits if block.bits.base is None else block.bits.copy()
             self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
             return
         buckets = self._options.buckets(block.times)
