@@ -97,6 +97,7 @@ def watch(store: penstock.Store, run: Run, stop: threading.Event) -> None:
             run.note_visible(run.probes.popleft()[1])
         if not run.samples or run.now_s - run.samples[-1].at_s >= 0.25:
             run.samples.append(Sample(run.now_s, run.produced, consumer.lag))
+    run.samples.append(Sample(run.now_s, run.produced, consumer.lag))
 
 
 # -- the query, in a process of its own

@@ -96,7 +96,17 @@ X = TypeVar("X", bound=TextKvReader[Any])
 
 
 class AsyncTextKvReader(AsyncForm[X]):
-    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`."""
+    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("cities", key="utf8")
+    ...         async with store.snapshot() as snapshot:
+    ...             cities = await snapshot.kv("cities", key="utf8")
+    ...             return await cities.count()
+    >>> asyncio.run(main())
+    0
+    """
 
     get = awaited(TextKvReader.get)
     get_row = awaited(TextKvReader.get_row)
@@ -109,7 +119,16 @@ class AsyncTextKvReader(AsyncForm[X]):
 
 
 class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
-    """A kv table with keys of text. Methods are those of `TextKvTable`."""
+    """A kv table with keys of text. Methods are those of `TextKvTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         cities = await store.kv("cities", key="utf8", value="int64")
+    ...         await cities.put("Zürich", 443_000)
+    ...         return await cities.get("Zürich")
+    >>> asyncio.run(main())
+    443000
+    """
 
     put = awaited(TextKvTable.put)
     put_many = awaited(TextKvTable.put_many)

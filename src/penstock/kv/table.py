@@ -71,7 +71,12 @@ def with_types(batch: Any, options: Options) -> Any:
 
 
 class KvRow(NamedTuple, Generic[V]):
-    """A value and the LSN of its row, which changes with every write to the key."""
+    """A value and the LSN of its row, which changes with every write to the key.
+
+    >>> users = store.kv("users")
+    >>> row = users.get_row(b"ada")
+    >>> epoch = users.put(b"ada", b"1852", if_lsn=row.lsn)  # only if nobody wrote it since
+    """
 
     value: V
     lsn: int

@@ -42,7 +42,13 @@ def _encode_border(key: Any) -> bytes | None:
 
 
 class TextKvReader(ReadableMapping[str, V]):
-    """A read-only kv table, live or in a snapshot: a mapping of text to values. Methods are those of `KvReader`."""
+    """A read-only kv table, live or in a snapshot: a mapping of text to values. Methods are those of `KvReader`.
+
+    >>> epoch = store.kv("cities", key="utf8", value="int64").put("Zürich", 443_000, durable=True)
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.kv("cities", key="utf8", value="int64")["Zürich"]
+    443000
+    """
 
     _table: KvReader[V]
 
@@ -136,7 +142,13 @@ class TextKvReader(ReadableMapping[str, V]):
 
 
 class TextKvTable(TextKvReader[V], WritableMapping[str, V]):
-    """A kv table of an open store: a mutable mapping of text to values. Methods are those of `KvTable`."""
+    """A kv table of an open store: a mutable mapping of text to values. Methods are those of `KvTable`.
+
+    >>> cities = store.kv("cities", key="utf8", value="int64")
+    >>> epoch = cities.put("Zürich", 443_000)
+    >>> dict(cities)
+    {'Zürich': 443000}
+    """
 
     _table: KvTable[V]
 

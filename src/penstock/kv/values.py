@@ -34,7 +34,13 @@ ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
 
 
 class DecimalType(Protocol):
-    """The Arrow type of decimals: `pyarrow.decimal128(18, 2)`."""
+    """The Arrow type of decimals: `pyarrow.decimal128(18, 2)`.
+
+    >>> prices = store.kv("prices", value=pyarrow.decimal128(18, 2))
+    >>> epoch = prices.put(b"apple", decimal.Decimal("1.20"))
+    >>> prices[b"apple"]
+    Decimal('1.20')
+    """
 
     @property
     def precision(self) -> int: ...
