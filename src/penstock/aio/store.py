@@ -19,7 +19,7 @@ from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
@@ -336,6 +336,9 @@ class AsyncBatch(AsyncForm[StoreBatch]):
     async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
 
     @overload
+    async def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
+
+    @overload
     async def kv(self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None) -> TextKvTable[Any]: ...
 
     async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
@@ -399,6 +402,9 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
 
     @overload
     async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: StructType) -> AsyncKvReader[KvReader[dict[str, object]]]: ...
 
     @overload
     async def kv(
@@ -476,6 +482,11 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
     async def kv(
         self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
     ) -> AsyncKvTable[Decimal]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
+    ) -> AsyncKvTable[dict[str, object]]: ...
 
     @overload
     async def kv(

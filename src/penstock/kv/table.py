@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from penstock.kv.values import (
     MERGES,
     DecimalType,
     Options,
+    StructType,
     ValueType,
     arrow_type,
     arrow_values,
@@ -109,10 +110,11 @@ class KvReader(ReadableMapping[bytes, V]):
         return self._info.shards
 
     @property
-    def value_type(self) -> ValueType | DecimalType:
+    def value_type(self) -> ValueType | DecimalType | StructType:
         """The declared type of the values, as `value=` took it."""
-        decimals: DecimalType = arrow_type(self._options)
-        return decimals if self._options.value == "decimal" else self._options.value
+        if self._options.value in ("decimal", "struct"):
+            return cast("DecimalType | StructType", arrow_type(self._options))
+        return cast(ValueType, self._options.value)
 
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:

@@ -20,7 +20,7 @@ from penstock.kinds import Port, Reading
 from penstock.kv.mapping import ReadableMapping, WritableMapping
 from penstock.kv.queries import KvStatistics
 from penstock.kv.table import KvReader, KvRow, KvTable
-from penstock.kv.values import DecimalType, ValueType
+from penstock.kv.values import DecimalType, StructType, ValueType
 from penstock.partition.ledger import TableInfo
 
 V = TypeVar("V")  # the Python type of the table's values
@@ -65,7 +65,7 @@ class TextKvReader(ReadableMapping[str, V]):
         return self._table.shards
 
     @property
-    def value_type(self) -> ValueType | DecimalType:
+    def value_type(self) -> ValueType | DecimalType | StructType:
         """The declared type of the values, as `value=` took it."""
         return self._table.value_type
 
