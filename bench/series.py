@@ -217,17 +217,17 @@ def read_duckdb(path: str, report: dict[str, float]) -> None:
         name, host = str(NAMES[4_321]), str(HOST[4_321])
         start = START_US + (COMMITS // 2) * STEP_US
         report["DuckDB one series, one hour, ms"] = best_ms(
-            lambda: database.execute(
+            lambda: database.sql(
                 "SELECT time, value FROM samples WHERE metric = ? AND host = ? AND time >= make_timestamp(?) "
                 "AND time < make_timestamp(?) ORDER BY time",
-                [name, host, start, start + HOUR_US],
+                params=[name, host, start, start + HOUR_US],
             ).to_arrow_table()
         )
         report["DuckDB sum by dc in 5-minute steps, ms"] = best_ms(
-            lambda: database.execute(
+            lambda: database.sql(
                 "SELECT dc, time_bucket(INTERVAL 5 MINUTES, time) AS step, sum(value) FROM samples WHERE metric = ? "
                 "GROUP BY ALL",
-                [name],
+                params=[name],
             ).to_arrow_table()
         )
     report["DuckDB bytes a sample"] = size_of(path) / (SERIES * COMMITS)

@@ -10,6 +10,7 @@ from collections import Counter
 import penstock
 
 CONSUMER = "router"
+JOIN_S_MAX = 600
 
 
 def account(store: penstock.Store) -> dict[str, int]:
@@ -50,7 +51,13 @@ GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
 def point_in_time(folder: str) -> list[dict[str, object]]:
     """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
     command = [sys.executable, "-m", "examples.accounting", folder]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=JOIN_S_MAX)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"the join did not end within {JOIN_S_MAX} s: is the machine busy?") from None
+    lines = ran.stdout.splitlines()
+    if ran.returncode or not lines:
+        raise SystemExit(f"the join failed: {ran.stderr.strip().splitlines()[-1:]}")
     found: list[dict[str, object]] = json.loads(lines[-1])
     return found
 

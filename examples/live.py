@@ -47,6 +47,7 @@ def _lines(console: Console, run: Run, ended: threading.Event) -> None:
             console.print(
                 f"  {run.now_s:4.0f} s  {run.produced:>10,} produced  {run.backlog:>8,} waiting  {run.stage}",
                 highlight=False,
+                soft_wrap=True,
             )
 
 

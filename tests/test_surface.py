@@ -24,7 +24,7 @@ PUBLIC = {
         DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
         QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
-        StagedFile Store StoreBatch StoreSettings StoreSnapshot TextKvReader TextKvTable Trouble ValueType
+        StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble ValueType
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
@@ -79,7 +79,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike"),
+    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

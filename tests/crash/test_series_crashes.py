@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from series_place import SeriesPlace
 from series_scenario import SeriesScenario
+from shared import Sampled
 
 import penstock.testing.disk_files as disk_module
 from penstock.lsm.memtable import Memtable, Readable
@@ -22,7 +23,7 @@ STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "comm
 def crashes() -> None:
     report = explore(SeriesScenario(), modes=("strict",), depth=1)
     assert report.missing(*STEPS) == []
-    assert report.crashes > 50
+    assert report.crashes > 40
 
 
 def test_every_crash_of_a_series_shard() -> None:
@@ -43,12 +44,12 @@ class ShortSeries(SeriesScenario):
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(ShortSeries(), modes=("strict",), recovery_modes=("strict",))
-    assert report.missing_in_recovery("fsync .sst", "rename .sst", "commit /manifest") == []
+    report = explore(Sampled(ShortSeries(), 5, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
 
 
 def test_faults_crossed_with_crashes() -> None:
-    faults = Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=9, images_every=29)
+    faults = Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=4, images_every=29)
     report = explore(ShortSeries(), modes=("strict",), depth=1, faults=faults)
     assert absent(report.faulted, "pwrite .sst", "commit /manifest") == []
 
@@ -105,5 +106,5 @@ def stored_too_far(patch: pytest.MonkeyPatch) -> None:
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
-        with pytest.raises((Violation, AssertionError)):
+        with pytest.raises(Violation):
             crashes()

@@ -230,7 +230,7 @@ def drive(seed: int) -> None:
         place.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_by_chance(seed: int) -> None:
     drive(seed)
 
@@ -324,23 +324,23 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed_bug",
+    ("seed_bug", "seed"),
     [
-        first_write_wins,
-        tombstones_forgotten,
-        fingerprint_is_identity,
-        memory_not_read,
-        remembered_after_trim,
-        chunk_by_chunk_times,
-        samples_of_dropped_buckets,
-        samples_doubled_by_a_merge,
-        division_forgotten,
-        borders_forgotten,
+        (first_write_wins, 0),
+        (tombstones_forgotten, 1),
+        (fingerprint_is_identity, 0),
+        (memory_not_read, 0),
+        (remembered_after_trim, 4),
+        (chunk_by_chunk_times, 0),
+        (samples_of_dropped_buckets, 4),
+        (samples_doubled_by_a_merge, 1),
+        (division_forgotten, 1),
+        (borders_forgotten, 24),
     ],
 )
-def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
         with pytest.raises(Exception):  # noqa: B017 - a wrong answer, or an error that it leads to
-            for seed in range(60):
-                drive(seed)
+            for each in (seed, *range(60)):  # `seed` finds it; others do if the work by chance changes
+                drive(each)

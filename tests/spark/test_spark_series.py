@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 import penstock
 import penstock.spark
+from penstock.host import threads
 from penstock.series.section import STALE_BITS
 from penstock.spark.reading import TableReader
 from penstock.store.store import Store
@@ -122,3 +125,30 @@ def test_a_stream_and_a_commit_write_series_once(spark: Any, store: Store, folde
             assert writing.isActive, writing.exception()
     finally:
         writing.stop()
+
+
+def test_rollups_are_computed_on_spark(spark: Any, store: Store, folder: str) -> None:
+    source = store.series("metrics", shards=2)
+    rollup = penstock.Rollup(source="metrics", step_s=60)
+    target = store.series("minutes", options=penstock.SeriesOptions(rollup=rollup))
+    ended, done = threading.Event(), list[int]()
+    driver = threads.spawn(lambda: done.append(penstock.spark.maintain(spark, folder, once=True, stop=ended)), name="d")
+    try:
+        until_s = time.monotonic() + 120
+        while not store.offers.slots() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        for host in "abcd":
+            source.write_columns("cpu", np.arange(100.0), {"host": host}, times=np.arange(100) * 6_000_000)
+        store.flush()
+        while not done and time.monotonic() < until_s:
+            store._scheduler.trigger("derived-tables")
+            store._scheduler.trigger("derived-table-jobs")
+            time.sleep(0.2)
+        assert done == [1]
+        store.roll_up("minutes")  # waits for the commit, or finds nothing left to do
+    finally:
+        ended.set()
+        driver.join(60)
+    sums = target.aggregate("cpu:sum", function="sum").column("value").to_pylist()
+    assert sums == [4 * float(sum(range(100)))]
+    assert target.select('cpu:count{host="c"}').column("value").to_pylist() == [10.0] * 10

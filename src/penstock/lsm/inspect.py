@@ -14,14 +14,14 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import Index, Summary
-from penstock.lsm.operators import CHAIN, OPERATORS
+from penstock.lsm.operators import CHAIN, KIND_OPERATORS, OPERATORS
 from penstock.lsm.rows import DELETE, NEVER, PUT, RANGE_DELETE, bytes_list
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.writer import index_path
 
-KIND_NAMES = {PUT: "put", DELETE: "delete", RANGE_DELETE: "range delete", CHAIN: "merge chain"} | {
-    kind: f"merge {name}" for name, kind in OPERATORS.items()
-}
+KIND_NAMES = {PUT: "put", DELETE: "delete", RANGE_DELETE: "range delete", CHAIN: "merge chain"}
+KIND_NAMES |= {kind: f"merge {name}" for name, kind in OPERATORS.items()}
+KIND_NAMES |= {kind: f"merge {place.partition(':')[2]}" for kind, place in KIND_OPERATORS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ DECIMAL_BYTES = 16
 SERIES_SAMPLES, SERIES_IDS = 32, 33
 # By row kind: (values oldest first, whether nothing is below them) -> value.
 KIND_OPERATORS = {
-    SERIES_SAMPLES: "penstock.series.operators:fold_samples",
-    SERIES_IDS: "penstock.series.operators:fold_ids",
+    SERIES_SAMPLES: "penstock.series.operators:series_samples",
+    SERIES_IDS: "penstock.series.operators:series_ids",
 }
 
 UNION_ITEMS_MAX = 1 << 16

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.arguments import TIME_US_MAX, TIME_US_MIN
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.log.record import Record
 from penstock.lsm.rows import (
@@ -47,7 +48,7 @@ BATCH_BYTES_MAX = 64 << 20  # of keys and payloads in one call
 BATCH_MESSAGES_MAX = 1 << 24  # in one call
 # A message's own time is from the year 1 to 9999: Python and Spark support no other, and one message with another time
 # would make the whole queue unreadable for them.
-TIME_US_FIRST, TIME_US_END = -62_135_596_800_000_000, 253_402_300_800_000_000
+TIME_US_FIRST, TIME_US_END = TIME_US_MIN, TIME_US_MAX
 _FEW = 16  # messages
 _COLUMNS = ("payload", "key", "time", "headers")  # of messages that a user gives as a table
 _PADDING = tuple(bytes(n) for n in range(8))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, plain_int, text, whole
+from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, whole
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -27,7 +27,7 @@ from penstock.queue import section
 from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
 from penstock.queue.headers import HEADERS, checked_headers, dicts, header_bytes
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, TIME_US_END, TIME_US_FIRST, Messages, encode_payloads
+from penstock.queue.messages import TIME, Messages, encode_payloads
 from penstock.queue.options import (
     Retention,
     decode_queue_options,
@@ -41,7 +41,7 @@ from penstock.queue.positions import SEQUENCE_MAX
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 START_BYTES_MAX = 1 << 16
 ALTERS_MAX = 10  # attempts against other callers
 MESSAGE_BYTES = 200  # memory of a pending message besides its key and payload
@@ -484,22 +484,6 @@ def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, in
         if len(value) > bytes_max:
             raise Invalid(f"a {what} has at most {bytes_max:,} bytes, this one has {len(value):,}")
     return payload, key, None if time is None else microseconds(time)
-
-
-def microseconds(time: Any) -> int:
-    """Convert a user's time (microseconds since 1970, or a datetime with a zone) to microseconds."""
-    if isinstance(time, datetime):
-        try:
-            since = time - _EPOCH if time.utcoffset() is not None else None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(f"{in_short(time)} is not a time ({error})") from None
-        if not isinstance(since, timedelta):  # pandas' `NaT` is a datetime, but not a time
-            raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
-        return int(since // timedelta(microseconds=1))  # exact, unlike float seconds far from 1970
-    number = plain_int(time)
-    if number is None or not TIME_US_FIRST <= number < TIME_US_END:
-        raise Invalid(f"a time is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
-    return number
 
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[Any] | None) -> Messages:

@@ -148,39 +148,35 @@ def _order_of_ids(ids: U32) -> I64:
 
 def without(samples: Samples, deleted: Tombstones) -> Samples:
     """Return the samples, sorted by id and time, that no tombstone deletes."""
-    if not len(deleted) or not len(samples):
-        return samples
     kept = np.ones(len(samples), np.bool_)
-    firsts = np.searchsorted(samples.ids, deleted.ids, "left")
-    lasts = np.searchsorted(samples.ids, deleted.ids, "right")
-    for first, last, start, end in zip(
-        firsts.tolist(), lasts.tolist(), deleted.starts.tolist(), deleted.ends.tolist(), strict=True
-    ):
-        if first < last:
-            low, high = np.searchsorted(samples.times[first:last], (start, end))
-            kept[first + low : first + high] = False
+    while len(deleted) and len(samples):  # the first tombstone of every series, then the second, ...
+        numbers, first = np.unique(deleted.ids, return_index=True)
+        at = np.minimum(np.searchsorted(numbers, samples.ids), len(numbers) - 1)
+        mine = first[at]
+        inside = (samples.times >= deleted.starts[mine]) & (samples.times < deleted.ends[mine])
+        kept &= ~(inside & (numbers[at] == samples.ids))
+        others = np.ones(len(deleted), np.bool_)
+        others[first] = False
+        deleted = Tombstones(deleted.ids[others], deleted.starts[others], deleted.ends[others])
     return samples if kept.all() else samples.take(kept)
 
 
 def union(parts: Sequence[Tombstones]) -> Tombstones:
     """Return the union of tombstones: sorted, disjoint, none touching another of its series."""
-    parts = [part for part in parts if len(part)]
-    if not parts:
-        return NO_TOMBSTONES
-    ids = np.concatenate([part.ids for part in parts])
-    starts = np.concatenate([part.starts for part in parts])
-    ends = np.concatenate([part.ends for part in parts])
+    ids = np.concatenate([NO_TOMBSTONES.ids, *(part.ids for part in parts)])
+    starts = np.concatenate([NO_TOMBSTONES.starts, *(part.starts for part in parts)])
+    ends = np.concatenate([NO_TOMBSTONES.ends, *(part.ends for part in parts)])
     order = np.lexsort((ends, starts, ids))
+    order = order[starts[order] < ends[order]]
+    ids, starts, ends = ids[order], starts[order], ends[order]
+    if (ids[1:] != ids[:-1]).all():  # one for each series, as a delete makes them
+        return Tombstones(ids, starts, ends)
     merged: list[list[int]] = []
-    for number, start, end in zip(ids[order].tolist(), starts[order].tolist(), ends[order].tolist(), strict=True):
-        if start >= end:
-            continue
+    for number, start, end in zip(ids.tolist(), starts.tolist(), ends.tolist(), strict=True):
         if merged and merged[-1][0] == number and merged[-1][2] >= start:
             merged[-1][2] = max(merged[-1][2], end)
         else:
             merged.append([number, start, end])
-    if not merged:
-        return NO_TOMBSTONES
     columns = list(zip(*merged, strict=True))
     return Tombstones(np.array(columns[0], np.uint32), np.array(columns[1], np.int64), np.array(columns[2], np.int64))
 

@@ -58,6 +58,7 @@ from penstock.series.section import (
     BucketTrim,
     SeriesDelete,
     SeriesSection,
+    compressed,
     decode_section,
     encode_section,
     receive_section,
@@ -119,6 +120,11 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
         except CorruptionError as error:
             raise Invalid(f"options of a series table are malformed: {error.reason}") from None
 
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        before, after = decode_series_options(info.options), decode_series_options(options)
+        if (before.bucket_s, before.rollup) != (after.bucket_s, after.rollup):
+            raise Invalid(f"bucket_s and rollup of table {info.name} are fixed: create another table")
+
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> SeriesMachine:
         return open_series_machine(site.maintenance, descriptor, options)
 
@@ -178,7 +184,7 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
             for shard, part in split_block(block, info.shards) if block is not None else ():
                 sections[shard].log.append(part)
         return [
-            PreparedRows(partition, encode_section(section), rows=sum(map(len, section.log)))  # type: ignore[arg-type]
+            PreparedRows(partition, compressed(encode_section(section)), rows=sum(map(len, section.log)))  # type: ignore[arg-type]
             for partition, section in zip(partitions_of(info), sections, strict=True)
             if section.log
         ]

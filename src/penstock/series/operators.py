@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat, encode, sorted_distinct, union, without
 
 
-def fold_samples(values: Sequence[bytes], final: bool) -> bytes:
+def series_samples(values: Sequence[bytes], final: bool) -> bytes:
     """Fold blocks of one group, oldest first: the last write of an (id, time) wins, tombstones delete older samples."""
     blocks = [Block(value) for value in values]
     if len(blocks) == 1 and not (final and len(blocks[0].deleted)):
@@ -49,7 +49,7 @@ def decode_ids(value: bytes) -> BitMap:
     return BitMap.deserialize(value)
 
 
-def fold_ids(values: Sequence[bytes], final: bool) -> bytes:
+def series_ids(values: Sequence[bytes], final: bool) -> bytes:
     """Return the union of sets of ids."""
     if len(values) == 1:
         return values[0]

@@ -54,8 +54,6 @@ class SeriesState(ShardSnapshot):
         self.snapshot = snapshot
         self.options = options
         self._view: View = snapshot if view is None else view
-        for memtable in self._view.memtables():
-            memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
 
     @property
     def lsn(self) -> int:
@@ -74,6 +72,8 @@ class SeriesState(ShardSnapshot):
         self.snapshot.check_open()
         if end <= start:
             return iter(())
+        for memtable in self._view.memtables():
+            memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
         return index.buckets(self._view, self.options.bucket(start), self.options.bucket(end - 1) + 1)
 
     def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:

@@ -93,7 +93,7 @@ def rollup_progress(shards: Sequence[SeriesState]) -> Iterator[Any]:
 def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | None:
     """Plan the next computation of a rollup table; None if it is up to date or has no source."""
     source = host.port.table(rollup.source)
-    if source is None or source.kind != info.kind or source.table == info.table:
+    if source is None or source.kind != info.kind or source.table_id == info.table_id:
         return None
     snapshot = host.port.snapshot()
     try:

@@ -20,6 +20,9 @@ As bytes:
     a column         in form 0 every element; in form 1 one element, which all equal; in form 2 nothing: 0, 1, 2, ...
     other bodies     MessagePack
 
+A section that was prepared elsewhere may be compressed: version u8 = 2, 3 zero bytes, size before compression u32, and
+by zstd the bytes above.
+
 Thread: changed under the coordinator's lock; read by any thread.
 Invariant: decode(encode(section)) has the same parts.
 """
@@ -33,6 +36,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.arguments import in_short
 from penstock.arguments import text as checked_text
@@ -40,6 +44,7 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.partition.pending import PendingDelta
 from penstock.series.labels import (
+    RATIO_MAX,
     U32,
     U64,
     Labels,
@@ -53,7 +58,8 @@ from penstock.series.labels import (
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.selectors import parse_selector
 
-VERSION = 1
+VERSION, COMPRESSED = 1, 2
+SECTION_BYTES_MAX = 1 << 29  # before compression
 SAMPLES, METADATA, DELETE, TRIM, PROGRESS = 1, 2, 3, 4, 5
 EVERY, SAME, COUNTING = 0, 1, 2
 HELP_BYTES_MAX = 4_096
@@ -62,6 +68,7 @@ LABEL_WEIGHT = 32  # memory for each byte of a label table
 STALE_BITS = 0x7FF0_0000_0000_0002  # Prometheus' staleness marker, a NaN
 METRIC_TYPES = ("", "counter", "gauge", "histogram", "summary", "info", "stateset", "unknown")
 I64: TypeAlias = npt.NDArray[np.int64]
+_zstd = pa.Codec("zstd", compression_level=1)
 _HEADER = struct.Struct("<BxxxI")
 _PART = struct.Struct("<BxxxI")
 _BLOCK = struct.Struct("<IIBBBx")
@@ -246,6 +253,30 @@ def encode_section(section: SeriesSection) -> bytes:
     return b"".join(pieces)
 
 
+def compressed(payload: bytes) -> bytes:
+    """Return an encoded section in fewer bytes: for loads, which are sent as one message."""
+    if len(payload) > SECTION_BYTES_MAX:
+        raise Invalid(f"a load of {len(payload):,} bytes for one shard is too large: write it in several commits")
+    stored: bytes = _zstd.compress(payload, asbytes=True)
+    pays = len(stored) < len(payload) <= RATIO_MAX * len(stored)
+    return _HEADER.pack(COMPRESSED, len(payload)) + stored if pays else payload
+
+
+def _decompressed(payload: bytes) -> bytes:
+    version, size = _HEADER.unpack_from(payload)
+    if version != COMPRESSED:
+        return payload
+    if size > min(SECTION_BYTES_MAX, RATIO_MAX * (len(payload) - _HEADER.size)):
+        raise ValueError("it is too large")
+    try:
+        plain: bytes = _zstd.decompress(payload[_HEADER.size :], decompressed_size=size, asbytes=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"it does not decompress: {error}") from None
+    if len(plain) != size:
+        raise ValueError("its size is wrong")
+    return plain
+
+
 def _encode_block(block: SampleBlock) -> list[bytes]:
     table = block.series.encode()
     columns = [_encode_column(block.index, _INDEX), _encode_column(block.times, _TIMES), (EVERY, _raw(block.bits))]
@@ -270,6 +301,7 @@ def _raw(bits: U64) -> bytes:
 def decode_section(payload: bytes) -> SeriesSection:
     """Decode a section; `CorruptionError` if it is malformed."""
     try:
+        payload = _decompressed(payload)
         version, count = _HEADER.unpack_from(payload)
         if version != VERSION:
             raise ValueError(f"its version is {version}")
@@ -331,6 +363,9 @@ def section_weight(payload: bytes) -> int:
 
     Labels become texts; samples become columns, of which some are not stored.
     """
+    if payload[:1] == bytes([COMPRESSED]) and len(payload) >= _HEADER.size:
+        stated = int(_HEADER.unpack_from(payload)[1])
+        return len(payload) + 8 * min(stated, RATIO_MAX * len(payload))  # mostly samples
     weight, at = 4 * len(payload), _HEADER.size
     while at + _PART.size + _BLOCK.size <= len(payload):
         number, size = _PART.unpack_from(payload, at)

@@ -25,18 +25,18 @@ class SeriesService(TableService):
     def __init__(self, info: TableInfo, host: Host) -> None:
         self._info = info
         self._host = host
-        self._options = decode_series_options(info.options)
 
     def maintain(self) -> None:
         """Delete the buckets whose samples are all older than the retention."""
-        if self._options.retention_s is None:
+        options = decode_series_options((self._host.port.table(self._info.name) or self._info).options)  # as of now
+        if options.retention_s is None:
             return
-        floor = self._host.port.time_us() - round(self._options.retention_s * SECOND_US)
+        floor = self._host.port.time_us() - round(options.retention_s * SECOND_US)
         group = PendingGroup()
         for partition in partitions_of(self._info):
             machine: SeriesLimits = self._host.machine(partition)
             oldest = machine.oldest_bucket()
-            if oldest is not None and self._options.bucket_start(oldest + 1) <= floor:
+            if oldest is not None and options.bucket_start(oldest + 1) <= floor:
                 group.sections[partition] = SeriesSection(BucketTrim(floor))
         if group.sections:
             self._host.port.submit(group, TRIM_BYTES * len(group.sections))

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import EllipsisType
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,7 +19,7 @@ import pyarrow as pa
 from penstock.arguments import ArrowSource, flag, in_short, microseconds, seconds, whole
 from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
-from penstock.errors import Invalid
+from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import QUERY_S, Port, Reading, partitions_of
 from penstock.partition.ledger import TableInfo
@@ -26,7 +28,14 @@ from penstock.series.admission import check_window
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
 from penstock.series.labels import LabelTable, check_labels, check_name, fingerprint_of, shard_number_of
-from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions, decode_series_options
+from penstock.series.options import (
+    TIME_MAX,
+    TIME_MIN,
+    SeriesOptions,
+    check_series_options,
+    decode_series_options,
+    encode_series_options,
+)
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import (
     I64,
@@ -48,6 +57,7 @@ AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "las
 KEYS_MAX = 100_000  # series that a table remembers
 SECTION_BYTES = 512  # memory of a section besides its columns
 STEP_S_MAX = 1e12
+ALTERS_MAX = 100  # attempts, while others alter the same table
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +323,7 @@ class SeriesTable(SeriesReader):
             time_us = self._port.now_us()
         else:
             time_us = microseconds(time)
-            check_window(self._info.name, time_us, time_us, self._options, self._port.now_us())
+            self._check_window(time_us, time_us)
         bucket = time_us // self._bucket_us
         if key.bucket == bucket:
             epoch = self._write(key.partition, append_sample, SAMPLE_BYTES, key, (time_us, number))
@@ -323,7 +333,7 @@ class SeriesTable(SeriesReader):
             epoch = self._submit({key.partition: section}, SAMPLE_BYTES)
             key.bucket = bucket
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
     def _key(self, metric: Any, labels: Any) -> SeriesKey:
@@ -367,8 +377,7 @@ class SeriesTable(SeriesReader):
         return Epoch(0) if block is None else self._end(self._write_block(block), durable)
 
     def _write_block(self, block: SampleBlock) -> Epoch:
-        first, last = int(block.times.min()), int(block.times.max())
-        check_window(self.name, first, last, self._options, self._port.now_us())
+        self._check_window(int(block.times.min()), int(block.times.max()))
         parts = [(0, block)] if self.shards == 1 else list(split_block(block, self.shards))
         size = 20 * len(block) + sum(2 * len(part.series.encode()) + SECTION_BYTES for _, part in parts)
         return self._submit({self._partitions[shard]: SeriesSection(part) for shard, part in parts}, size)
@@ -403,6 +412,55 @@ class SeriesTable(SeriesReader):
         part: Part = check_metadata(MetricMetadata(metric, type, unit, help))
         return self._end(self._submit({self._partitions[0]: SeriesSection(part)}, SECTION_BYTES), durable)
 
+    def alter(
+        self,
+        *,
+        window_s: float | EllipsisType | None = ...,
+        future_s: float | EllipsisType | None = ...,
+        retention_s: float | EllipsisType | None = ...,
+        series_max: int | EllipsisType = ...,
+        metric_series_max: int | EllipsisType = ...,
+    ) -> None:
+        """Change options of the table durably, for every process; what is left out stays.
+
+        Other table objects follow when they next write a new series or are asked for again.
+        """
+        given = {
+            "window_s": window_s,
+            "future_s": future_s,
+            "retention_s": retention_s,
+            "series_max": series_max,
+            "metric_series_max": metric_series_max,
+        }
+        changes = {name: value for name, value in given.items() if value is not ...}
+        if not changes:
+            raise Invalid(f"alter what? Give one of {', '.join(given)}")
+        for _ in range(ALTERS_MAX):
+            info = self._latest()
+            options = encode_series_options(check_series_options(msgspec.structs.replace(self._options, **changes)))
+            if info.options == options or self._port.alter(info, options).options == options:
+                self._latest()
+                return
+        raise Backpressure(f"other callers alter table {self.name} at the same time: retry later")
+
+    def _latest(self) -> TableInfo:
+        info = self._port.table(self.name)
+        if info is None or info.table_id != self._info.table_id:
+            raise NotFound(f"series table {self.name} was dropped")
+        self._info, self._options = info, decode_series_options(info.options)
+        return info
+
+    def _check_window(self, first: int, last: int) -> None:
+        """Refuse times outside the table's window early; the owner judges new series again."""
+        try:
+            check_window(self._info.name, first, last, self._options, self._port.now_us())
+        except Invalid:
+            before = self._options
+            self._latest()
+            if self._options == before:
+                raise
+            check_window(self._info.name, first, last, self._options, self._port.now_us())
+
     def _submit(self, sections: dict[PartitionId, SeriesSection], size: int) -> Epoch:
         group = PendingGroup()
         group.sections.update(sections)
@@ -410,7 +468,7 @@ class SeriesTable(SeriesReader):
 
     def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
         if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table)
+            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
 

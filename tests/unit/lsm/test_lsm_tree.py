@@ -494,3 +494,55 @@ def test_many_keys_are_sorted_as_few_are() -> None:
 )
 def test_prefix_end(prefix: bytes, end: bytes | None) -> None:
     assert prefix_end(prefix) == end
+
+
+# -- what kinds with columns of their own use
+
+
+def test_the_values_below_a_key_are_found_without_folding(place: Place) -> None:
+    place.write([Write("put", b"a", b"0"), Write("append", b"b", b"x")])
+    place.maintenance.flush(place.tree)
+    place.write([Write("append", b"a", b"1")])
+    place.tree.freeze()
+    place.write([Write("append", b"a", b"2"), Write("delete", b"b"), Write("put", b"c", b"3")])
+    values = {key: place.tree.view.live_values(key) for key in (b"a", b"b", b"c", b"d")}
+    assert values == {b"a": [b"2", b"1", b"0"], b"b": [], b"c": [b"3"], b"d": []}
+    assert place.tree.files().live_values(b"a") == [b"0"]
+    place.write([Write("delete_range", b"a", b"b")])
+    assert place.tree.view.live_values(b"a") == []
+    place.write([Write("append", b"a", b"4")])
+    assert place.tree.view.live_values(b"a") == [b"4"]
+
+
+def test_the_first_key_of_a_range_is_found_in_files_and_memory(place: Place) -> None:
+    view = place.tree.view
+    assert view.first_key(b"", None) is None
+    for keys in ((b"c", b"m"), (b"b", b"x")):
+        put(place, *keys)
+        place.maintenance.flush(place.tree)
+    put(place, b"d", b"k")
+    view = place.tree.view
+    found = [view.first_key(start, end) for start, end in ((b"", None), (b"c", None), (b"ca", b"k"), (b"ca", b"d"))]
+    assert found == [b"b", b"c", b"d", None]
+    assert view.first_key(b"y", None) is None
+    place.maintenance.compact(place.tree, everything=True)
+    assert place.tree.view.first_key(b"e", b"m") == b"k"
+
+
+class Doubling(Memtable):
+    """A memtable that keeps rows of its own until it is flushed."""
+
+    def to_flush(self, files: Any) -> Memtable:
+        extra = {key + b"!": (PUT, b"%d" % len(files.live_values(key)), self.lsn_last, NEVER) for key in self.rows}
+        return self.with_rows(extra)
+
+
+def test_a_kind_makes_rows_of_its_columns_when_they_are_flushed(place: Place) -> None:
+    tree = place.maintenance.open_tree(2, 0, "tables/2", memtable=Doubling)
+    for lsn, ranges in ((1, []), (2, [(b"a", b"b")])):
+        tree.apply(Edit(lsn=lsn, time_us=0, rows={b"k": (PUT, b"v", lsn, NEVER)}, ranges=ranges))
+        assert isinstance(tree.view.memtables()[0], Doubling)
+        tree.freeze()
+        place.maintenance.flush(tree)
+    assert dict(tree.scan()) == {b"k": b"v", b"k!": b"1"}  # of the second flush: files had one row of it
+    place.maintenance.close_tree(2, 0)

@@ -34,6 +34,7 @@ from penstock.series.section import (
     SeriesSection,
     append_part,
     append_sample,
+    compressed,
     decode_section,
     encode_section,
     receive_section,
@@ -78,6 +79,12 @@ def test_sections_come_back_and_cuts_are_refused(parts: list[Part]) -> None:
     for read in (decode_section, receive_section):
         assert described(read(payload).parts) == described(parts)
     assert encode_section(decode_section(payload)) == payload
+    small = compressed(payload)
+    assert described(receive_section(small).parts) == described(parts)
+    assert section_weight(small) >= len(payload)
+    for cut in range(0, len(small), 5):
+        with pytest.raises(CorruptionError):
+            decode_section(small[:cut])
     assert section_weight(payload) >= len(payload)
     for cut in range(0, len(payload), 7):
         with pytest.raises(CorruptionError):
@@ -161,6 +168,9 @@ def test_an_empty_section_and_foreign_bytes_are_refused() -> None:
         b"",
         b"\1",
         b"\2\0\0\0\0\0\0\0",
+        b"\2\0\0\0\xff\xff\xff\xff",
+        b"\2\0\0\0\7\0\0\0abc",
+        b"\3\0\0\0\0\0\0\0",
         b"\1\0\0\0\xff\xff\xff\xff",
         b"\1\0\0\0\1\0\0\0\x09\0\0\0\0\0\0\0",
     ):

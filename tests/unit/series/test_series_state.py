@@ -14,6 +14,7 @@ from series_place import DESCRIPTOR, OPTIONS, SeriesModel, SeriesPlace, block, l
 import penstock.series.ids as ids_module
 import penstock.series.labels as labels_module
 from penstock.errors import Closed
+from penstock.lsm.inspect import statistics
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree_settings import TreeSettings
 from penstock.partition.machine import Entry
@@ -375,3 +376,11 @@ def test_deleting_and_writing_again_in_one_record(place: SeriesPlace) -> None:
     place.write(block([(some, 7, 3)]), SeriesDelete("x", 7, 8))
     assert place.select() == {(some, 5): 2}
     assert index.last_id(place.tree.view, BUCKET) == 1
+
+
+def test_files_of_a_shard_can_be_inspected(place: SeriesPlace) -> None:
+    place.write(one_each(hosts(3), 5))
+    place.flush()
+    (name,) = (name for name in place.disk.listdir("/store/tables/1") if name.endswith(".sst"))
+    kinds = statistics(f"/store/tables/1/{name}", fs=place.disk).rows_by_kind
+    assert kinds == {"put": 7, "merge series_ids": 4, "merge series_samples": 1}

@@ -238,3 +238,22 @@ def test_asyncio(tmp_path: Path) -> None:
                 assert (await (await snapshot.series("metrics")).to_arrow()).num_rows == 2
 
     asyncio.run(use())
+
+
+def test_options_are_altered(store: Any) -> None:
+    metrics, other = store.series("metrics"), store.series("metrics")
+    metrics.write("cpu", 1.0, {"host": "a"}, durable=True)
+    metrics.alter(metric_series_max=1, window_s=60, future_s=None)
+    assert metrics.options == penstock.SeriesOptions(metric_series_max=1, window_s=60, future_s=None)
+    assert store.series("metrics").options == metrics.options
+    with pytest.raises(Invalid, match="metric_series_max"):
+        other.write("cpu", 1.0, {"host": "b"}, durable=True)
+    with pytest.raises(Invalid, match="window_s"):
+        metrics.write("cpu", 1.0, {"host": "a"}, time=1)
+    other.write("cpu", 1.0, {"host": "a"}, time=datetime(2100, 1, 1, tzinfo=UTC))  # it was refused before
+    metrics.alter(window_s=None, metric_series_max=10)
+    other.write("cpu", 1.0, {"host": "b"}, time=1, durable=True)
+    with pytest.raises(Invalid, match="alter what"):
+        metrics.alter()
+    with pytest.raises(Invalid, match="series_max of a series table"):
+        metrics.alter(series_max=0)
