@@ -7,6 +7,7 @@ tests/spark runs, also find `spark` and the store's `path`.
 from __future__ import annotations
 
 import asyncio
+import decimal
 import doctest
 import hashlib
 import importlib
@@ -57,7 +58,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("name", "public"), EXAMPLES)
 def test_an_example_runs(name: str, public: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"penstock": penstock, "pyarrow": pyarrow, "asyncio": asyncio}
+    names: dict[str, Any] = {"penstock": penstock, "pyarrow": pyarrow, "asyncio": asyncio, "decimal": decimal}
     if name.startswith("penstock.testing."):
         names |= {key: getattr(penstock.testing, key) for key in penstock.testing.__all__}
     if name.endswith("serve_tcp"):

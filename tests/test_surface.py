@@ -24,7 +24,7 @@ PUBLIC = {
         DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
         QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
-        StagedFile Store StoreBatch StoreSettings StoreSnapshot TextKvReader TextKvTable Trouble ValueType
+        StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble ValueType
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """

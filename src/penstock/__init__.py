@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
-    from penstock.kv.values import DecimalType, Json, ValueType
+    from penstock.kv.values import DecimalType, Json, StructType, ValueType
     from penstock.log.settings import LogSettings
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
@@ -121,6 +121,7 @@ _HOMES = {
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "StructType": "kv.values",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
@@ -178,6 +179,7 @@ __all__ = [
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "StructType",
     "TextKvReader",
     "TextKvTable",
     "Trouble",

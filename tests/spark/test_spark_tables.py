@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock.spark
@@ -30,6 +32,22 @@ def test_a_kv_table_read_and_written(spark: Any, store: Store, folder: str) -> N
     assert users.get(b"004999") == b"x4999"
     assert users.get(b"0999") == b"v999"
     assert load(spark, folder, "users").count() == 6_000
+
+
+def test_keys_of_text_decimals_and_structs(spark: Any, store: Store, folder: str) -> None:
+    person = pa.struct([("name", pa.string()), ("paid", pa.decimal128(9, 2))])
+    people: Any = store.kv("people", key="utf8", value=person)
+    people.put("ada", {"name": "Ada", "paid": Decimal("1.10")}, durable=True)
+    frame = load(spark, folder, "people")
+    assert dict(frame.dtypes) | {"lsn": ""} == {
+        "key": "string", "value": "struct<name:string,paid:decimal(9,2)>", "lsn": ""
+    }  # fmt: skip
+    assert [tuple(row) for row in frame.where("key = 'ada'").select("value.name", "value.paid").collect()] == [
+        ("Ada", Decimal("1.10"))
+    ]
+    made = frame.selectExpr("upper(key) as key", "named_struct('name', value.name, 'paid', value.paid) as value")
+    made.write.format("penstock").option("table", "people").mode("append").save(folder)
+    assert dict(people)["ADA"] == people["ada"]
 
 
 def test_a_queue_read_and_written(spark: Any, store: Store, folder: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def crashed(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+def crashed(tmp_path: Path) -> Path:
     """A store whose owner was killed: the end of its journal is applied nowhere else."""
     path = tmp_path / "crashed"
     program = textwrap.dedent(
@@ -104,7 +106,7 @@ def crashed(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         """
     )
     subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
-    return path, {}
+    return path
 
 
 class NoWrites(OsFileSystem):
@@ -135,9 +137,8 @@ def test_a_closed_store(folder: Path) -> None:
         assert content(store) == read
 
 
-def test_a_store_whose_owner_was_killed(crashed: tuple[Path, dict[str, Any]]) -> None:
-    path, _ = crashed
-    before = tree(path)
+def test_a_store_whose_owner_was_killed(crashed: Path) -> None:
+    path, before = crashed, tree(crashed)
     for _ in range(2):  # the first leaves nothing for the second
         with penstock.open(path, read_only=True, fs=NoWrites()) as store:
             read = content(store)
@@ -200,30 +201,58 @@ def test_an_owner_in_another_process(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can take away its own rights")
-def test_a_folder_without_write_permission(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_write_permission(folder: Path) -> None:
     """As a user who may read everything and write nothing."""
-    for path in [tmp_path, folder, *folder.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for above in tmp_path.parents:
-        if above.stat().st_uid == 0 and not above.stat().st_mode & 0o005:
-            pytest.skip("another user cannot reach the folder of tests")
-    code = f"""
-import os, sys
-import penstock, penstock.server.opening
-os.setgid(65534); os.setuid(65534)
+    with tempfile.TemporaryDirectory() as reachable:  # other users cannot enter the folders of tests
+        copy = Path(reachable) / "store"
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("bell", "f-*", "control"))
+        for path in [Path(reachable), copy, *copy.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        code = f"""
+import os, sys, penstock
+def read():
+    with penstock.open({str(copy)!r}, read_only=True) as store:
+        return len(store.kv("users").to_arrow()), store.queue("events").to_arrow().num_rows
+read()  # all that it needs is imported by now
+os.setgid(65534)
+os.setuid(65534)
 try:
-    open({str(folder / "probe")!r}, "w")
+    open({str(copy / "LOCK")!r}, "r+")
 except PermissionError:
+    print(*read())
+"""
+        before = tree(copy)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.split() == ["200", "100"], done.stderr
+        assert tree(copy) == before
+
+
+def test_a_read_only_mount(folder: Path, tmp_path: Path) -> None:
+    """In a namespace of its own, where this user may mount."""
+    code = f"""
+import sys, penstock
+try:
+    open({str(tmp_path / "mounted" / "probe")!r}, "w")
+except OSError:
     pass
 else:
-    sys.exit("this user may write")
-with penstock.open({str(folder)!r}, read_only=True) as store:
+    sys.exit("it can be written")
+with penstock.open({str(tmp_path / "mounted")!r}, read_only=True) as store:
     print(len(store.kv("users").to_arrow()), store.queue("events").to_arrow().num_rows)
+try:
+    penstock.open({str(tmp_path / "mounted")!r})
+except penstock.errors.PenstockError as error:
+    print("read_only=True" in str(error))
 """
-    before = tree(folder)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["200", "100"], done.stderr
-    assert tree(folder) == before
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "code.py").write_text(code)
+    mount = f"mount --bind {folder} {tmp_path}/mounted && mount -o remount,ro,bind {tmp_path}/mounted"
+    may_mount = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False)
+    if may_mount.returncode:
+        pytest.skip("this user may not mount")
+    command = ["unshare", "-m", "sh", "-c", f"{mount} && {sys.executable} {tmp_path}/code.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["200", "100", "True"], done.stderr
 
 
 def test_what_is_not_a_store(tmp_path: Path) -> None:
@@ -249,11 +278,3 @@ def test_damage_is_found_as_by_an_owner(folder: Path, name: str) -> None:
         penstock.open(folder, read_only=True)
     with pytest.raises(CorruptionError):
         penstock.open(folder)
-
-
-@pytest.fixture(autouse=True)
-def _no_folders_left_unwritable(tmp_path: Path) -> Iterator[None]:
-    yield
-    for path in [tmp_path, *tmp_path.rglob("*")]:
-        if path.is_dir():
-            path.chmod(0o755)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import penstock
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError
 
 SOME_OBJECT = object()
+PERSON = pa.struct([pa.field("name", pa.string(), nullable=False)])
 NUMBERS = [None, "1", b"1", True, 1.5, math.nan, -1, [1], SOME_OBJECT]
 BAD: dict[str, list[Any]] = {
     "key": [None, "k", 1, True, 1.5, [b"k"], b"k" * 65_537, SOME_OBJECT],
@@ -39,6 +41,11 @@ BAD: dict[str, list[Any]] = {
     "shards": [None, "2", True, 0, -1, 1.5, math.nan, 1 << 20, SOME_OBJECT],
     "shard": ["0", True, -1, 99, 0.5, math.nan, SOME_OBJECT],
     "token": ["t", ("t",), ("t", True), ("t", -1), ("t", 1.0), (1, 1), ("", 1), ("t", 1 << 80), ("t", 1, 2), 7],
+    "decimal": [None, "1", b"1", True, 1.5, math.nan, Decimal("NaN"), Decimal("0.001"), Decimal(10) ** 20, SOME_OBJECT],
+    "float64": [None, "1", b"1", True, 10**400, [1], SOME_OBJECT],
+    "struct": [None, "x", b"x", 1, {}, {"name": 1}, {"name": None}, {"name": "x", "more": 1}, {1: 2}, SOME_OBJECT],
+    "text key": [None, b"k", 1, True, "\ud800", "k" * 65_537, SOME_OBJECT],
+    "key type": [1, "text", b"utf8", True, str, SOME_OBJECT],
     "operator": [None, 1, "plus", b"add_i64", "append", SOME_OBJECT],
     "value type": [1, "int", b"bytes", True, int, SOME_OBJECT],
     "retention": [1, "1d", {"age_s": 1}, True, SOME_OBJECT],
@@ -111,7 +118,7 @@ def drained(act: Callable[..., Any]) -> Callable[..., Any]:
 BORDER, PAIR = {"key": "border"}, {"key": b"k", "value": b"v"}
 CALLS = [
     Call("kv", lambda s, **a: s.kv(**a), {"name": "bytes"},
-         {"name": "name", "shards": "shards", "value": "value type", "create": "flag"}),
+         {"name": "name", "shards": "shards", "value": "value type", "key": "key type", "create": "flag"}),
     Call("queue", lambda s, **a: s.queue(**a), {"name": "events"},
          {"name": "name", "shards": "shards", "retention": "retention", "headers": "flag", "create": "flag"}),
     Call("compact", lambda s, **a: s.compact(**a), {"name": "bytes"}, {"name": "name", "timeout_s": "seconds"}),
@@ -136,6 +143,13 @@ CALLS = [
     Call("put int64", lambda s, **a: s.kv("numbers").put(**a), {"key": b"k", "value": 1}, {"value": "int64"}),
     Call("put text", lambda s, **a: s.kv("texts").put(**a), {"key": b"k", "value": "v"}, {"value": "text"}),
     Call("put json", lambda s, **a: s.kv("documents").put(**a), {"key": b"k", "value": {}}, {"value": "json"}),
+    Call("put decimal", lambda s, **a: s.kv("money").put(**a), {"key": b"k", "value": 1}, {"value": "decimal"}),
+    Call("put struct", lambda s, **a: s.kv("people").put(**a), {"key": b"k", "value": {"name": "x"}},
+         {"value": "struct"}),
+    Call("put text key", lambda s, **a: s.kv("named").put(**a), {"key": "k", "value": b"v"}, {"key": "text key"}),
+    Call("merge float64", lambda s, **a: s.kv("floats").merge(**a), {"key": b"k", "operand": 1, "operator": "add_f64"},
+         {"operand": "float64", "operator": "operator"}),
+    Call("count", lambda s, **a: s.kv("bytes").count(**a), {}, {"start": "border", "end": "optional border"}),
     Call("put_many", lambda s, **a: s.kv("bytes").put_many(**a), {"pairs": {b"k": b"v"}},
          {"pairs": "pairs", "durable": "flag"}),
     Call("delete", lambda s, **a: s.kv("bytes").delete(**a), {"key": b"k"},
@@ -241,6 +255,10 @@ def owner(folder: Path) -> Iterator[penstock.Store]:
         store.kv("numbers", value="int64").put(b"a", 1)
         store.kv("texts", value="utf8").put(b"a", "1")
         store.kv("documents", value="json").put(b"a", [1])
+        store.kv("money", value=pa.decimal128(18, 2)).put(b"a", 1)
+        store.kv("people", value=PERSON).put(b"a", {"name": "a"})
+        store.kv("named", key="utf8").put("a", b"1")
+        store.kv("floats", value="float64").put(b"a", 1)
         store.queue("events", shards=2).put(b"m", key=b"k")
         store.series("metrics", shards=2).write("cpu", 1.0, {"host": "a"}, time=1)
         store.queue("altered")

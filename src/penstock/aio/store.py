@@ -19,7 +19,7 @@ from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.options import Retention
@@ -96,7 +96,17 @@ X = TypeVar("X", bound=TextKvReader[Any])
 
 
 class AsyncTextKvReader(AsyncForm[X]):
-    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`."""
+    """A kv table of a snapshot, with keys of text. Methods are those of `TextKvReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.kv("cities", key="utf8")
+    ...         async with store.snapshot() as snapshot:
+    ...             cities = await snapshot.kv("cities", key="utf8")
+    ...             return await cities.count()
+    >>> asyncio.run(main())
+    0
+    """
 
     get = awaited(TextKvReader.get)
     get_row = awaited(TextKvReader.get_row)
@@ -109,7 +119,16 @@ class AsyncTextKvReader(AsyncForm[X]):
 
 
 class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
-    """A kv table with keys of text. Methods are those of `TextKvTable`."""
+    """A kv table with keys of text. Methods are those of `TextKvTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         cities = await store.kv("cities", key="utf8", value="int64")
+    ...         await cities.put("Zürich", 443_000)
+    ...         return await cities.get("Zürich")
+    >>> asyncio.run(main())
+    443000
+    """
 
     put = awaited(TextKvTable.put)
     put_many = awaited(TextKvTable.put_many)
@@ -317,6 +336,9 @@ class AsyncBatch(AsyncForm[StoreBatch]):
     async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
 
     @overload
+    async def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
+
+    @overload
     async def kv(self, name: str, *, key: Literal["utf8"], value: AnyValueType | None = None) -> TextKvTable[Any]: ...
 
     async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
@@ -380,6 +402,9 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
 
     @overload
     async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+
+    @overload
+    async def kv(self, name: str, *, value: StructType) -> AsyncKvReader[KvReader[dict[str, object]]]: ...
 
     @overload
     async def kv(
@@ -457,6 +482,11 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
     async def kv(
         self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
     ) -> AsyncKvTable[Decimal]: ...
+
+    @overload
+    async def kv(
+        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
+    ) -> AsyncKvTable[dict[str, object]]: ...
 
     @overload
     async def kv(

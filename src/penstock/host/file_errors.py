@@ -36,7 +36,10 @@ def _translated(error: OSError) -> PenstockError:
     if error.errno == errno.ELOOP:
         return Invalid(f"{where} is a link to itself: restore the file it should point to")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Invalid(f"{where} cannot be used ({reason}): give this user read and write access to the whole store")
+        return Invalid(
+            f"{where} cannot be used ({reason}): give this user read and write access to the whole store, or open it "
+            "with read_only=True"
+        )
     return DiskFailed(f"{where} cannot be used ({reason}): check the disk, then retry")
 
 

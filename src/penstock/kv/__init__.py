@@ -5,6 +5,7 @@ machine   the state machine of a shard, over an LSM tree
 pieces    a snapshot of a shard, and its pieces for readers in other processes
 loading   rows prepared outside the owner, for a bulk load
 kind      the kind itself, as a store uses it
+structs   values that are Arrow structs
 values    the types of values: bytes, text, JSON, numbers
 conditions  compare and set: the condition on a row
 queries   how many keys, files and bytes

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.errors import ConditionFailed, KindMismatch
+from penstock.errors import ConditionFailed, Invalid, KindMismatch
 from penstock.kinds import (
     BuildContext,
     ExpectedRow,
@@ -34,10 +34,11 @@ from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
 from penstock.kv.pieces import check_piece, read_piece
 from penstock.kv.ranges import filtered_key_range, parse_key
+from penstock.kv.structs import widens
 from penstock.kv.table import KvReader, KvTable, kv_schema, with_types
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.validation import check_options, receive, weight
-from penstock.kv.values import AnyValueType, KeyType, Options, decode_options, encode_options, options_of
+from penstock.kv.values import AnyValueType, KeyType, Options, arrow_type, decode_options, encode_options, options_of
 from penstock.lsm.rows import DELETE
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
@@ -67,12 +68,30 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
     def of_types(self, table: T, value: AnyValueType | None, key: KeyType | None) -> T:
         """Return the table if its values and keys are of these types (None: any), or raise `KindMismatch`."""
         wanted, options = options_of(value, key), table._options
-        if value is not None and wanted != msgspec.structs.replace(options, key=wanted.key):
+        narrower = wanted.value == options.value == "struct" and widens(arrow_type(wanted), arrow_type(options))
+        if value is not None and not narrower and wanted != msgspec.structs.replace(options, key=wanted.key):
             shown = f"say value={table.value_type!r}"
             raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: {shown}")
         if key is not None and wanted.key != options.key:
             raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
         return table
+
+    def widened(self, port: Port, info: TableInfo, value: AnyValueType | None) -> TableInfo:
+        """Return a table of structs with the further fields of `value`, if it has some: they are added durably."""
+        options = decode_options(info.options)
+        wanted = Options() if value is None else options_of(value)
+        if wanted.value != "struct" or options.value != "struct" or wanted.fields == options.fields:
+            return info
+        if not widens(arrow_type(options), arrow_type(wanted)):
+            return info  # `of_types` says what is wrong
+        return port.alter(info, encode_options(msgspec.structs.replace(options, fields=wanted.fields)))
+
+    def check_altered(self, info: TableInfo, options: bytes) -> None:
+        before, after = decode_options(info.options), decode_options(options)
+        if before.value != "struct" or msgspec.structs.replace(before, fields=after.fields) != after:
+            super().check_altered(info, options)
+        if not widens(arrow_type(before), arrow_type(after)):
+            raise Invalid(f"the structs of table {info.name} can only get more fields, which may be null, at the end")
 
     encode = staticmethod(section.encode)  # not a method that calls it: this is every write
 

@@ -60,6 +60,8 @@ def _fits(actual: Any, wanted: Any) -> bool:
     """Whether a column can be cast to the wanted type without loss."""
     if pa.types.is_null(actual):
         return True  # no rows, or deletes only
+    if pa.types.is_struct(wanted):
+        return bool(pa.types.is_struct(actual) and [f.name for f in actual] == [f.name for f in wanted])
     if pa.types.is_decimal(wanted):
         return bool(pa.types.is_decimal(actual) or (pa.types.is_integer(actual) and actual != pa.uint64()))
     if pa.types.is_integer(wanted):

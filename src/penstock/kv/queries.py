@@ -27,7 +27,11 @@ _range = msgspec.msgpack.Decoder(tuple[bytes, bytes | None])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStatistics:
-    """Where the rows of a kv table are, at one moment."""
+    """Where the rows of a kv table are, at one moment.
+
+    >>> store.kv("users").statistics().rows_max
+    1
+    """
 
     shards: int
     rows_max: int  # an upper bound: rows that were written again or deleted count until they are compacted

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from penstock.kv.values import (
     MERGES,
     DecimalType,
     Options,
+    StructType,
     ValueType,
     arrow_type,
     arrow_values,
@@ -71,7 +72,12 @@ def with_types(batch: Any, options: Options) -> Any:
 
 
 class KvRow(NamedTuple, Generic[V]):
-    """A value and the LSN of its row, which changes with every write to the key."""
+    """A value and the LSN of its row, which changes with every write to the key.
+
+    >>> users = store.kv("users")
+    >>> row = users.get_row(b"ada")
+    >>> epoch = users.put(b"ada", b"1852", if_lsn=row.lsn)  # only if nobody wrote it since
+    """
 
     value: V
     lsn: int
@@ -104,10 +110,11 @@ class KvReader(ReadableMapping[bytes, V]):
         return self._info.shards
 
     @property
-    def value_type(self) -> ValueType | DecimalType:
+    def value_type(self) -> ValueType | DecimalType | StructType:
         """The declared type of the values, as `value=` took it."""
-        decimals: DecimalType = arrow_type(self._options)
-        return decimals if self._options.value == "decimal" else self._options.value
+        if self._options.value in ("decimal", "struct"):
+            return cast("DecimalType | StructType", arrow_type(self._options))
+        return cast(ValueType, self._options.value)
 
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:

@@ -20,7 +20,7 @@ from penstock.kinds import Port, Reading
 from penstock.kv.mapping import ReadableMapping, WritableMapping
 from penstock.kv.queries import KvStatistics
 from penstock.kv.table import KvReader, KvRow, KvTable
-from penstock.kv.values import DecimalType, ValueType
+from penstock.kv.values import DecimalType, StructType, ValueType
 from penstock.partition.ledger import TableInfo
 
 V = TypeVar("V")  # the Python type of the table's values
@@ -42,7 +42,13 @@ def _encode_border(key: Any) -> bytes | None:
 
 
 class TextKvReader(ReadableMapping[str, V]):
-    """A read-only kv table, live or in a snapshot: a mapping of text to values. Methods are those of `KvReader`."""
+    """A read-only kv table, live or in a snapshot: a mapping of text to values. Methods are those of `KvReader`.
+
+    >>> epoch = store.kv("cities", key="utf8", value="int64").put("Zürich", 443_000, durable=True)
+    >>> with store.snapshot() as snapshot:
+    ...     snapshot.kv("cities", key="utf8", value="int64")["Zürich"]
+    443000
+    """
 
     _table: KvReader[V]
 
@@ -59,7 +65,7 @@ class TextKvReader(ReadableMapping[str, V]):
         return self._table.shards
 
     @property
-    def value_type(self) -> ValueType | DecimalType:
+    def value_type(self) -> ValueType | DecimalType | StructType:
         """The declared type of the values, as `value=` took it."""
         return self._table.value_type
 
@@ -136,7 +142,13 @@ class TextKvReader(ReadableMapping[str, V]):
 
 
 class TextKvTable(TextKvReader[V], WritableMapping[str, V]):
-    """A kv table of an open store: a mutable mapping of text to values. Methods are those of `KvTable`."""
+    """A kv table of an open store: a mutable mapping of text to values. Methods are those of `KvTable`.
+
+    >>> cities = store.kv("cities", key="utf8", value="int64")
+    >>> epoch = cities.put("Zürich", 443_000)
+    >>> dict(cities)
+    {'Zürich': 443000}
+    """
 
     _table: KvTable[V]
 

@@ -6,6 +6,7 @@
     int64      8 bytes, little-endian: what the merge operators add_i64, min_i64 and max_i64 work on
     float64    8 bytes, little-endian; longer after `add_f64`: the exact sum, which begins with the rounded one
     decimal    16 bytes, little-endian: the number in units of its last digit, as in Arrow
+    struct     a MessagePack map of the fields: see `structs`
 
 Thread: pure functions.
 """
@@ -17,6 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -26,6 +28,7 @@ import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import CorruptionError, Invalid
+from penstock.kv import structs
 from penstock.lsm import exact_sum
 from penstock.lsm.operators import DECIMAL_BYTES
 from penstock.lsm.rows import VALUE_BYTES_MAX, offsets_of
@@ -34,7 +37,13 @@ ValueType: TypeAlias = Literal["bytes", "utf8", "json", "int64", "float64"]
 
 
 class DecimalType(Protocol):
-    """The Arrow type of decimals: `pyarrow.decimal128(18, 2)`."""
+    """The Arrow type of decimals: `pyarrow.decimal128(18, 2)`.
+
+    >>> prices = store.kv("prices", value=pyarrow.decimal128(18, 2))
+    >>> epoch = prices.put(b"apple", decimal.Decimal("1.20"))
+    >>> prices[b"apple"]
+    Decimal('1.20')
+    """
 
     @property
     def precision(self) -> int: ...
@@ -43,7 +52,16 @@ class DecimalType(Protocol):
     def scale(self) -> int: ...
 
 
-AnyValueType: TypeAlias = ValueType | DecimalType
+class StructType(Protocol):
+    """The type of Arrow structs: `pyarrow.struct([("name", pyarrow.string())])`."""
+
+    @property
+    def num_fields(self) -> int: ...
+
+    def field(self, i: int | str, /) -> object: ...
+
+
+AnyValueType: TypeAlias = ValueType | DecimalType | StructType
 # A value of a `json` table. Reads return lists and dicts; writes accept any sequence or mapping.
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 KeyType: TypeAlias = Literal["bytes", "utf8"]
@@ -59,14 +77,15 @@ _JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 class Options(msgspec.Struct, frozen=True, array_like=True):
     """The options of a kv table, fixed when it is created."""
 
-    value: ValueType | Literal["decimal"] = "bytes"
+    value: ValueType | Literal["decimal", "struct"] = "bytes"
     digits: tuple[int, int] = (0, 0)  # of decimals: all, and after the point
     key: KeyType = "bytes"
+    fields: bytes = b""  # of structs
 
     @property
     def value_name(self) -> str:
         """The type of the values, for messages."""
-        return str(arrow_type(self)) if self.value == "decimal" else self.value
+        return str(arrow_type(self)) if self.value in ("decimal", "struct") else self.value
 
 
 _encode_options = msgspec.msgpack.Encoder().encode
@@ -89,15 +108,19 @@ def _value_options(value: Any) -> Options:
         if not 0 <= value.scale <= value.precision:
             raise Invalid(f"value={value}: the digits after the point are 0 to all of them")
         return Options("decimal", (value.precision, value.scale))
+    if isinstance(value, pa.StructType):
+        return Options("struct", fields=structs.describe(value))
     raise Invalid(
-        f"value={in_short(value)} is unknown: use one of {', '.join(VALUE_TYPES)}, or pyarrow.decimal128(18, 2)"
+        f"value={in_short(value)} is unknown: use one of {', '.join(VALUE_TYPES)}, or pyarrow.decimal128(18, 2), or a "
+        "pyarrow.struct"
     )
 
 
 def encode_options(options: Options) -> bytes:
     """Encode options for the ledger; without fields that older versions do not know, where they have no meaning."""
     fields = msgspec.structs.astuple(options)
-    return _encode_options(fields[: 3 if options.key != "bytes" else 2 if options.value == "decimal" else 1])
+    needed = (options.value == "struct", options.key != "bytes", options.value == "decimal", True)
+    return _encode_options(fields[: 4 - needed.index(True)])
 
 
 def decode_options(data: bytes) -> Options:
@@ -106,6 +129,11 @@ def decode_options(data: bytes) -> Options:
         options = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("kv options", 0, f"they do not decode ({error})") from None
+    if options.value == "struct":
+        try:
+            structs.struct_type(options.fields)
+        except Invalid as error:
+            raise CorruptionError("kv options", 0, str(error)) from None
     precision, scale = options.digits
     if options.value == "decimal" and not (1 <= precision <= 38 and 0 <= scale <= precision):
         raise CorruptionError("kv options", 0, f"decimals have no {precision} digits, {scale} of them after the point")
@@ -208,6 +236,8 @@ ENCODERS: dict[str, Callable[[Any], bytes]] = {
 
 def encoder(options: Options) -> Callable[[Any], bytes]:
     """Return the function from a user's value to its stored bytes; it raises `Invalid`."""
+    if options.value == "struct":
+        return partial(structs.encode, struct=structs.struct_type(options.fields))
     if options.value != "decimal":
         return ENCODERS[options.value]
     precision, scale = options.digits
@@ -223,6 +253,8 @@ def encode_operand(value: Any, options: Options) -> bytes:
 
 def decoder(options: Options) -> Callable[[bytes], Any]:
     """Return the function from stored bytes to a user's value."""
+    if options.value == "struct":
+        return partial(structs.decode, struct=structs.struct_type(options.fields))
     if options.value != "decimal":
         return DECODERS[options.value]
     down = -options.digits[1]
@@ -245,6 +277,7 @@ MERGES: dict[str, tuple[str, ...]] = {
     "int64": ("add_i64", "min_i64", "max_i64"),
     "float64": ("add_f64", "min_f64", "max_f64"),
     "decimal": ("add_decimal", "min_decimal", "max_decimal"),
+    "struct": (),
 }
 
 _ARROW: dict[str, Any] = {
@@ -258,6 +291,8 @@ _ARROW: dict[str, Any] = {
 
 def arrow_type(options: Options) -> Any:
     """Return the Arrow type of a table's values."""
+    if options.value == "struct":
+        return structs.struct_type(options.fields)
     return pa.decimal128(*options.digits) if options.value == "decimal" else _ARROW[options.value]
 
 
@@ -272,6 +307,8 @@ def arrow_values(column: Any, options: Options) -> Any:
         return column
     if options.value in ("utf8", "json"):
         return _texts(column)
+    if options.value == "struct":
+        return structs.to_arrow(column, arrow_type(options))
     if options.value == "decimal":
         units = column.cast(pa.binary(DECIMAL_BYTES))
         return pa.Array.from_buffers(arrow_type(options), len(units), [None, units.buffers()[1]], offset=units.offset)
@@ -289,6 +326,8 @@ def stored_values(column: Any, options: Options) -> Any:
         if options.value == "json":
             _check_json(column)
         return pc.fill_null(column.cast(pa.binary()), b"")
+    if options.value == "struct":
+        return structs.from_arrow(column, arrow_type(options))
     if options.value == "decimal":
         units = pc.fill_null(column.cast(arrow_type(options)), 0)
         at = DECIMAL_BYTES * units.offset
@@ -317,6 +356,8 @@ def check_stored(column: Any, options: Options) -> None:
                 raise Invalid(f"this table holds {value_type}, and a value does not have {width} bytes")
     elif value_type == "json":
         _check_json(column)
+    elif value_type == "struct":
+        structs.check_column(column, arrow_type(options))
     elif value_type == "utf8":
         try:
             column.cast(pa.string())

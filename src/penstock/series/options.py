@@ -27,7 +27,13 @@ SERIES_MAX = (1 << 32) - 2  # ids of a bucket are 32 bits, from 1
 
 
 class Rollup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Where the samples of a rollup table come from: it has count, sum, min, max and last of each series and step."""
+    """Where the samples of a rollup table come from: it has count, sum, min, max and last of each series and step.
+
+    >>> metrics = store.series("metrics")
+    >>> rollup = penstock.Rollup(source="metrics", step_s=300)
+    >>> store.series("metrics_5m", options=penstock.SeriesOptions(rollup=rollup)).options.rollup.step_s
+    300
+    """
 
     source: str  # a series table
     step_s: int  # divides an hour

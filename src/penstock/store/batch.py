@@ -18,7 +18,7 @@ from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
 from penstock.kv.table import KvTable
 from penstock.kv.text_keys import TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
@@ -83,6 +83,9 @@ class StoreBatch(NamedTables):
     def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
 
     @overload
+    def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
+
+    @overload
     def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvTable[bytes]: ...
 
     @overload
@@ -99,6 +102,9 @@ class StoreBatch(NamedTables):
 
     @overload
     def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
 
     def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return an existing kv table, whose writes join this batch; `value` and `key` are its types."""

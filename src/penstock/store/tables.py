@@ -17,7 +17,7 @@ from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Kind, Port, SnapshotReading, partitions_of
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType
+from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
@@ -77,6 +77,11 @@ class Tables(NamedTables):
 
     @overload
     def kv(
+        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
+    ) -> KvTable[dict[str, object]]: ...
+
+    @overload
+    def kv(
         self,
         name: str,
         *,
@@ -111,6 +116,11 @@ class Tables(NamedTables):
         self, name: str, *, key: Literal["utf8"], shards: int = 1, value: DecimalType, create: bool = True
     ) -> TextKvTable[Decimal]: ...
 
+    @overload
+    def kv(
+        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: StructType, create: bool = True
+    ) -> TextKvTable[dict[str, object]]: ...
+
     def kv(
         self,
         name: str,
@@ -126,6 +136,7 @@ class Tables(NamedTables):
         table: type checkers then take them for bytes. `KindMismatch` if the table holds another type.
         """
         info = self._table(name, KV, shards, KV.options(value, key), create=create)
+        info = KV.widened(self._port, info, value)
         return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)
 
     def queue(
@@ -287,6 +298,9 @@ class StoreSnapshot(NamedTables):
     def kv(self, name: str, *, value: DecimalType) -> KvReader[Decimal]: ...
 
     @overload
+    def kv(self, name: str, *, value: StructType) -> KvReader[dict[str, object]]: ...
+
+    @overload
     def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvReader[bytes]: ...
 
     @overload
@@ -303,6 +317,9 @@ class StoreSnapshot(NamedTables):
 
     @overload
     def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvReader[Decimal]: ...
+
+    @overload
+    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvReader[dict[str, object]]: ...
 
     def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return a kv table; `value` and `key` are the types of its values and keys, for type checkers."""

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Iterator
+from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import penstock
@@ -327,3 +329,81 @@ def test_statistics(tmp_path: Path) -> None:
             assert after == seen.statistics()
             assert snapshot.kv("t").statistics() == before
         assert owner.kv("text", key="utf8").statistics().rows_max == 0
+
+
+# -- structs
+
+PERSON = pa.struct([pa.field("name", pa.string(), nullable=False), ("born", pa.int32()), ("seen", pa.timestamp("us"))])
+PLACE = pa.struct([("x", pa.float64())])
+WIDER = pa.struct([*PERSON, ("paid", pa.decimal128(9, 2)), ("tags", pa.list_(pa.string())), ("at", PLACE)])
+SEEN = datetime(2026, 1, 2, 3, 4, 5, 678901)
+
+
+def test_structs(store: Any) -> None:
+    table = store.kv("people", value=PERSON, shards=2)
+    table.put(b"ada", {"name": "Ada", "born": np.int32(1815), "seen": SEEN})
+    table.put_many({b"bob": {"name": "Bob"}}, durable=True)
+    ada = {"name": "Ada", "born": 1815, "seen": SEEN}
+    bob = {"name": "Bob", "born": None, "seen": None}
+    assert dict(table) == {b"ada": ada, b"bob": bob}
+    assert table.get_row(b"ada").value == ada
+    arrow = table.to_arrow()
+    assert arrow.schema.field("value").type == PERSON == table.value_type
+    assert pc.struct_field(arrow["value"], "name").to_pylist().count("Ada") == 1
+    for wrong in (
+        {"born": 1},
+        {"name": 1},
+        {"name": "x", "born": 1.5},
+        {"name": "x", "more": 1},
+        "x",
+        None,
+        {"name": None},
+    ):
+        with pytest.raises(Invalid):
+            table.put(b"wrong", wrong)
+    rows = pa.table({"key": [b"eve"], "value": pa.array([{"name": "Eve", "born": 1, "seen": None}], PERSON)})
+    store.load("people", rows)
+    table.put_many(rows.set_column(0, "key", pa.array([b"fay"])))
+    assert table[b"eve"] == table[b"fay"] == {"name": "Eve", "born": 1, "seen": None}
+    with pytest.raises(Invalid):
+        table.merge(b"ada", {"name": "x"}, operator="append")
+
+    wider = store.kv("people", value=WIDER)  # more fields, which may be null
+    more = {"paid": None, "tags": None, "at": None}
+    assert wider[b"ada"] == ada | more
+    full = {"name": "Gil", "born": 2, "seen": SEEN, "paid": Decimal("1.10"), "tags": ["a", None], "at": {"x": 0.5}}
+    wider.put(b"gil", full, durable=True)
+    assert wider[b"gil"] == full
+    assert table[b"gil"] == {name: full[name] for name in ("name", "born", "seen")}, "an older program reads on"
+    table.put(b"hal", {"name": "Hal"})
+    assert store.kv("people", value=PERSON)[b"hal"] == {"name": "Hal", "born": None, "seen": None} | more
+    assert wider.to_arrow().schema.field("value").type == WIDER
+    assert set(pc.struct_field(wider.to_arrow()["value"], "paid").to_pylist()) == {None, Decimal("1.10")}
+    with store.snapshot() as snapshot:
+        assert snapshot.kv("people").get(b"gil") == full
+    fewer = pa.struct([("name", pa.int64())])
+    for other in (fewer, pa.struct([*WIDER, pa.field("must", pa.int64(), nullable=False)]), "json"):
+        with pytest.raises(KindMismatch):
+            store.kv("people", value=other)
+    for impossible in (pa.struct([]), pa.struct([("u", pa.dense_union([pa.field("a", pa.int64())]))])):
+        with pytest.raises(Invalid):
+            store.kv("impossible", value=impossible)
+    with store.batch() as batch:
+        batch.kv("people").put(b"ida", {"name": "Ida"}, if_absent=True)
+    assert len(wider) == 7
+
+
+def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
+    with penstock.open(tmp_path) as store:
+        store.kv("t", value=PERSON, key="utf8").put("a", {"name": "A", "seen": SEEN})
+        store.compact("t")
+        wider: Any = store.kv("t", value=WIDER)
+        wider.put("b", {"name": "B", "tags": ["x"]})
+    with penstock.open(tmp_path) as store:
+        table: Any = store.kv("t", key="utf8")
+        assert table.value_type == WIDER
+        store.compact("t")
+        assert [(key, value["name"], value["tags"]) for key, value in table.items()] == [
+            ("a", "A", None),
+            ("b", "B", ["x"]),
+        ]

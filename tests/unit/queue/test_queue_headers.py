@@ -91,6 +91,21 @@ def test_a_batch_without_headers_has_the_bytes_it_always_had() -> None:
     assert with_headers[PREFIX.size : len(plain_body)] == plain_body[PREFIX.size :]
 
 
+def test_golden_bytes() -> None:
+    headers = [{"trace": b"\x01", "n": b""}, None, {"é": b"xyz"}]
+    body = Messages.of([b"a", b"", b"ccc"], [b"k", None, b""], [5, 6, 7], headers).encode(lsn=7, time_us=8)
+    assert body == bytes.fromhex(
+        "0700000000000000 0800000000000000 03000000 0f00 0000"  # LSN, time, messages, all flags
+        "0500000000000000 0600000000000000 0700000000000000 0500000000000000"  # times; which keys are there
+        "00000000 01000000 01000000 01000000 6b00000000000000"  # keys
+        "00000000 01000000 01000000 04000000 6163636300000000"  # payloads
+        "00000000 02000000 02000000 03000000"  # headers of each message
+        "00000000 05000000 06000000 08000000 7472616365 6e c3a9"  # names
+        "00000000 01000000 01000000 04000000 01 78797a 00000000"  # values
+    )
+    assert dicts(decoded(body).headers) == headers
+
+
 def test_a_flag_of_the_future_is_refused() -> None:
     body = bytearray(encode_payloads([b"a"], lsn=0, time_us=0))
     body[20] |= 16

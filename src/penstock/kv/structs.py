@@ -1,0 +1,170 @@
+"""Values that are Arrow structs: a row's fields as a MessagePack map of those that are not null.
+
+A field is stored by its name, so a struct can get more fields: rows from before have them as nulls. Times and dates are
+stored as integers, decimals as text.
+
+Thread: pure functions.
+Invariant: a column of stored values is converted as a whole, by one call for each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.arguments import in_short, plain_int
+from penstock.errors import Invalid
+from penstock.lsm.rows import offsets_of
+
+FIELDS_MAX = 1_000
+DEPTH_MAX = 16
+_encode = msgspec.msgpack.Encoder().encode
+_maps = msgspec.msgpack.Decoder(list[dict[str, Any]])
+_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
+
+
+def describe(struct: Any) -> bytes:
+    """Return a struct type as bytes, for the options of a table; `Invalid` if a table cannot hold it."""
+    if not pa.types.is_struct(struct) or not 0 < struct.num_fields <= FIELDS_MAX:
+        raise Invalid(f"value={in_short(struct)}: a struct has 1 to {FIELDS_MAX} fields")
+    _stored_type(struct, 0)
+    return bytes(pa.schema(list(struct)).serialize())
+
+
+@lru_cache(256)
+def struct_type(described: bytes) -> Any:
+    """Return the struct type that `describe` described; `Invalid` for other bytes."""
+    try:
+        struct = pa.struct(list(pa.ipc.read_schema(pa.py_buffer(described))))
+        _stored_type(struct, 0)
+    except (*_ERRORS, OSError) as error:
+        raise Invalid(f"the fields of a struct do not decode ({error})") from None
+    return struct
+
+
+def widens(narrow: Any, wide: Any) -> bool:
+    """Whether a struct has the fields of another, and then only such that may be null."""
+    fields = list(wide)
+    return fields[: narrow.num_fields] == list(narrow) and all(field.nullable for field in fields[narrow.num_fields :])
+
+
+def _stored_type(arrow: Any, depth: int) -> Any:
+    """Return the Arrow type in which values of a type are stored; `Invalid` if they cannot be."""
+    types = pa.types
+    if depth > DEPTH_MAX:
+        raise Invalid(f"a struct has at most {DEPTH_MAX} levels")
+    if types.is_struct(arrow):
+        if len({field.name for field in arrow}) < arrow.num_fields:
+            raise Invalid("two fields of a struct have the same name")
+        return pa.struct([pa.field(f.name, _stored_type(f.type, depth + 1), f.nullable) for f in arrow])
+    if types.is_list(arrow):
+        return pa.list_(_stored_type(arrow.value_type, depth + 1))
+    if types.is_timestamp(arrow):
+        return pa.int64()
+    if types.is_date32(arrow):
+        return pa.int32()
+    if types.is_decimal128(arrow):
+        return pa.string()
+    if any(
+        test(arrow)
+        for test in (types.is_boolean, types.is_integer, types.is_float32, types.is_float64, types.is_string)
+    ) or types.is_binary(arrow):
+        return arrow
+    raise Invalid(
+        f"a struct cannot have a field of the type {arrow}: use booleans, integers, floats, text, bytes, timestamps, "
+        "date32, decimal128, lists and structs"
+    )
+
+
+# -- one value
+
+
+def encode(value: Any, struct: Any) -> bytes:
+    """Return the stored form of a mapping of field names to values; `Invalid` if it does not fit."""
+    if not isinstance(value, Mapping):
+        raise Invalid(f"this table holds structs, not {in_short(value)}: pass a dict of its fields")
+    try:
+        _check(value, struct)
+        (row,) = pa.array([value], struct).cast(_stored_type(struct, 0)).to_pylist()
+    except _ERRORS as error:
+        if isinstance(error, Invalid):
+            raise
+        raise Invalid(f"this table holds {in_short(str(struct))}, and the value is not ({error})") from None
+    return _encode(_without_nulls(row))
+
+
+def _check(value: Any, arrow: Any) -> None:
+    """Raise `Invalid` for what Arrow would take silently: unknown fields, missing ones, fractions as integers."""
+    if pa.types.is_struct(arrow) and isinstance(value, Mapping):
+        unknown = set(value) - {field.name for field in arrow}
+        if unknown:
+            raise Invalid(f"this table's struct has no field {in_short(min(map(str, unknown)))}")
+        for field in arrow:
+            _check_field(value.get(field.name), field)
+    elif pa.types.is_list(arrow) and isinstance(value, (list, tuple)):
+        for item in value:
+            _check(item, arrow.value_type)
+    elif pa.types.is_integer(arrow) and value is not None and plain_int(value) is None:
+        raise Invalid(f"a field of this table's struct is {arrow}, not {in_short(value)}")
+
+
+def _check_field(value: Any, field: Any) -> None:
+    if value is None and not field.nullable:
+        raise Invalid(f"the field {field.name} of this table's struct must not be null")
+    _check(value, field.type)
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def decode(data: bytes, struct: Any) -> dict[str, Any]:
+    """Return a stored value as a dict of all fields."""
+    value: dict[str, Any] = _to_arrow([msgspec.msgpack.decode(data)], struct)[0].as_py()
+    return value
+
+
+# -- columns
+
+
+def to_arrow(column: Any, struct: Any) -> Any:
+    """Convert a binary column of stored values to structs."""
+    return _to_arrow(_read(column), struct)
+
+
+def _read(column: Any) -> list[dict[str, Any]]:
+    """Decode all values of a binary column in one call: their bytes are those of one MessagePack array."""
+    if not len(column):
+        return []
+    offsets = offsets_of(column)
+    content = bytes(memoryview(column.buffers()[2])[offsets[0] : offsets[-1]]) if offsets[-1] > offsets[0] else b""
+    return _maps.decode(b"\xdd" + len(column).to_bytes(4, "big") + content)
+
+
+def _to_arrow(rows: list[dict[str, Any]], struct: Any) -> Any:
+    return pa.array(rows, _stored_type(struct, 0)).cast(struct)
+
+
+def from_arrow(column: Any, struct: Any) -> Any:
+    """Convert a column of structs to stored values; a null becomes one without fields."""
+    rows = column.cast(struct).cast(_stored_type(struct, 0)).to_pylist()
+    required = [field.name for field in struct if not field.nullable]
+    for row in rows:
+        if row is not None and any(row[name] is None for name in required):
+            raise Invalid(f"one of the fields {', '.join(required)} is null: they must not be")
+    return pa.array([_encode(_without_nulls(row or {})) for row in rows], pa.binary())
+
+
+def check_column(column: Any, struct: Any) -> None:
+    """Raise `Invalid` if a stored value of a binary column could not be read as a struct."""
+    try:
+        # Each alone: together they may decode although none does.
+        for value in column.to_pylist():
+            msgspec.msgpack.decode(value, type=dict[str, Any])
+        _to_arrow(_read(column), struct)
+    except (*_ERRORS, msgspec.DecodeError, RecursionError) as error:
+        raise Invalid(f"this table holds structs, and a value is not one ({error})") from None
