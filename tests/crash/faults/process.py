@@ -362,7 +362,7 @@ def _dump(store: Store) -> Dump:
 
 
 def _drain(store: Store, name: str) -> list[tuple[int, int]]:
-    consumer, places = store.queue("q", create=False).consumer(name), []
+    consumer, places = store.queue("q", create=False).consumer(name), list[tuple[int, int]]()
     while True:
         try:
             messages = consumer.get(max=4_096)
