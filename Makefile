@@ -25,7 +25,8 @@ run: ## the pipeline: a fleet through a queue and Spark (RATE, SECONDS, DATA, CH
 
 test: ## run the tests, without the long campaigns (PYTEST_ARGS="-k log" picks some)
 	$(SETUP) dev
-	@$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not campaign" $(PYTEST_ARGS)
+	@JAVA_TOOL_OPTIONS="$$($(PY) tools/spark_archive.py)" \
+		$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not campaign" $(PYTEST_ARGS)
 
 check: ## ruff, strict mypy and the tidy test
 	$(SETUP) dev

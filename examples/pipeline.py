@@ -338,9 +338,9 @@ def finish(
     for name, *counts in report.sums(before, after):
         print(f"  {name:<40}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
     print(f"\n  {report.proved(run, before, after)}")
-    print(
-        f"  put to visible in `latest`: median {percentile(waits, 0.5):,.0f} ms, 99 % {percentile(waits, 0.99):,.0f} ms"
-    )
+    middle, high = percentile(waits, 0.5), percentile(waits, 0.99)
+    shown = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"
+    print(f"  put to visible in `latest`: {shown}")
     print(f"  bytes on disk for each event: {size / max(1, after['produced']):,.0f}")
     page = report.write(run, before=before, after=after, reasons=by_reason, sql=JOIN, joined=joined, size_bytes=size)
     print(f"\nA report with charts: {page}\nThree things to try on the same folder:")

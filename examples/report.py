@@ -74,7 +74,7 @@ def write(
     again = bool(before["produced"])
     waits = run.steady_ms()
     starting = [latency.ms for latency in run.latencies if latency.while_starting]
-    shares = [(name, f"{percentile(waits, share):,.0f} ms") for name, share in SHARES]
+    shares = [(name, f"{percentile(waits, share):,.0f} ms") for name, share in SHARES] if waits else []
     ok = not after["difference"]
     page = PAGE.format(
         tint="#dafbe1" if ok else "#ffebe9",

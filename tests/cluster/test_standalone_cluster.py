@@ -57,7 +57,8 @@ def running(command: list[str], log: Path, **variables: str) -> Iterator[subproc
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": f"{log.parent}/spark",
         "SPARK_DAEMON_MEMORY": "256m",
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live too briefly for the best code
+        # They live too briefly for the best code.
+        "JAVA_TOOL_OPTIONS": os.environ.get("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
         "TMPDIR": str(log.parent),
     }
     with log.open("wb") as out:

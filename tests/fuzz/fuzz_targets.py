@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from penstock import errors
 from penstock.errors import (
@@ -63,6 +64,9 @@ from penstock.queue.positions import (
     argument,
 )
 from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, QmftManifest
+from penstock.series import section as series_section
+from penstock.series.labels import LabelTable, check_labels
+from penstock.series.selectors import parse_selector, selector_text
 from penstock.testing import SimulatedDisk
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -435,7 +439,51 @@ def _manifest(data: bytes) -> bool:
     return accepted
 
 
+def _series_seeds() -> list[bytes]:
+    sets = [check_labels("cpu", {"host": host, "dc": "é"}) for host in "abc"]
+    index, times = np.array([0, 1, 2, 1], np.uint32), np.array([-5, 5, 5, 6], np.int64)
+    block = series_section.SampleBlock(LabelTable.of(sets), index, times, np.arange(4, dtype=np.uint64))
+    same = series_section.SampleBlock(LabelTable.of(sets), index[:3].copy(), times[[1, 1, 1]], block.bits[:3])
+    parts = (series_section.MetricMetadata("cpu", "gauge"), series_section.SeriesDelete('cpu{host=~"a.*"}', 0, 9))
+    seeds = [series_section.encode_section(series_section.SeriesSection(*some)) for some in ((block,), (same, *parts))]
+    return [*seeds, series_section.compressed(seeds[0])]
+
+
+def _series(data: bytes) -> bool:
+    assert series_section.section_weight(data) >= 0
+    accepted = False
+    with contextlib.suppress(CorruptionError):
+        section = series_section.decode_section(data)
+        again = series_section.decode_section(series_section.encode_section(section))
+        assert series_section.encode_section(again) == series_section.encode_section(section)
+    with contextlib.suppress(Invalid):
+        for part in series_section.receive_section(data).parts:
+            if isinstance(part, series_section.SampleBlock):
+                assert len(part.series.fingerprints) == len(part.series.label_bytes()) == len(part.series)
+                part.series.labels(int(part.index[-1]))
+        accepted = True
+    return accepted
+
+
+def _selector_seeds() -> list[bytes]:
+    texts = ['cpu{host="a",dc=~"eu.*"}', '{"my.metric", "a b"!="\\n\\u00e9", c!~`x|y`}', "a:b:c"]
+    return [text.encode() for text in texts]
+
+
+def _selector(data: bytes) -> bool:
+    try:
+        matchers = parse_selector(data.decode(errors="surrogateescape"))
+    except Invalid:
+        return False
+    assert parse_selector(selector_text(matchers)) == matchers
+    for matcher in matchers:
+        matcher.matches("eu-1")
+    return True
+
+
 TARGETS: dict[str, Target] = {
+    "series_section": Target(_series_seeds, _series),
+    "selector": Target(_selector_seeds, _selector),
     "log": Target(_log_seeds, _log),
     "journal": Target(_journal_seeds, _journal),
     "wire": Target(_wire_seeds, _wire),

@@ -51,6 +51,20 @@ def scan(store: Store, table: Name, limit: Limit = 20, prefix: str = "", reverse
 
 
 @app.command()
+def select(store: Store, table: Name, selector: str, limit: Limit = 20) -> None:
+    """Print samples of a series table, such as those of 'cpu{host="a"}'."""
+    with _connect(store) as opened:
+        batches = opened.series(table, create=False).scan_arrow(selector)
+        samples = (row for batch in batches for row in batch.to_pylist())
+        _print(("metric", "labels", "time", "value"), islice(map(_sample, samples), limit))
+
+
+def _sample(row: dict[str, Any]) -> tuple[str, ...]:
+    labels = ", ".join(f"{name}={value}" for name, value in row["labels"])
+    return row["metric"], labels, row["time"].isoformat(), repr(row["value"])
+
+
+@app.command()
 def get(store: Store, table: Name, key: str) -> None:
     """Print the value of a key."""
     with _connect(store) as opened:

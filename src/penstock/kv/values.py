@@ -53,7 +53,13 @@ class DecimalType(Protocol):
 
 
 class StructType(Protocol):
-    """The type of Arrow structs: `pyarrow.struct([("name", pyarrow.string())])`."""
+    """The type of Arrow structs: `pyarrow.struct([("name", pyarrow.string())])`.
+
+    >>> people = store.kv("people", value=pyarrow.struct([("name", pyarrow.string()), ("born", pyarrow.int32())]))
+    >>> epoch = people.put(b"ada", {"name": "Ada", "born": 1815})
+    >>> people[b"ada"]["born"]
+    1815
+    """
 
     @property
     def num_fields(self) -> int: ...

@@ -50,6 +50,7 @@ from penstock.series.selectors import Matcher, parse_selector
 
 SERIES_REMEMBERED_MAX = 2_000_000  # in all buckets
 TABLES_REMEMBERED_MAX = 8
+TABLE_BYTES_MAX = 4 << 20  # a larger one is not remembered as a whole
 Rows = npt.NDArray[np.intp]
 
 
@@ -156,6 +157,8 @@ class SeriesIds:
         tables = dict(self._tables)
         for table, bucket, ids in draft.resolved:
             encoded = table.encode()
+            if len(encoded) > TABLE_BYTES_MAX:
+                continue
             digest = xxhash.xxh3_64_intdigest(encoded)
             known = tables.pop(digest, None)
             if known is None or known.encoded != encoded:
@@ -262,7 +265,10 @@ class RecordDraft:
         first, last = (self._options.bucket(int(time)) for time in (block.times.min(), block.times.max()))
         if first == last:
             ids = self._resolve(first, block.series, None)
-            self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], block.times, block.bits)))
+            # A decoded section is views of its bytes: without a copy these would stay in memory, labels and all.
+            times = block.times if block.times.base is None else block.times.copy()
+            bits = block.bits if block.bits.base is None else block.bits.copy()
+            self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
             return
         buckets = self._options.buckets(block.times)
         for bucket in np.unique(buckets).tolist():

@@ -247,6 +247,7 @@ _CODES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: n
 
 COMPRESS_BYTES = 1_024
 TABLE_BYTES_MAX = 1 << 28
+RATIO_MAX = 16  # of compression: a few bytes must not take much memory, so what is smaller is stored as it is
 _zstd = pa.Codec("zstd", compression_level=1)
 
 
@@ -255,7 +256,8 @@ def _encode_table(table: LabelTable) -> bytes:
     if len(raw) < COMPRESS_BYTES or len(raw) > TABLE_BYTES_MAX:
         return _SIZE.pack(0) + raw
     stored: bytes = _zstd.compress(raw, asbytes=True)
-    return _SIZE.pack(len(raw)) + stored if len(stored) < len(raw) else _SIZE.pack(0) + raw
+    pays = len(stored) < len(raw) <= RATIO_MAX * len(stored)
+    return _SIZE.pack(len(raw)) + stored if pays else _SIZE.pack(0) + raw
 
 
 def _table_bytes(table: LabelTable) -> bytes:
@@ -279,7 +281,7 @@ def _raw_table(stored: bytes) -> bytes:
     (size,) = _SIZE.unpack_from(stored)
     if not size:
         return stored[_SIZE.size :]
-    if size > TABLE_BYTES_MAX:
+    if size > min(TABLE_BYTES_MAX, RATIO_MAX * (len(stored) - _SIZE.size)):
         raise ValueError("it is too large")
     try:
         raw: bytes = _zstd.decompress(stored[_SIZE.size :], decompressed_size=size, asbytes=True)

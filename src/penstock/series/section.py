@@ -44,6 +44,7 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.partition.pending import PendingDelta
 from penstock.series.labels import (
+    RATIO_MAX,
     U32,
     U64,
     Labels,
@@ -257,14 +258,15 @@ def compressed(payload: bytes) -> bytes:
     if len(payload) > SECTION_BYTES_MAX:
         raise Invalid(f"a load of {len(payload):,} bytes for one shard is too large: write it in several commits")
     stored: bytes = _zstd.compress(payload, asbytes=True)
-    return _HEADER.pack(COMPRESSED, len(payload)) + stored
+    pays = len(stored) < len(payload) <= RATIO_MAX * len(stored)
+    return _HEADER.pack(COMPRESSED, len(payload)) + stored if pays else payload
 
 
 def _decompressed(payload: bytes) -> bytes:
     version, size = _HEADER.unpack_from(payload)
     if version != COMPRESSED:
         return payload
-    if size > SECTION_BYTES_MAX:
+    if size > min(SECTION_BYTES_MAX, RATIO_MAX * (len(payload) - _HEADER.size)):
         raise ValueError("it is too large")
     try:
         plain: bytes = _zstd.decompress(payload[_HEADER.size :], decompressed_size=size, asbytes=True)
@@ -362,7 +364,8 @@ def section_weight(payload: bytes) -> int:
     Labels become texts; samples become columns, of which some are not stored.
     """
     if payload[:1] == bytes([COMPRESSED]) and len(payload) >= _HEADER.size:
-        return len(payload) + 8 * int(_HEADER.unpack_from(payload)[1])  # mostly samples
+        stated = int(_HEADER.unpack_from(payload)[1])
+        return len(payload) + 8 * min(stated, RATIO_MAX * len(payload))  # mostly samples
     weight, at = 4 * len(payload), _HEADER.size
     while at + _PART.size + _BLOCK.size <= len(payload):
         number, size = _PART.unpack_from(payload, at)

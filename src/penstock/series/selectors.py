@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,6 +29,7 @@ from penstock.errors import Invalid
 from penstock.series.labels import METRIC, check_name, check_value
 
 SELECTOR_BYTES_MAX = 65_536
+REMEMBERED_BYTES_MAX = 1_024  # of a selector that is not parsed again
 MATCHERS_MAX = 256
 PATTERN_BYTES_MAX = 4_096
 EQUAL, NOT_EQUAL, REGEX, NOT_REGEX = "=", "!=", "=~", "!~"
@@ -127,7 +129,12 @@ def parse_selector(text: Any) -> tuple[Matcher, ...]:
         raise Invalid(f"the selector {in_short(plain)} holds half of a surrogate pair") from None
     if size > SELECTOR_BYTES_MAX:
         raise Invalid(f"a selector has at most {SELECTOR_BYTES_MAX} bytes, not {size}")
-    return _Parser(plain).selector()
+    return _parsed(plain) if size <= REMEMBERED_BYTES_MAX else _Parser(plain).selector()
+
+
+@lru_cache(256)
+def _parsed(text: str) -> tuple[Matcher, ...]:
+    return _Parser(text).selector()
 
 
 def selector_text(matchers: Sequence[Matcher]) -> str:

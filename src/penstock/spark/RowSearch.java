@@ -19,8 +19,10 @@ import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Properties;
+import java.util.Set;
 import java.util.UUID;
 import org.apache.spark.NarrowDependency;
 import org.apache.spark.Partition;
@@ -131,6 +133,9 @@ public final class RowSearch extends RDD {
         private final List failing;
         private final long deadline;
         private List suspects; // rows that a Python function named in the last evaluation: most likely those that fail
+        private int failed; // the plan that failed in it
+        private int only; // the plan that is evaluated; -1: all
+        private final Set reported = new HashSet();
 
         Search(RowSearch job, Slice slice, TaskContext context, List failing) {
             this.job = job;
@@ -141,35 +146,36 @@ public final class RowSearch extends RDD {
         }
 
         void run(List rows) {
-            String error = rows.isEmpty() ? null : evaluate(rows);
-            if (error == null) {
-                return;
-            }
-            List named = suspects;
-            if (evaluate(new ArrayList()) != null) {
-                throw new GaveUp("it fails on no rows, too: " + error);
-            }
-            while (error != null && !named.isEmpty()) {
-                List rest = new ArrayList(rows);
+            boolean first = true;
+            while (!rows.isEmpty()) {
+                only = -1;
+                String error = evaluate(rows);
+                if (error == null) {
+                    return;
+                }
+                List named = suspects;
+                int plan = failed;
+                if (first && evaluate(new ArrayList()) != null) {
+                    throw new GaveUp("it fails on no rows, too: " + error);
+                }
+                first = false;
+                only = plan; // what fails in other plans is found when these rows are out
                 int before = failing.size();
+                List left = new ArrayList(rows);
                 for (int at = 0; at < named.size(); at++) {
                     List alone = new ArrayList();
                     alone.add(named.get(at));
                     String cause = evaluate(alone);
                     if (cause != null) {
                         report((InternalRow) named.get(at), cause);
-                        rest.remove(named.get(at));
+                        left.remove(named.get(at));
                     }
                 }
                 if (failing.size() == before) {
-                    break;
+                    narrow(rows, error, true);
+                    left.removeAll(reported);
                 }
-                rows = rest;
-                error = rows.isEmpty() ? null : evaluate(rows);
-                named = suspects;
-            }
-            if (error != null) {
-                narrow(rows, error, true);
+                rows = left;
             }
         }
 
@@ -198,6 +204,7 @@ public final class RowSearch extends RDD {
         }
 
         private void report(InternalRow row, String error) {
+            reported.add(row);
             failing.add(row.getInt(job.shardColumn) + " " + row.getLong(job.sequenceColumn) + " " + error);
             if (failing.size() > job.rowsMax) {
                 throw new TooMany();
@@ -242,6 +249,10 @@ public final class RowSearch extends RDD {
 
         private String evaluatePlans(Evaluation evaluation) {
             for (int plan = 0; plan < job.plans.length; plan++) {
+                if (only >= 0 && plan != only) {
+                    continue;
+                }
+                failed = plan;
                 for (int part = 0; part < slice.parts[plan].length; part++) {
                     evaluation.opened = false;
                     scala.collection.Iterator output = job.plans[plan].iterator(slice.parts[plan][part], evaluation);

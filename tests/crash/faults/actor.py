@@ -296,12 +296,15 @@ class Actor(Attempts):
             self.attempt(self.operation("drop", table=name), lambda: self._drop(name))
             self._birth, self._kind = self._next(), self._chance.choice(["kv", "queue"])
             operation = self.operation("create", table=name, birth=self._birth)
-            self.attempt(operation, lambda: getattr(self.store, self._kind)(name, shards=2) and None)
+            self.attempt(operation, lambda: self._create(name))
         key = f"f{self._next()}"
         effect = Effect("put", name, key, str(self._birth))
         self.attempt(
             self.operation("fill", effects=[effect], table=name, birth=self._birth), lambda: self._fill(effect)
         )
+
+    def _create(self, name: str) -> None:
+        getattr(self.store, self._kind)(name, shards=2)  # and no more: whether a table is empty is a read of its own
 
     def _drop(self, name: str) -> None:
         with suppress(NotFound):

@@ -30,7 +30,7 @@ from faults.actor import QUEUES, TABLES, Actor, make_tables, read_rows
 from faults.attempts import HUNG, Watchdog
 from faults.history import Dump, HistoryWriter, Message, Note, Operation, Violation, Word
 from faults.shim import Shim
-from penstock.errors import PenstockError, Restore
+from penstock.errors import Backpressure, PenstockError, Restore
 from penstock.log import LogSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.queue.chain import QueueSettings
@@ -362,10 +362,16 @@ def _dump(store: Store) -> Dump:
 
 
 def _drain(store: Store, name: str) -> list[tuple[int, int]]:
-    consumer, places = store.queue("q", create=False).consumer(name), []
-    while messages := consumer.get(max=4_096):
+    consumer, places = store.queue("q", create=False).consumer(name), list[tuple[int, int]]()
+    while True:
+        try:
+            messages = consumer.get(max=4_096)
+        except Backpressure:  # it was killed again and again, and has much to compact; the watchdog ends the wait
+            time.sleep(0.1)
+            continue
+        if not messages:
+            return places
         places += [(message.shard, message.sequence) for message in messages]
-    return places
 
 
 _ROLES = {

@@ -42,6 +42,9 @@ def test_a_look_at_a_store_that_somebody_has_open(store: Store) -> None:
     assert "2 messages" in run("queue", store.path, "events").stdout
     assert run("drop", store.path, "users", "--yes").returncode == 0
     assert store.tables() == ["events"]
+    store.series("metrics").write("cpu", 0.5, {"host": "a"}, time=0, durable=True)
+    shown = run("select", store.path, "metrics", 'cpu{host="a"}').stdout
+    assert [word for word in ("cpu", "host=a", "1970-01-01", "0.5") if word not in shown] == []
 
 
 def test_errors_are_one_line(store: Store, tmp_path: Path) -> None:

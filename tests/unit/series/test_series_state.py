@@ -22,7 +22,15 @@ from penstock.series import index
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.labels import Labels, LabelTable
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import MetricMetadata, Part, SampleBlock, SeriesDelete, SeriesSection
+from penstock.series.section import (
+    MetricMetadata,
+    Part,
+    SampleBlock,
+    SeriesDelete,
+    SeriesSection,
+    decode_section,
+    encode_section,
+)
 from penstock.series.selectors import parse_selector
 
 LARGE = TreeSettings()
@@ -114,6 +122,28 @@ def test_a_known_label_table_is_resolved_as_a_whole(place: SeriesPlace, monkeypa
     write(table, 6)
     write(labels_module.decode_table(table.encode()), 7)  # as a client sends it
     assert len(place.select()) == 150
+
+
+def test_what_is_remembered_has_a_bound(place: SeriesPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids_module, "SERIES_REMEMBERED_MAX", 6)
+    for bucket in range(5):
+        place.write(one_each(hosts(3), bucket * OPTIONS.bucket_us))
+    remembered = place.machine._ids
+    assert sum(len(some.ids) for some in remembered._buckets.values()) <= 6
+    assert len(remembered._tables) == 1
+    monkeypatch.setattr(ids_module, "TABLE_BYTES_MAX", 10)
+    place.write(one_each(hosts(4), 5))
+    assert len(remembered._tables) == 1
+    assert len(place.select()) == 19
+
+
+def test_a_decoded_section_does_not_stay_in_memory(place: SeriesPlace) -> None:
+    section = decode_section(encode_section(SeriesSection(block([(some, at, 1) for at, some in enumerate(hosts(9))]))))
+    place.apply(1, 0, section)
+    (memtable,) = place.tree.view.memtables()
+    (part,) = memtable._parts  # type: ignore[attr-defined]
+    assert part.samples.times.base is None
+    assert part.samples.bits.base is None
 
 
 def test_labels_that_come_and_go_are_one_series(place: SeriesPlace) -> None:
