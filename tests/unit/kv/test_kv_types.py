@@ -446,9 +446,9 @@ def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:
             with pytest.raises(Invalid):
                 write(rows)
     # What Arrow would change silently: fractions, and pairs and tuples instead of a mapping.
-    for wrong in ({"ints": np.array([1.5])}, {"ints": {1}}, {"place": [("y", 1.5)]}, {"place": (1.5,)}):
+    for name, value in (("ints", np.array([1.5])), ("ints", {1}), ("place", [("y", 1.5)]), ("place", (1.5,))):
         with pytest.raises(Invalid):
-            table.put(b"k", wrong)
+            table.put(b"k", {name: value})
     assert dict(table) == {}
     table.put(b"k", UserDict(at=SEEN, ints=np.array([1, 2]), place=UserDict(x=0.5)))
     assert table[b"k"] == {"at": SEEN, "day": None, "times": None, "ints": [1, 2], "place": {"x": 0.5}}
