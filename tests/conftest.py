@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parent
+# A process reads the kinds of other packages once: the toy kind's package must be there before the first test asks.
+sys.path.append(str(TESTS / "contract" / "accounts_package"))
 SLOWEST_FIRST = ("spark/", "cluster/", "crash/", "model/", "unit/client/", "unit/server/", "unit/scheduler/")
 
 

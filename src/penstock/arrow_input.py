@@ -47,6 +47,9 @@ def cast_batches(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterat
         for part in _sliced(pa.record_batch(columns, names=wanted.names)):
             try:
                 columns = [part.column(field.name).cast(field.type) for field in wanted]
+                for column in columns:
+                    if not pa.types.is_decimal(column.type):  # sums may have more digits
+                        column.validate(full=True)  # text that is not UTF-8 could not be read again
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise Invalid(f"the rows do not fit the types of the table ({error}): cast them first") from None
             yield pa.record_batch(columns, schema=wanted)

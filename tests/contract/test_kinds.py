@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,10 @@ PACKAGE = str(Path(__file__).parent / "accounts_package")  # as if it were insta
 
 @pytest.fixture(autouse=True, scope="module")
 def _installed() -> Iterator[None]:
-    """The toy kind's package is found by this process, and by those that it starts."""
+    """The toy kind's package is found by the processes that this one starts."""
     before = os.environ.get("PYTHONPATH")
-    sys.path.append(PACKAGE)
     os.environ["PYTHONPATH"] = PACKAGE if before is None else f"{PACKAGE}:{before}"
     yield
-    sys.path.remove(PACKAGE)
     os.environ.pop("PYTHONPATH")
     if before is not None:
         os.environ["PYTHONPATH"] = before

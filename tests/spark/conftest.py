@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from penstock.store.store import Store
 # A JVM that lives for minutes gains nothing from its second compiler, and shares two cores with the Python processes.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# As if the package of a kind that Penstock does not know were installed, here and for Spark's Python workers.
+# As if the package of a kind that Penstock does not know were installed, also for Spark's Python workers.
 ACCOUNTS = str(Path(__file__).parents[1] / "contract" / "accounts_package")
-sys.path.append(ACCOUNTS)
 os.environ["PYTHONPATH"] = ":".join(filter(None, (os.environ.get("PYTHONPATH"), ACCOUNTS)))
 
 

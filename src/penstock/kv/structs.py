@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import Invalid
@@ -32,6 +34,7 @@ def describe(struct: Any) -> bytes:
     if not pa.types.is_struct(struct) or not 0 < struct.num_fields <= FIELDS_MAX:
         raise Invalid(f"value={in_short(struct)}: a struct has 1 to {FIELDS_MAX} fields")
     _stored_type(struct, 0)
+    _check_zones(struct)
     return bytes(pa.schema(list(struct)).serialize())
 
 
@@ -80,6 +83,20 @@ def _stored_type(arrow: Any, depth: int) -> Any:
     )
 
 
+def _check_zones(arrow: Any) -> None:
+    """Raise `Invalid` for a time zone that does not exist: no row with such a time could be read."""
+    if pa.types.is_struct(arrow):
+        for field in arrow:
+            _check_zones(field.type)
+    elif pa.types.is_list(arrow):
+        _check_zones(arrow.value_type)
+    elif pa.types.is_timestamp(arrow) and arrow.tz is not None:
+        try:
+            pa.scalar(0, arrow).as_py()
+        except _ERRORS:
+            raise Invalid(f"a struct cannot have a field of the type {arrow}: its time zone is unknown") from None
+
+
 # -- one value
 
 
@@ -88,8 +105,9 @@ def encode(value: Any, struct: Any) -> bytes:
     if not isinstance(value, Mapping):
         raise Invalid(f"this table holds structs, not {in_short(value)}: pass a dict of its fields")
     try:
-        _check(value, struct)
-        (row,) = pa.array([value], struct).cast(_stored_type(struct, 0)).to_pylist()
+        column = pa.array([_plain(value, struct)], struct)
+        _check_times(column, struct)
+        (row,) = column.cast(_stored_type(struct, 0)).to_pylist()
     except _ERRORS as error:
         if isinstance(error, Invalid):
             raise
@@ -97,25 +115,47 @@ def encode(value: Any, struct: Any) -> bytes:
     return _encode(_without_nulls(row))
 
 
-def _check(value: Any, arrow: Any) -> None:
-    """Raise `Invalid` for what Arrow would take silently: unknown fields, missing ones, fractions as integers."""
-    if pa.types.is_struct(arrow) and isinstance(value, Mapping):
+def _plain(value: Any, arrow: Any) -> Any:
+    """Return a value in dicts and lists; `Invalid` for what Arrow takes silently.
+
+    These are unknown fields, missing ones, fractions as integers, and pairs instead of a mapping.
+    """
+    if value is None:
+        return None
+    if pa.types.is_struct(arrow):
+        if not isinstance(value, Mapping):
+            raise Invalid(f"a field of this table's struct is a struct, not {in_short(value)}: pass a dict")
         unknown = set(value) - {field.name for field in arrow}
         if unknown:
             raise Invalid(f"this table's struct has no field {in_short(min(map(str, unknown)))}")
-        for field in arrow:
-            _check_field(value.get(field.name), field)
-    elif pa.types.is_list(arrow) and isinstance(value, (list, tuple)):
-        for item in value:
-            _check(item, arrow.value_type)
-    elif pa.types.is_integer(arrow) and value is not None and plain_int(value) is None:
+        return {field.name: _plain_field(value.get(field.name), field) for field in arrow}
+    if pa.types.is_list(arrow):
+        if not isinstance(value, (list, tuple, np.ndarray)) or (isinstance(value, np.ndarray) and value.ndim == 0):
+            raise Invalid(f"a field of this table's struct is a list, not {in_short(value)}")
+        return [_plain_field(item, arrow.value_field) for item in value]
+    if pa.types.is_integer(arrow) and plain_int(value) is None:
         raise Invalid(f"a field of this table's struct is {arrow}, not {in_short(value)}")
+    return value
 
 
-def _check_field(value: Any, field: Any) -> None:
+def _plain_field(value: Any, field: Any) -> Any:
     if value is None and not field.nullable:
         raise Invalid(f"the field {field.name} of this table's struct must not be null")
-    _check(value, field.type)
+    return _plain(value, field.type)
+
+
+def _check_times(column: Any, arrow: Any) -> None:
+    """Raise `Invalid` for a time or a date that Python does not have: its whole row could not be read."""
+    if pa.types.is_struct(arrow):
+        for field, part in zip(arrow, column.flatten(), strict=True):
+            _check_times(part, field.type)
+    elif pa.types.is_list(arrow):
+        _check_times(column.flatten(), arrow.value_type)
+    elif pa.types.is_date32(arrow) or (pa.types.is_timestamp(arrow) and arrow.unit != "ns"):  # those of ns end in 2262
+        try:
+            pc.min_max(column).as_py()  # if these two can be converted, so can all others
+        except (ValueError, OverflowError):
+            raise Invalid("a time of this table's struct is outside the years 1 to 9999") from None
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
@@ -151,12 +191,28 @@ def _to_arrow(rows: list[dict[str, Any]], struct: Any) -> Any:
 
 def from_arrow(column: Any, struct: Any) -> Any:
     """Convert a column of structs to stored values; a null becomes one without fields."""
-    rows = column.cast(struct).cast(_stored_type(struct, 0)).to_pylist()
-    required = [field.name for field in struct if not field.nullable]
-    for row in rows:
-        if row is not None and any(row[name] is None for name in required):
-            raise Invalid(f"one of the fields {', '.join(required)} is null: they must not be")
+    try:
+        column = column.cast(struct)
+        _check_required(column, struct)
+        _check_times(column, struct)
+        rows = column.cast(_stored_type(struct, 0)).to_pylist()
+    except pa.ArrowException as error:
+        raise Invalid(f"this table holds {in_short(str(struct))}, and a value is not ({error})") from None
     return pa.array([_encode(_without_nulls(row or {})) for row in rows], pa.binary())
+
+
+def _check_required(column: Any, arrow: Any) -> None:
+    """Raise `Invalid` if a field or an item that must not be null is."""
+    if pa.types.is_struct(arrow):
+        fields, parts = list(arrow), column.drop_null().flatten()
+    elif pa.types.is_list(arrow):
+        fields, parts = [arrow.value_field], [column.drop_null().flatten()]
+    else:
+        return
+    for field, part in zip(fields, parts, strict=True):
+        if part.null_count and not field.nullable:
+            raise Invalid(f"the field {field.name} of this table's struct must not be null")
+        _check_required(part, field.type)
 
 
 def check_column(column: Any, struct: Any) -> None:
@@ -165,6 +221,8 @@ def check_column(column: Any, struct: Any) -> None:
         # Each alone: together they may decode although none does.
         for value in column.to_pylist():
             msgspec.msgpack.decode(value, type=dict[str, Any])
-        _to_arrow(_read(column), struct)
+        rows = pa.array(_read(column), _stored_type(struct, 0))
+        _check_required(rows, struct)
+        _check_times(rows.cast(struct), struct)
     except (*_ERRORS, msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"this table holds structs, and a value is not one ({error})") from None

@@ -43,6 +43,7 @@ LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
 PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # then a producer's tokens are deleted
 PRODUCER_BYTES_MAX = 512
+CONDITION_BYTES_MAX = 4 << 20  # of one group, as a client sends it
 TOKEN_WINDOW = 1_024  # numbers remembered below a producer's highest
 
 logger = logging.getLogger(__name__)

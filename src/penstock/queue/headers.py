@@ -122,6 +122,10 @@ def from_arrow(column: Any) -> Any:
         return None
     if names.null_count or values.null_count:
         raise Invalid("the name or value of a header is null: leave it out, or give empty bytes")
+    try:
+        names.cast(pa.string())  # Arrow trusts a producer's text, and one bad name would make its shard unreadable
+    except pa.ArrowInvalid:
+        raise Invalid("the name of a header is not valid UTF-8") from None
     return _column(lengths, names, values)
 
 

@@ -99,8 +99,11 @@ class Messages:
                     valid = np.fromiter((key is not None for key in keys), bool, len(keys))
                     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
                     column = pa.Array.from_buffers(pa.binary(), len(keys), [bitmap, *column.buffers()[1:]])
+            payloads = list(payloads)
+            if headers is not None and len(headers) != len(payloads):  # their column is None if no message has any
+                raise Invalid("payloads, keys, times and headers must have one length")
             return cls(
-                binary_column(list(payloads)),
+                binary_column(payloads),
                 column,
                 None if times is None else np.asarray(times, np.int64),
                 None if headers is None else column_of(headers),

@@ -19,7 +19,14 @@ from penstock.kinds import Port, PreparedRows
 from penstock.kv.table import KvTable
 from penstock.kv.text_keys import TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
-from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition, token_too_old
+from penstock.partition.ledger import (
+    CONDITION_BYTES_MAX,
+    Condition,
+    TableInfo,
+    Verdict,
+    encode_condition,
+    token_too_old,
+)
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
@@ -27,6 +34,9 @@ from penstock.registry import KV, QUEUE, SERIES, is_row_condition, kind_named, k
 from penstock.series.table import SeriesTable
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
 from penstock.store.naming import NamedTables
+
+CONDITION_OVERHEAD = 16  # of encoding: more than the lengths of a name and an argument take
+CONDITIONS_BYTES_MAX = CONDITION_BYTES_MAX - 4_096  # a client adds a token
 
 
 class StoreBatch(NamedTables):
@@ -51,6 +61,7 @@ class StoreBatch(NamedTables):
         self._files: dict[PartitionId, tuple[StagedFile, ...]] = {}
         self._loads: dict[int, tuple[TableInfo, list[PreparedRows]]] = {}  # by table
         self._bytes = 0
+        self._condition_bytes = 0
         self._ended = False
         self.duplicate = False
         self.epoch: Epoch | None = None
@@ -169,6 +180,10 @@ class StoreBatch(NamedTables):
         self._check_open()
         if type(condition) is not str or type(argument) is not bytes:
             raise Invalid("a condition is a name and bytes, as a kind makes them")
+        size = len(condition) + len(argument) + CONDITION_OVERHEAD
+        if self._condition_bytes + size > CONDITIONS_BYTES_MAX:
+            raise Invalid(f"the conditions of a batch have more than {CONDITIONS_BYTES_MAX} bytes: split it")
+        self._condition_bytes += size
         self._bytes += len(argument)
         if is_row_condition(condition):
             self._row_conditions.append((condition, argument))

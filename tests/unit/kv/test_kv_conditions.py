@@ -221,6 +221,18 @@ def test_wrong_conditions_are_refused(store: Any) -> None:
         table.get_row("k")
 
 
+def test_conditions_that_are_too_large_are_refused_before_they_are_sent(store: Any) -> None:
+    table = store.kv("large")
+    with pytest.raises(Invalid, match="split it"), store.batch() as batch:
+        for number in range(70):
+            batch.kv("large").put(b"%d" % number + bytes(60_000), b"", if_absent=True)
+    table.put(b"after", b"1", if_absent=True)
+    with store.batch() as batch:
+        for number in range(60):
+            batch.kv("large").put(b"%d" % number + bytes(60_000), b"", if_absent=True)
+    assert len(table) == 61
+
+
 def test_a_closed_store_judges_nothing(tmp_path: Path) -> None:
     store = penstock.open(tmp_path)
     table = store.kv("t")

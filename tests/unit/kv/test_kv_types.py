@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import UserDict
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
@@ -169,6 +170,23 @@ def test_rows_of_frames(store: Any) -> None:
             table.put_many(pa.table(wrong))
     assert dict(table) == {b"a": 3, b"b": 2, b"c": 4}
     assert table.put_many(pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.int64())})) == 0
+
+
+def test_text_from_arrow_must_be_utf8(store: Any) -> None:
+    bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())  # Arrow trusts a producer's text
+    values = {"texts8": "utf8", "structs8": pa.struct([("a", pa.string())])}
+    columns = {"texts8": bad, "structs8": pa.StructArray.from_arrays([bad], ["a"])}
+    for name, value in values.items():
+        table = store.kv(name, key="utf8", value=value)
+        good = pa.array(["x" if value == "utf8" else {"a": "x"}])
+        for rows in (
+            pa.table({"key": ["a"], "value": columns[name]}),
+            pa.table({"key": bad, "value": good}),
+        ):
+            for write in (table.put_many, lambda rows, name=name: store.load(name, rows)):
+                with pytest.raises(Invalid, match="UTF8"):
+                    write(rows)
+        assert dict(table) == {}
 
 
 def test_what_is_larger_than_a_write_is_written_in_parts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,3 +425,32 @@ def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
             ("a", "A", None),
             ("b", "B", ["x"]),
         ]
+
+
+def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:
+    strict = pa.list_(pa.field("item", pa.int32(), nullable=False))
+    fields = [
+        ("at", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("times", pa.list_(pa.timestamp("s"))),
+        ("ints", strict),
+    ]
+    table = store.kv("readable", value=pa.struct([*fields, ("place", PLACE)]))
+    late = {"at": 1 << 62, "day": (1 << 31) - 1, "times": [1 << 62], "ints": [1, None]}
+    for wrong in [{name: value} for name, value in late.items()]:
+        with pytest.raises(Invalid):
+            table.put(b"k", wrong)
+        loose = pa.struct([*fields[:3], ("ints", pa.list_(pa.int32())), ("place", PLACE)])
+        rows = pa.table({"key": [b"k"], "value": pa.array([wrong], loose)})
+        for write in (table.put_many, lambda rows: store.load("readable", rows)):
+            with pytest.raises(Invalid):
+                write(rows)
+    # What Arrow would change silently: fractions, and pairs and tuples instead of a mapping.
+    for name, value in (("ints", np.array([1.5])), ("ints", {1}), ("place", [("y", 1.5)]), ("place", (1.5,))):
+        with pytest.raises(Invalid):
+            table.put(b"k", {name: value})
+    assert dict(table) == {}
+    table.put(b"k", UserDict(at=SEEN, ints=np.array([1, 2]), place=UserDict(x=0.5)))
+    assert table[b"k"] == {"at": SEEN, "day": None, "times": None, "ints": [1, 2], "place": {"x": 0.5}}
+    with pytest.raises(Invalid, match="time zone is unknown"):
+        store.kv("nowhere", value=pa.struct([("at", pa.timestamp("us", "Nowhere/X"))]))

@@ -221,6 +221,21 @@ def test_in_every_way_and_out_again(store: Any, name: str) -> None:
     assert {message.payload: message.headers for message in copied.read()} == expected
 
 
+def test_names_from_arrow_must_be_text(store: Any, name: str) -> None:
+    queue = store.queue(name, headers=True)
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    for names in (text, text.cast(pa.large_string())):
+        headers = pa.MapArray.from_arrays([0, 1], names, pa.array([b"1"]))
+        rows = pa.table({"payload": [b"x"], "headers": headers})
+        for write in (queue.put_many, lambda rows: store.load(name, rows)):
+            with pytest.raises(Invalid, match="UTF-?8"):
+                write(rows)
+    with pytest.raises(Invalid, match="one length"):
+        queue.put_many([b"x"], headers=[])
+    queue.put_many([b"x"], headers=[None], durable=True)
+    assert [message.payload for message in queue.read()] == [b"x"]
+
+
 def test_a_queue_without_headers(store: Any, name: str) -> None:
     queue = store.queue(name)
     acts: list[Callable[[], object]] = [

@@ -19,7 +19,7 @@ from penstock.client.connect import connect
 from penstock.errors import Invalid, PenstockError
 from penstock.kinds import QUERY_BYTES_MAX
 from penstock.kv import section as kv_section
-from penstock.partition.ledger import Condition
+from penstock.partition.ledger import CONDITION_BYTES_MAX, Condition
 from penstock.protocol import wire
 from penstock.queue import section as queue_section
 from penstock.queue.positions import ACK
@@ -177,7 +177,7 @@ def test_what_the_parts_of_a_message_say_is_looked_at_too(
     acks = msgspec.msgpack.encode(Condition(None, ((ACK, ack),)))
     leases = b"\x81\xa6leases" + array(SIZE // 4, b"\x93\x00\x01\x02")
     positions = b"\x81\xa9positions" + array(SIZE // 3, b"\x92\x00\x01")
-    long_condition = encoded_write(b"\xc4" * (wire.CONDITION_BYTES_MAX + 1))
+    long_condition = encoded_write(b"\xc4" * (CONDITION_BYTES_MAX + 1))
     hostile_parts = {
         "rows": encoded_write(b"", wire.SentSection(users.table_id << 16, rows)),
         "ranges": encoded_write(b"", wire.SentSection(users.table_id << 16, ranges)),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger import CONDITION_BYTES_MAX, TableInfo
 from penstock.partition.reference import StagedFile
 from penstock.registry import SHARDS_MAX
 
@@ -21,7 +21,6 @@ RESULTS_BYTES_MAX = 8 << 20  # of the results of an offer
 GROUPS_MAX = 512  # in one message: a repeated one must be within the window of tokens
 SECTIONS_MAX = 65_536  # in all groups of one message
 FILES_MAX = 65_536  # the same, of sections that are files
-CONDITION_BYTES_MAX = 4 << 20  # of one group
 KEYS_MAX = 10_000  # of one lookup
 RESULTS_MAX = 10_000  # of one offer
 RANGES_MAX = SHARDS_MAX  # of one table
