@@ -427,6 +427,16 @@ def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
         ]
 
 
+def test_a_refused_opening_adds_no_fields(store: Any) -> None:
+    store.kv("narrow", value=PERSON, shards=2)
+    for wrong in ({"key": "utf8"}, {"shards": 3}):
+        with pytest.raises(KindMismatch):
+            store.kv("narrow", value=WIDER, **wrong)
+    assert store.kv("narrow").value_type == PERSON
+    with pytest.raises(Invalid, match="fields of a struct take"):
+        store.kv("wide", value=pa.struct([(f"{number:01000}", pa.int64()) for number in range(300)]))
+
+
 def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:
     strict = pa.list_(pa.field("item", pa.int32(), nullable=False))
     fields = [
