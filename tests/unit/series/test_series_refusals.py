@@ -47,7 +47,7 @@ def refused(metrics: Any, act: Any) -> None:
         pytest.param(np.array([0, 584_554], "datetime64[Y]"), id="wraps from years"),
         pytest.param([datetime(2020, 1, 1, tzinfo=UTC), None], id="none"),
         pytest.param([datetime(2020, 1, 1, tzinfo=UTC), pd.NaT], id="NaT"),
-        pytest.param([datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)], id="without a zone"),  # noqa: DTZ001
+        pytest.param([datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)], id="without a zone"),
         pytest.param([datetime(1, 1, 1, tzinfo=EAST)] * 2, id="before the year 1"),
     ],
 )
