@@ -124,3 +124,34 @@ def test_a_counter_does_not_fall_beside_a_nan(metrics: Any, function: Any) -> No
     metrics.write_columns("hits", [1e9, np.nan, 1e9 + 1, 1e9 + 3, 2.0], times=np.arange(5) * 1_000_000)
     found = metrics.aggregate("hits", function=function, step=1).column("value").to_pylist()
     np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 2.0])
+
+
+def test_the_series_of_a_batch_count_together(tmp_path: Path) -> None:
+    options = penstock.SeriesOptions(series_max=10, metric_series_max=5)
+    with penstock.open(tmp_path / "store") as store:
+        metrics = store.series("metrics", options=options)
+        for number in range(3):
+            metrics.write("cpu", 1.0, {"n": str(number)}, time=1, durable=True)
+
+        def batch(metric: str, count: int) -> None:
+            with store.batch() as batch:
+                for number in range(count):
+                    batch.series("metrics").write(metric, 2.0, {"n": str(number)}, time=2)
+                    batch.series("metrics").write_columns(metric, [3.0], {"n": str(number)}, times=[3])
+
+        before = metrics.to_arrow()
+        with pytest.raises(Invalid, match=r"metric cpu of table metrics has 3 series and this write adds 3: .* 5 "):
+            batch("cpu", 6)
+        with (
+            pytest.raises(
+                Invalid, match=r"table metrics holds 3 series and this write adds 8, most of metric m: .* 10 "
+            ),
+            store.batch() as both,
+        ):
+            for number in range(4):
+                both.series("metrics").write("m", 1.0, {"n": str(number)}, time=1)
+                both.series("metrics").write(f"m{number}", 1.0, time=1)
+        assert metrics.to_arrow().equals(before)
+        batch("cpu", 5)  # those that are known do not count again
+        assert metrics.cardinality().metrics == {"cpu": 5}
+        assert metrics.select("cpu").num_rows == 13
