@@ -64,7 +64,7 @@ def _new_series(block: SampleBlock, options: SeriesOptions, limits: SeriesLimits
             series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
         new = np.flatnonzero(~limits.known(bucket, series))
         if len(new):
-            yield bucket, series.take(new)
+            yield bucket, series if len(new) == len(series) else series.take(new)
 
 
 def _united(tables: Sequence[LabelTable]) -> LabelTable:
