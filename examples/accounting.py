@@ -1,17 +1,15 @@
-"""What came of a run: everything counted at one LSN, dead letters by reason, and a join and rollups on Spark."""
+"""What came of a run: everything counted at one LSN, dead letters by reason, and a join on Spark."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
+from typing import Any
 
 import penstock
 from examples import metrics
 
 CONSUMER = "router"
-JOIN_S_MAX = 600
 READING = "device string, site string, n long, value double, put_us long"  # the fields of a payload
 
 
@@ -55,39 +53,13 @@ WHERE a.value >= 24.99
 GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
 
 
-def finish_on_spark(folder: str) -> tuple[list[dict[str, object]], int]:
-    """Run JOIN and the rollups that are due on Spark, in a process; return the rows and the number of jobs.
-
-    The join is of each high reading with what was known of its device in the ten seconds before, at one snapshot.
-    """
-    command = [sys.executable, "-m", "examples.accounting", folder]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=JOIN_S_MAX)
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"the join did not end within {JOIN_S_MAX} s: is the machine busy?") from None
-    lines = ran.stdout.splitlines()
-    if ran.returncode or not lines:
-        raise SystemExit(f"the join failed: {ran.stderr.strip().splitlines()[-1:]}")
-    results = json.loads(lines[-1])
-    return results["rows"], results["jobs"]
-
-
-def join_and_roll_up(folder: str) -> None:
+def join(spark: Any, folder: str) -> list[dict[str, object]]:
+    """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
     from pyspark.sql import functions as F
 
     import penstock.spark
 
-    spark = penstock.spark.session("join")
-    jobs = list[int]()
-    with metrics.maintained(spark, folder, jobs.append):
-        penstock.spark.views(spark, folder)
-        parsed = F.from_json(F.col("payload").cast("string"), READING)
-        spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-        rows = [row.asDict() for row in spark.sql(JOIN).collect()]
-        metrics.wait_for_rollups(folder)
-    spark.stop()
-    print(json.dumps({"rows": rows, "jobs": sum(jobs)}))
-
-
-if __name__ == "__main__":
-    join_and_roll_up(sys.argv[1])
+    penstock.spark.views(spark, folder)
+    parsed = F.from_json(F.col("payload").cast("string"), READING)
+    spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
+    return [row.asDict() for row in spark.sql(JOIN).collect()]

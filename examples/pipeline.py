@@ -27,7 +27,7 @@ from pathlib import Path
 
 import penstock
 from examples import live, metrics, report
-from examples.accounting import CONSUMER, JOIN, READING, account, finish_on_spark, reasons
+from examples.accounting import CONSUMER, JOIN, READING, account, join, reasons
 from examples.metrics import MetricsSummary
 from examples.run import MicroBatch, Run, Sample, percentile
 
@@ -37,6 +37,7 @@ BROKEN = 0.01  # of the fleet's records
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
+FINISH_S_MAX = 600.0
 INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
 
 # -- producing
@@ -145,7 +146,10 @@ def route(frame):  # type: ignore[no-untyped-def]
 
 
 def query(folder: str, checkpoint: str) -> None:
-    """The second process: run the pipeline and the store's jobs until it is told to stop, and say what was done."""
+    """The second process: run the pipeline and the store's jobs, and say what was done.
+
+    SIGTERM ends the pipeline; then come the join, and the rollups of the last samples.
+    """
     import penstock.spark
 
     spark = penstock.spark.session("fleet")
@@ -162,9 +166,18 @@ def query(folder: str, checkpoint: str) -> None:
     )
     print("running", flush=True)
     threading.Thread(target=tell_batches, args=(running,), daemon=True).start()
-    with metrics.maintained(spark, folder, lambda done: print(json.dumps({"jobs": done}), flush=True)):
+    with metrics.maintained(spark, folder, lambda done: tell({"jobs": done})):
         penstock.spark.wait(running)
+        rows = join(spark, folder)
+        metrics.wait_for_rollups(folder)
+    tell({"joined": rows})
     spark.stop()
+
+
+def tell(figures: dict[str, object]) -> None:
+    """Write a line for the first process, in one call: several threads do."""
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
 
 
 def tell_batches(running) -> None:  # type: ignore[no-untyped-def]
@@ -176,7 +189,7 @@ def tell_batches(running) -> None:  # type: ignore[no-untyped-def]
                 last = batch["batchId"]
                 if batch["numInputRows"]:
                     figures = {"rows": batch["numInputRows"], "ms": batch["durationMs"].get("triggerExecution", 0)}
-                    print(json.dumps(figures), flush=True)
+                    tell(figures)
         time.sleep(0.2)
 
 
@@ -187,6 +200,7 @@ class Query:
         self._command = [sys.executable, "-m", "examples.pipeline", "query", str(run.folder), checkpoint]
         self._checkpoint = checkpoint
         self._run = run
+        self._joined: list[dict[str, object]] | None = None
         self.log = open(f"{run.folder}-query.log", "a")  # noqa: SIM115 - it lives as long as the queries
         self.start()
 
@@ -199,7 +213,8 @@ class Query:
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
             raise SystemExit(f"the query did not start: see {self.log.name}")
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True)
+        self._listener.start()
 
     def _listen(self, lines) -> None:  # type: ignore[no-untyped-def]
         first = True
@@ -207,10 +222,12 @@ class Query:
             run, figures = self._run, json.loads(line)
             if "jobs" in figures:
                 run.spark_jobs += figures["jobs"]
-                continue
-            run.batches.append(MicroBatch(run.now_s, **figures))
-            if first:
-                first, run.up_since_s = False, run.now_s
+            elif "joined" in figures:
+                self._joined = figures["joined"]
+            else:
+                run.batches.append(MicroBatch(run.now_s, **figures))
+                if first:
+                    first, run.up_since_s = False, run.now_s
 
     def kill(self) -> None:
         """SIGKILL for the driver and its JVM, and no checkpoint left."""
@@ -219,12 +236,17 @@ class Query:
         self._run.up_since_s = None
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
-    def stop(self) -> None:
+    def finish(self) -> list[dict[str, object]]:
+        """End the pipeline; return the rows of the join when it and the rollups are done."""
         self.process.terminate()
         try:
-            self.process.wait(60)
+            self.process.wait(FINISH_S_MAX)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            raise SystemExit(f"the join did not end within {FINISH_S_MAX:.0f} s: is the machine busy?") from None
+        self._listener.join()
+        if self._joined is None:
+            raise SystemExit(f"the join failed: see {self.log.name}")
+        return self._joined
 
     def close(self) -> None:
         """Leave no process behind. Killing is safe at any time, as CHAOS=1 shows, and quicker than a stop."""
@@ -302,11 +324,9 @@ def work(run: Run, data: Path) -> int:
             with live.shown(run):
                 running.wait_until_running()
                 stream_events(store, run, running)
-                running.stop()
                 store.checkpoint()
                 run.stage = "Spark joins high readings with those before them, and computes rollups"
-                joined, jobs = finish_on_spark(str(run.folder))
-                run.spark_jobs += jobs
+                joined = running.finish()
                 run.stage = "everything is counted"
                 measured = metrics.summarize(store, run.spark_jobs)
                 after, reasons_after = account(store), reasons(store)
