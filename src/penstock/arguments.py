@@ -83,8 +83,10 @@ def microseconds(time: Any, what: str = "a time") -> int:
             raise Invalid(f"{in_short(time)} is not a time ({error})") from None
         if not isinstance(since, timedelta):  # pandas' `NaT` is a datetime, but not a time
             raise Invalid("a datetime needs a time zone: use datetime.now(timezone.utc)")
-        return int(since // timedelta(microseconds=1))  # exact, unlike float seconds far from 1970
-    number = plain_int(time)
+        # Exact, unlike float seconds far from 1970. A zone may move the first and the last hours out of the years.
+        number: int | None = int(since // timedelta(microseconds=1))
+    else:
+        number = plain_int(time)
     if number is None or not TIME_US_MIN <= number < TIME_US_MAX:
         raise Invalid(f"{what} is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
     return number

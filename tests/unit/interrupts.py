@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import opcode
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,14 @@ class Interrupt(BaseException):
     """What a handler raises: no `Exception`, so that nothing takes it for a failure."""
 
 
+class Alarm(TimeoutError):
+    """What the handler of an alarm often raises: by its class it could be a failure of the disk."""
+
+
+def _raise_alarm(number: int, frame: FrameType | None) -> None:
+    raise Alarm("an alarm" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
 @cache
 def _handlers(code: CodeType) -> list[int]:
     """For each instruction of a function where an exception raised by it goes; 0: out of the function."""
@@ -55,8 +64,11 @@ def _is_finalizer(frame: FrameType | None) -> bool:
 where: list[str] = []  # every interrupt so far, for a test that fails
 
 
-def interrupted_at(point: int, act: Callable[[], Any]) -> int:
-    """Call `act` and interrupt it at a point, counted from 1 as they come; how many came until its end."""
+def interrupted_at(point: int, act: Callable[[], Any], *, alarm: bool = False) -> int:
+    """Call `act` and interrupt it at a point, counted from 1 as they come; how many came until its end.
+
+    `alarm`: by a signal whose handler raises `Alarm`.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -81,24 +93,27 @@ def interrupted_at(point: int, act: Callable[[], Any]) -> int:
                 count += 1
                 if count == point:
                     sys.settrace(None)
+                    if alarm:
+                        signal.raise_signal(signal.SIGUSR2)
                     raise Interrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return trace
 
     previous: dict[int, int] = {}
-    outer = sys.gettrace()
+    outer, handler = sys.gettrace(), signal.signal(signal.SIGUSR2, _raise_alarm)
     sys.settrace(trace)
     try:
         act()
-    except Interrupt as interrupt:
+    except (Interrupt, Alarm) as interrupt:
         where.append(str(interrupt))
     finally:
         sys.settrace(outer)
+        signal.signal(signal.SIGUSR2, handler)
     return count
 
 
-def every_point(act: Callable[[], Any], *, first: int = 1, step: int = 1) -> Iterator[int]:
+def every_point(act: Callable[[], Any], *, first: int = 1, step: int = 1, alarm: bool = False) -> Iterator[int]:
     """Interrupt `act` at one point after the other, until it runs to its end; yields after each interrupt."""
     point = first
-    while interrupted_at(point, act) >= point:
+    while interrupted_at(point, act, alarm=alarm) >= point:
         yield point
         point += step

@@ -110,9 +110,9 @@ class Ledger:
         assert (dict(self.store.kv("counts", value="int64").scan()), self.messages()) == before
 
 
-def interrupt_everywhere(ledger: Ledger, act: Callable[[], None], *, first: int, step: int) -> int:
+def interrupt_everywhere(ledger: Ledger, act: Callable[[], None], *, first: int, step: int, alarm: bool = False) -> int:
     points = 0
-    for _ in every_point(act, first=first, step=step):
+    for _ in every_point(act, first=first, step=step, alarm=alarm):
         points += 1
         ledger.interrupted += 1
         ledger.check(least=ledger.acknowledged, most=ledger.acknowledged + ledger.interrupted)
@@ -134,6 +134,14 @@ def test_an_interrupt_at_any_point_leaves_a_store_that_goes_on(tmp_path: Path, n
         ledger.batch()
     steps = {"merge": 7, "batch": 23, "work": 37, "maintain": 61, "make_and_drop": 41, "read": 53}
     assert interrupt_everywhere(ledger, getattr(ledger, name), first=offset, step=steps[name]) > 10
+
+
+@pytest.mark.parametrize(("name", "step"), [("merge", 5), ("batch", 17), ("work", 41)])
+def test_an_alarm_is_an_interrupt_whatever_its_handler_raises(tmp_path: Path, name: str, step: int) -> None:
+    ledger = Ledger(tmp_path)
+    for _ in range(3):
+        ledger.batch()
+    assert interrupt_everywhere(ledger, getattr(ledger, name), first=2, step=step, alarm=True) > 10
 
 
 @pytest.mark.campaign

@@ -9,7 +9,7 @@ thread then, even if the client is suspended. (4) `_lock` is never held during a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -100,18 +100,34 @@ class Connection:
 
     # -- asking
 
-    def ask(self, request: Any, kind: type[T], *, repeat: bool = True, wait_s: float = 0.0) -> T:
-        """Return the decoded answer to a request: see `ask_raw`."""
-        return wire.unpack(self.ask_raw(request, repeat=repeat, wait_s=wait_s), kind)
+    def ask(
+        self,
+        request: Any,
+        kind: type[T],
+        *,
+        repeat: bool = True,
+        wait_s: float = 0.0,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """Return the decoded answer to a request: see `ask_raw`. `undo` gets it if the caller was interrupted."""
+        undo_raw = None if undo is None else lambda answer: undo(wire.unpack(answer, kind))
+        return wire.unpack(self.ask_raw(request, repeat=repeat, wait_s=wait_s, undo=undo_raw), kind)
 
-    def ask_raw(self, request: Any, *, repeat: bool = True, wait_s: float = 0.0) -> bytes:
+    def ask_raw(
+        self,
+        request: Any,
+        *,
+        repeat: bool = True,
+        wait_s: float = 0.0,
+        undo: Callable[[bytes], object] | None = None,
+    ) -> bytes:
         """Return the packed answer. `repeat`: the request may be sent twice. `wait_s`: how long the owner may wait."""
         body, deadline_s = wire.pack(request), self.deadline_s(wait_s)
         retries = Retries(self._clock, deadline_s)
         while True:
             line = self._open(deadline_s)
             try:
-                return self._send(line, body, self._left_s(deadline_s))
+                return self._send(line, body, self._left_s(deadline_s), undo)
             except GoneError as gone:
                 self._drop(line)
                 if not repeat and not gone.untouched:
@@ -131,13 +147,20 @@ class Connection:
             self._drop(line)
             raise
 
-    def _send(self, line: flight.FlightClient, body: bytes, timeout_s: float) -> bytes:
+    def _send(
+        self,
+        line: flight.FlightClient,
+        body: bytes,
+        timeout_s: float,
+        undo: Callable[[bytes], object] | None = None,
+    ) -> bytes:
         action, options = flight.Action(wire.PROTOCOL, body), self._options(timeout_s)
+        undo_answers = None if undo is None else lambda answers: undo(_joined(answers))
         try:
-            answers = threads.run_interruptible(lambda: list(line.do_action(action, options)))
+            answers = threads.run_interruptible(lambda: list(line.do_action(action, options)), undo=undo_answers)
         except flight.FlightError as error:
             raise _error_of(error) from None
-        return b"".join(answer.body.to_pybytes() for answer in answers)
+        return _joined(answers)
 
     def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[Page, bool]:
         """Return a page, and whether there are more. `wait_s`: how long the owner may work."""
@@ -272,6 +295,10 @@ def _error_of(error: flight.FlightError) -> Exception:
     if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):
         return Invalid(f"the owner refused the request: {_first_line(error)}")
     return GoneError(_first_line(error), untouched=False)
+
+
+def _joined(answers: list[Any]) -> bytes:
+    return b"".join(answer.body.to_pybytes() for answer in answers)
 
 
 def _first_line(error: Exception) -> str:

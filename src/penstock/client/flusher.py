@@ -158,7 +158,9 @@ class RemoteFlusher:
         for delta in batch.deltas:
             for group in delta.groups:
                 try:
-                    queue.append(self._outgoing(group))
+                    outgoing = self._outgoing(group)
+                    if outgoing.sections or group.condition:
+                        queue.append(outgoing)
                 except PenstockError as error:
                     self._refuse(group, {table_of(partition) for partition in group.sections}, error)
         self._queue, self._message = queue, ()
@@ -166,7 +168,10 @@ class RemoteFlusher:
 
     def _outgoing(self, group: PendingGroup) -> _Outgoing:
         sections = [
-            self._section(partition, part) for partition, waiting in group.sections.items() for part in parts(waiting)
+            self._section(partition, part)
+            for partition, waiting in group.sections.items()
+            for part in parts(waiting)
+            if isinstance(part, Reference) or len(part)  # an interrupted write may have left an empty one
         ]
         return _Outgoing(group, decode_condition(group.condition), sections)
 

@@ -160,8 +160,8 @@ class FlightSnapshot(_FlightReading):
     def close(self) -> None:
         """Close the snapshot if this client took it; a joined one is for its taker to close."""
         if self._ours:
-            self._ours = False
             self._connection.forget(wire.CloseSnapshot(self.snapshot_id))
+            self._ours = False
 
 
 class FlightPort(_FlightReading):
@@ -473,7 +473,11 @@ class FlightPort(_FlightReading):
 
     def snapshot(self, lease_s: float = SNAPSHOT_LEASE_S) -> FlightSnapshot:
         self._flush_writes()
-        handle = self._connection.ask(wire.TakeSnapshot(lease_s), wire.SnapshotHandle)
+        handle = self._connection.ask(
+            wire.TakeSnapshot(lease_s),
+            wire.SnapshotHandle,
+            undo=lambda handle: self._connection.forget(wire.CloseSnapshot(handle.snapshot)),
+        )
         return self._snapshot_of(handle, ours=True)
 
     def query_snapshot(self, query: str, lease_s: float) -> FlightSnapshot:

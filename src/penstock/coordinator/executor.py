@@ -47,6 +47,7 @@ from penstock.coordinator.protocols import Batch, D, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
 from penstock.coordinator.waiting import RECHECK_S, Waiter, Waiters
 from penstock.errors import Poisoned, WaitExpired
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
 
@@ -252,6 +253,7 @@ class FlushExecutor(Generic[D, F, V]):
                 self._flusher.recover()
             result = self._flusher.make_durable(batch, again=again)
         except Exception as error:
+            threads.raise_interrupt(error)
             with self._lock:
                 self.flush_failures += 1
                 self._fail(error)
@@ -304,6 +306,7 @@ class FlushExecutor(Generic[D, F, V]):
             try:
                 view = self._apply_next()
             except Exception as error:
+                threads.raise_interrupt(error)
                 with self._lock:
                     self._fail_apply(error)
                 return
@@ -364,6 +367,7 @@ class FlushExecutor(Generic[D, F, V]):
             while self._buffer.layers.results:
                 self._publish(self._apply_next(), None)
         except Exception as error:
+            threads.raise_interrupt(error)
             with self._lock:
                 self.failure = error
                 self.apply_failed = len(self._buffer.layers.results) > 0

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import DiskFailed, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
+from penstock.host import threads
 
 _WRONG_TYPE = (IsADirectoryError, NotADirectoryError, FileExistsError)
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -24,6 +25,7 @@ def translate_os_errors() -> Iterator[None]:
     except PenstockError:  # some are subclasses of `OSError`
         raise
     except OSError as error:
+        threads.raise_interrupt(error)
         raise _translated(error) from error
 
 
@@ -53,6 +55,7 @@ def translate_open_errors(path: str) -> Iterator[None]:
     except _WRONG_TYPE as error:
         raise _wrong_type(error) from error
     except OSError as error:
+        threads.raise_interrupt(error)
         reason = f"{error.strerror or error} ({error.filename or path})"
         if error.errno in _NO_RESOURCES:
             raise ProcessLimit(

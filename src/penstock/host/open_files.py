@@ -76,6 +76,8 @@ class _FileState:
             self.dirty = False  # before the act: a concurrent write makes it dirty again
             act()
         except OSError as error:
+            self.dirty = True
+            threads.raise_interrupt(error)  # a `TimeoutError` of an alarm
             self.failure = error  # final: these bytes are neither synced nor read again
             raise
         except BaseException:

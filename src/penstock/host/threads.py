@@ -13,6 +13,7 @@ import _thread
 import atexit
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -20,7 +21,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+from functools import partial
+from types import CodeType, TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
@@ -153,6 +155,33 @@ def in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise an error again if a signal handler raised it: it is an interrupt like Ctrl-C, whatever its class.
+
+    Programs limit the time of a call by an alarm whose handler raises `TimeoutError`, or an exception of their own.
+    Whoever takes an exception for a failure of the store calls this first.
+    """
+    if not in_main_thread():
+        return
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            raise error
+        trace = trace.tb_next
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that runs when a signal handler is called; None if it is not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    if callable(function) and not hasattr(function, "__code__"):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 _WAKE_S = 0.2
 
 
@@ -215,8 +244,7 @@ class _Call:
                 self._call()
                 return
             self._permit.release()  # if the thread was started after all, it ends at once
-            # An interrupt while waiting for the start surfaces as an error of the lock it left behind.
-            raise (error.__context__ or error) if isinstance(error, RuntimeError) else error from None
+            raise _start_error(error) from None
         self.allowed = True
         self._permit.release()
 
@@ -236,6 +264,11 @@ class _Call:
             self.ended.release()
 
 
+def _start_error(error: BaseException) -> BaseException:
+    """Return why a thread was not started: an interrupt meanwhile surfaces as an error of what it left behind."""
+    return (error.__context__ or error) if isinstance(error, (RuntimeError, KeyError)) else error
+
+
 class _Helper:
     """A thread that makes calls for the main thread, one at a time."""
 
@@ -243,7 +276,11 @@ class _Helper:
         self._given = threading.Lock()
         self._given.acquire()
         self._call: _HelpedCall | None = None
-        threading.Thread(target=self._run, name="penstock-helper", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="penstock-helper", daemon=True).start()
+        except BaseException as error:
+            self._given.release()  # if the thread was started after all, it ends at once
+            raise _start_error(error) from None
 
     def give(self, call: _HelpedCall) -> None:
         self._call = call
@@ -253,8 +290,8 @@ class _Helper:
         while True:
             self._given.acquire()
             call, self._call = self._call, None
-            if call is not None:
-                call.make(lambda: _helpers.append(self) if len(_helpers) < _HELPERS_KEPT else None)
+            if call is None or not call.make(self):
+                return
             del call  # its result may be large
 
 
@@ -265,26 +302,49 @@ class _HelpedCall:
         self.error: BaseException | None = None
         self.ended = threading.Lock()
         self.ended.acquire()
+        self._undo: list[Callable[[Any], object]] = []  # `append` and `pop` are atomic
 
-    def make(self, finish: Callable[[], object]) -> None:
+    def drop(self, undo: Callable[[Any], object]) -> None:
+        """Undo the call once it has ended: its caller was interrupted and will not get the result."""
+        self._undo.append(undo)
+        if self.ended.acquire(blocking=False):
+            self._undo_dropped()
+
+    def _undo_dropped(self) -> None:
+        try:
+            undo = self._undo.pop()
+        except IndexError:  # the other thread does it
+            return
+        if self.error is None:
+            try:
+                undo(self.value)
+            except Exception:  # it must not end a helper
+                _log.warning("an interrupted call could not be undone", exc_info=True)
+
+    def make(self, helper: _Helper) -> bool:
+        """Make the call, and keep its helper for the next one; False if enough are kept."""
         try:
             self.value = self._act()
         except BaseException as error:
             self.error = error
-        finally:
-            finish()
-            self.ended.release()
+        kept = len(_helpers) < _HELPERS_KEPT
+        if kept:
+            _helpers.append(helper)
+        self.ended.release()
+        if self._undo:
+            self._undo_dropped()
+        return kept
 
 
 _HELPERS_KEPT = 4
 _helpers: list[_Helper] = []  # idle ones; `append` and `pop` are atomic
 
 
-def run_interruptible(act: Callable[[], T]) -> T:
+def run_interruptible(act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
     """Call `act`, which may wait in C code, so that Ctrl-C ends the wait at once.
 
     Signals interrupt only Python code of the main thread, so from there `act` runs in another one. After an interrupt
-    it goes on to its end, and its result is dropped.
+    it goes on to its end, and its result is dropped; `undo` gets it then.
     """
     if not in_main_thread():
         return act()
@@ -297,7 +357,12 @@ def run_interruptible(act: Callable[[], T]) -> T:
             return act()
     call = _HelpedCall(act)
     helper.give(call)
-    call.ended.acquire()
+    try:
+        call.ended.acquire()
+    except BaseException:
+        if undo is not None:
+            call.drop(undo)
+        raise
     if call.error is not None:
         try:
             raise call.error

@@ -143,10 +143,11 @@ class Kind(Protocol):
         `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
-    def admit(self, info: TableInfo, section: Any, machine: Any, time_us: int) -> None:
-        """Raise `Invalid` if the state of a shard, or the store's time, forbids a section: a limit would be passed.
+    def admit(self, info: TableInfo, sections: Sequence[Any], machine: Any, time_us: int) -> None:
+        """Raise `Invalid` if the state of a shard, or the store's time, forbids sections: a limit would be passed.
 
-        The owner asks this before a group enters the pending delta. Apply accepts every section.
+        The owner asks this before a group enters the pending delta, for all sections of one shard in it together.
+        Apply accepts every section.
         """
         return
 

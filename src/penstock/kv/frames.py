@@ -36,10 +36,17 @@ def frame_rows(frame: Any, options: Options) -> Iterator[dict[bytes, bytes]]:
 
 
 def parts_of(rows: dict[bytes, bytes], row_bytes: int, bytes_max: int) -> Iterator[dict[bytes, bytes]]:
-    """Divide rows, in their order, into parts of at most about `bytes_max`; each row counts `row_bytes` more."""
+    """Divide rows, in their order, into parts of less than `bytes_max`; each row counts `row_bytes` more.
+
+    A row that is larger than half of that stands alone. `Invalid` if one is larger than all of it.
+    """
     keys, values = list(rows), list(rows.values())
     sizes = np.fromiter(map(len, keys), np.int64) + np.fromiter(map(len, values), np.int64) + row_bytes
-    part_of = np.cumsum(sizes) // bytes_max
-    borders = [0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(keys)]
-    for start, end in itertools.pairwise(borders):
-        yield dict(zip(keys[start:end], values[start:end], strict=True))
+    if sizes.max() > bytes_max:
+        raise Invalid(
+            f"a row takes {sizes.max():,} bytes, and at most {bytes_max:,} fit into one write: open the store with a "
+            "larger memory_bytes_max"
+        )
+    part_of, large = np.cumsum(sizes) // (bytes_max // 2), sizes > bytes_max // 2
+    borders = [0, *(np.flatnonzero(np.diff(part_of).astype(bool) | large[1:] | large[:-1]) + 1).tolist(), len(keys)]
+    return (dict(zip(keys[start:end], values[start:end], strict=True)) for start, end in itertools.pairwise(borders))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.arguments import in_short
 from penstock.errors import ConditionFailed, Invalid, KindMismatch
 from penstock.kinds import (
     BuildContext,
@@ -70,16 +71,23 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         wanted, options = options_of(value, key), table._options
         narrower = wanted.value == options.value == "struct" and widens(arrow_type(wanted), arrow_type(options))
         if value is not None and not narrower and wanted != msgspec.structs.replace(options, key=wanted.key):
-            shown = f"say value={table.value_type!r}"
-            raise KindMismatch(f"table {table.name} holds {table.value_type}, not {value}: {shown}")
+            held = table.value_type
+            if not isinstance(held, str):  # a struct may have hundreds of fields
+                raise KindMismatch(
+                    f"table {table.name} holds {in_short(held)}, not {in_short(value)}: leave value= out"
+                )
+            other = value if isinstance(value, str) else in_short(value)
+            raise KindMismatch(f"table {table.name} holds {held}, not {other}: say value={held!r}")
         if key is not None and wanted.key != options.key:
             raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
         return table
 
-    def widened(self, port: Port, info: TableInfo, value: AnyValueType | None) -> TableInfo:
+    def widened(self, port: Port, info: TableInfo, value: AnyValueType | None, key: KeyType | None) -> TableInfo:
         """Return a table of structs with the further fields of `value`, if it has some: they are added durably."""
         options = decode_options(info.options)
         wanted = Options() if value is None else options_of(value)
+        if key is not None and key != options.key:
+            return info  # `of_types` refuses it
         if wanted.value != "struct" or options.value != "struct" or wanted.fields == options.fields:
             return info
         if not widens(arrow_type(options), arrow_type(wanted)):

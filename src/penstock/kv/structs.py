@@ -24,6 +24,7 @@ from penstock.lsm.rows import offsets_of
 
 FIELDS_MAX = 1_000
 DEPTH_MAX = 16
+DESCRIBED_BYTES_MAX = 256 << 10  # every client gets them with the table
 _encode = msgspec.msgpack.Encoder().encode
 _maps = msgspec.msgpack.Decoder(list[dict[str, Any]])
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
@@ -35,7 +36,10 @@ def describe(struct: Any) -> bytes:
         raise Invalid(f"value={in_short(struct)}: a struct has 1 to {FIELDS_MAX} fields")
     _stored_type(struct, 0)
     _check_zones(struct)
-    return bytes(pa.schema(list(struct)).serialize())
+    described = bytes(pa.schema(list(struct)).serialize())
+    if len(described) > DESCRIBED_BYTES_MAX:
+        raise Invalid(f"the fields of a struct take {len(described)} bytes: at most {DESCRIBED_BYTES_MAX} are allowed")
+    return described
 
 
 @lru_cache(256)

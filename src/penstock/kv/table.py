@@ -46,6 +46,7 @@ from penstock.partition.ledger import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # memory of a pending row besides its key and value: two objects and a dict entry
+GROUP_ROOM = 16 << 10  # of a write, for what it takes besides its rows
 TTL_S_MAX = 1e11
 _ABSENT = object()
 T = TypeVar("T")
@@ -338,8 +339,10 @@ class KvTable(KvReader[V], WritableMapping[bytes, V]):
     def _put_in_parts(self, rows: dict[bytes, bytes]) -> Epoch:
         """Write rows one part after the other, each durable before the next."""
         epoch, written = Epoch(0), 0
+        bytes_max = self._port.write_bytes_max
+        parts = parts_of(rows, ROW_BYTES, bytes_max - min(bytes_max // 8, GROUP_ROOM))
         try:
-            for part in parts_of(rows, ROW_BYTES, self._port.write_bytes_max // 2):
+            for part in parts:
                 size = sum(map(len, part)) + sum(map(len, part.values())) + ROW_BYTES * len(part)
                 epoch = self._put_rows(part, size)
                 self._port.flush(epoch, 30.0, table=self._info.table)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError, Restore, RetryLater
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.partitions import PartitionId
@@ -139,6 +140,7 @@ class Backlogs:
                 if entry.lsn > partition.machine.applied:
                     partition.machine.apply(self._applicable(partition, entry))
             except Exception as error:
+                threads.raise_interrupt(error)
                 self._failed(partition, error)
                 if partition.failures:
                     break
@@ -218,6 +220,7 @@ class Backlogs:
                 self._aside.undo_add()  # even an empty entry fails, so this entry is not the cause
                 raise
         except Exception as failure:
+            threads.raise_interrupt(failure)
             logger.error("record %d for %s cannot be set aside (%s)", entry.lsn, descriptor.name, failure)
             return False
         logger.critical(

@@ -221,12 +221,14 @@ class Dispatcher:
             if not begun or entry.lsn > partition.machine.applied:
                 partition.machine.apply(entry)
         except Exception as error:
+            threads.raise_interrupt(error)
             self.backlogs.add_failed(partition, entry, error)
 
     def _enqueue_and_drain(self, number: PartitionId, entry: Entry) -> None:
         try:
             partition = self.partition(number)
         except Exception as error:  # its entries wait in the journal, and other partitions continue
+            threads.raise_interrupt(error)
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed or a file is corrupt: the caller that opens the store must know
             logger.error("shard %d of table %d cannot be opened now: %s", shard_number(number), table_of(number), error)
@@ -249,6 +251,7 @@ class Dispatcher:
                 except ProcessLimit:
                     break  # the others would hit the same limit
                 except Exception as error:
+                    threads.raise_interrupt(error)
                     logger.warning(
                         "shard %d of table %d cannot be opened: %s", shard_number(number), table_of(number), error
                     )
@@ -323,6 +326,7 @@ class Dispatcher:
         except PenstockError as error:
             return error
         except Exception as error:
+            threads.raise_interrupt(error)
             return PartitionPaused(
                 f"shard {shard_number(number)} of {self._info(number).name} cannot be opened ({error})"
             )

@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
+from penstock.host import threads
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
 from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.memtable import Edit
@@ -271,6 +272,7 @@ class Ledger:
         try:
             return work.judge(condition)
         except Exception as error:
+            threads.raise_interrupt(error)
             if not is_our_mistake(error, ()):
                 raise
             logger.critical("a condition of record %d cannot be judged: please report it", lsn, exc_info=error)
@@ -285,6 +287,7 @@ class Ledger:
         try:
             work.execute(_ops.decode(section.payload))
         except Exception as error:
+            threads.raise_interrupt(error)
             if self._aside is None or not is_our_mistake(error, ()):
                 raise
             work.restore(before)

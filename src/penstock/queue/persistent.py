@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.files import FileSystem
@@ -305,6 +306,7 @@ class PersistentQueue:
         except (DiskFull, ProcessLimit, Invalid, NotFound, CorruptionError):
             raise
         except Exception as error:
+            threads.raise_interrupt(error)
             self._failure = error
             raise
 

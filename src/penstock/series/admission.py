@@ -9,6 +9,8 @@ Invariant: what is refused changes nothing, and the refusal names the table's op
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from penstock.errors import Invalid
@@ -33,21 +35,27 @@ def check_window(name: str, first: int, last: int, options: SeriesOptions, time_
         )
 
 
-def admit_section(
-    name: str, section: SeriesSection, options: SeriesOptions, limits: SeriesLimits, time_us: int
+def admit_sections(
+    name: str, sections: Sequence[SeriesSection], options: SeriesOptions, limits: SeriesLimits, time_us: int
 ) -> None:
-    """Raise `Invalid` if a section has times or new series that a table does not accept."""
+    """Raise `Invalid` if the sections of one group have times or new series that a table does not accept."""
     if options.rollup is not None:
-        if not any(isinstance(part, (RollupProgress, BucketTrim)) for part in section.log):
-            raise Invalid(f"table {name} is a rollup of {options.rollup.source}: write there, and it follows")
+        for section in sections:
+            if not any(isinstance(part, (RollupProgress, BucketTrim)) for part in section.log):
+                raise Invalid(f"table {name} is a rollup of {options.rollup.source}: write there, and it follows")
         return  # its series are those of its source
-    for part in section.parts:
-        if isinstance(part, SampleBlock):
-            check_window(name, int(part.times.min()), int(part.times.max()), options, time_us)
-            _check_series(name, part, options, limits)
+    blocks = [part for section in sections for part in section.parts if isinstance(part, SampleBlock)]
+    found: dict[int, list[LabelTable]] = {}
+    for block in blocks:
+        check_window(name, int(block.times.min()), int(block.times.max()), options, time_us)
+        for bucket, new in _new_series(block, options, limits):
+            found.setdefault(bucket, []).append(new)
+    for bucket, tables in found.items():
+        _check_new(name, bucket, tables[0] if len(tables) == 1 else _united(tables), options, limits)
 
 
-def _check_series(name: str, block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> None:
+def _new_series(block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> Iterator[tuple[int, LabelTable]]:
+    """Yield, for each bucket of a block, the series that it does not have yet."""
     buckets = options.buckets(block.times)
     numbers = np.unique(buckets).tolist()
     for bucket in numbers:
@@ -56,7 +64,12 @@ def _check_series(name: str, block: SampleBlock, options: SeriesOptions, limits:
             series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
         new = np.flatnonzero(~limits.known(bucket, series))
         if len(new):
-            _check_new(name, bucket, series.take(new), options, limits)
+            yield bucket, series.take(new)
+
+
+def _united(tables: Sequence[LabelTable]) -> LabelTable:
+    """Return the distinct series of several tables: a batch may hold a block for each of its writes."""
+    return LabelTable.of(list(dict.fromkeys(table.labels(row) for table in tables for row in range(len(table)))))
 
 
 def _check_new(name: str, bucket: int, new: LabelTable, options: SeriesOptions, limits: SeriesLimits) -> None:

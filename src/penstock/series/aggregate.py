@@ -172,8 +172,8 @@ def _rises(some: Slice, values: F64, before: tuple[int, float] | None) -> tuple[
         earlier[0] = before[1]
     rows, times, bits = some.rows[follows], some.times[follows], some.bits[follows]
     values, earlier = values[follows], earlier[follows]
-    with np.errstate(invalid="ignore"):  # of infinities
-        return Slice(rows, times, bits), np.where(values >= earlier, values - earlier, values)
+    with np.errstate(invalid="ignore"):  # of infinities; beside a NaN nothing falls
+        return Slice(rows, times, bits), np.where(values < earlier, values, values - earlier)
 
 
 _NEEDS = {  # what is kept of the samples of a group and step

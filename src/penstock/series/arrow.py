@@ -36,6 +36,7 @@ from penstock.series.labels import (
     LabelTable,
     check_labels,
     check_name,
+    check_value,
     decode_labels,
 )
 from penstock.series.section import I64, SampleBlock, check_times
@@ -124,6 +125,7 @@ class BlockMaker:
         if not table.num_rows:
             return None
         check_times(times)
+        columns = {name: _without_views(name, column) for name, column in columns.items()}
         series, index = self._series(columns, metric, table.num_rows)
         return SampleBlock(series, index, times, bits)
 
@@ -132,6 +134,8 @@ class BlockMaker:
             raise Invalid("the rows have a column metric: give no metric beside it")
         if metric is None and "metric" not in columns:
             raise Invalid("rows of a series table have a column metric: add it, or give metric=")
+        if metric is not None:
+            metric = check_value(METRIC, metric)
         key = (("", metric), *columns.items())
         for kept, series, index in self._kept:
             if _equal(kept, key) and len(index) == count:
@@ -160,7 +164,8 @@ def _as_table(rows: Any) -> Any:
     try:
         return pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else pa.record_batch(rows)
     except Exception as error:  # whatever another library raises
-        raise Invalid(f"write_arrow takes an Arrow table or record batch, not {in_short(rows)} ({error})") from None
+        reason = _first_line(error)
+        raise Invalid(f"write_arrow takes an Arrow table or record batch, not {in_short(rows)} ({reason})") from None
 
 
 def _whole_column(column: Any) -> Any:
@@ -169,6 +174,31 @@ def _whole_column(column: Any) -> Any:
     if column.num_chunks > 1 and pa.types.is_dictionary(column.type):
         column = column.unify_dictionaries()
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def _without_views(name: str, column: Any) -> Any:
+    """Return a column whose texts are no views: Arrow cannot take rows of those."""
+    kind = column.type
+    try:
+        if pa.types.is_dictionary(kind):
+            viewed = pa.types.is_string_view(kind.value_type)
+            texts = column.dictionary.cast(pa.large_string()) if viewed else column.dictionary
+            return pa.DictionaryArray.from_arrays(column.indices, texts) if viewed else column
+        plain = _type_without_views(kind)
+        return column if plain == kind else column.cast(plain)
+    except pa.ArrowException as error:
+        raise Invalid(f"the column {in_short(name)} is {kind}: cast it to string ({_first_line(error)})") from None
+
+
+def _type_without_views(kind: Any) -> Any:
+    if pa.types.is_string_view(kind) or (pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type)):
+        return pa.large_string()
+    if pa.types.is_map(kind):
+        return pa.map_(_type_without_views(kind.key_type), _type_without_views(kind.item_type))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([field.with_type(_type_without_views(field.type)) for field in fields])
+    return kind
 
 
 def time_column(column: Any) -> I64:
@@ -206,7 +236,7 @@ def _refuse_nulls(column: Any, name: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _series(columns: dict[str, Any], metric: str | None, count: int) -> tuple[LabelTable, U32]:
@@ -217,6 +247,8 @@ def _series(columns: dict[str, Any], metric: str | None, count: int) -> tuple[La
             parts = _coded_map(column, count)
         elif name == "labels" and pa.types.is_struct(column.type):
             fields = [column.type.field(index).name for index in range(column.type.num_fields)]
+            if len(set(fields)) != len(fields):
+                raise Invalid("the struct labels has two fields of one name")
             parts = {field: _coded(field, part) for field, part in zip(fields, column.flatten(), strict=True)}
         else:
             parts = {METRIC if name == "metric" else name: _coded(name, column)}
@@ -244,11 +276,9 @@ def _coded(name: str, column: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_null(kind):
         return [], np.zeros(len(column), np.int64)
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts, so cast it to string")
     check_name(name)
-    if pa.types.is_string_view(kind):
-        column = column.cast(pa.string())
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     if encoded.dictionary.null_count:  # a dictionary may hold a null
         encoded = column.cast(pa.string()).dictionary_encode()

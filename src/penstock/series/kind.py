@@ -38,7 +38,7 @@ from penstock.kinds import (
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
-from penstock.series.admission import admit_section
+from penstock.series.admission import admit_sections
 from penstock.series.aggregate import aggregate, decode_aggregate
 from penstock.series.arrow import LABELS, SAMPLES, TIME, BlockMaker
 from penstock.series.labels import check_name
@@ -106,8 +106,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     def receive(self, payload: bytes, options: bytes) -> SeriesSection:
         return receive_section(payload)
 
-    def admit(self, info: TableInfo, section: SeriesSection, machine: SeriesMachine, time_us: int) -> None:
-        admit_section(info.name, section, decode_series_options(info.options), machine, time_us)
+    def admit(self, info: TableInfo, sections: Sequence[SeriesSection], machine: SeriesMachine, time_us: int) -> None:
+        admit_sections(info.name, sections, decode_series_options(info.options), machine, time_us)
 
     def frees_space(self, section: SeriesSection) -> bool:
         return all(isinstance(part, (SeriesDelete, BucketTrim)) for part in section.log)

@@ -43,6 +43,7 @@ _SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v"
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
+_OPTIONS.dot_nl = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,9 @@ def _compiled(pattern: str) -> Any:
     if len(pattern.encode()) > PATTERN_BYTES_MAX:
         raise Invalid(f"a regular expression has at most {PATTERN_BYTES_MAX} bytes, not {len(pattern.encode())}")
     try:
-        return re2.compile(f"(?s:{pattern})", _OPTIONS)
+        return re2.compile(
+            pattern, _OPTIONS
+        )  # as it is: inside of (?s:...) a ")" of its own would be taken for the end
     except re2.error as error:
         reason = error.args[0].decode(errors="replace") if error.args and isinstance(error.args[0], bytes) else error
         raise Invalid(f"{in_short(pattern)} is not a regular expression of RE2: {reason}") from None

@@ -313,7 +313,7 @@ class SeriesTable(SeriesReader):
         A sample replaces an earlier one of the same series and time.
         """
         try:
-            key = self._keys[metric if labels is None else (metric, *labels.items())]
+            key = self._keys[(metric,) if labels is None else (metric, *labels.items())]
         except (KeyError, TypeError, AttributeError):
             key = self._key(metric, labels)
         number = value if type(value) is float else _number(value)
@@ -342,7 +342,7 @@ class SeriesTable(SeriesReader):
         if len(self._keys) >= KEYS_MAX:
             self._keys = {}
         if labels is None or type(labels) is dict:
-            self._keys[metric if labels is None else (metric, *labels.items())] = key
+            self._keys[(metric,) if labels is None else (metric, *labels.items())] = key
         return key
 
     def write_columns(
@@ -513,18 +513,24 @@ def _values(values: Any) -> npt.NDArray[np.uint64]:
 def _times(times: Any) -> I64:
     if isinstance(times, (pa.Array, pa.ChunkedArray)):
         return time_column(times.combine_chunks() if isinstance(times, pa.ChunkedArray) else times)
-    if isinstance(times, (list, tuple)) and times and isinstance(times[0], datetime):
-        return np.fromiter(map(microseconds, times), np.int64, len(times))
     try:
         column = np.asarray(times)
     except (TypeError, ValueError) as error:
         raise Invalid(f"times are an array of microseconds since 1970, not {in_short(times)} ({error})") from None
-    if column.dtype.kind == "M":
-        if np.isnat(column).any():
-            raise Invalid("times hold NaT, which is not a time: drop such rows")
-        return column.astype("datetime64[us]").astype(np.int64)
-    if column.ndim != 1 or (column.dtype.kind not in "iu" and len(column)):
+    if column.dtype.kind == "O" and column.ndim == 1 and len(column) and isinstance(column[0], datetime):
+        return np.fromiter(map(microseconds, column), np.int64, len(column))  # with a zone, from pandas too
+    if column.ndim != 1 or (column.dtype.kind not in "iuM" and len(column)):
         raise Invalid(f"times are an array of microseconds since 1970, or of datetimes, not {in_short(times)}")
     if column.dtype.kind == "u" and len(column) and int(column.max()) >= TIME_MAX:
         raise Invalid(f"the time {int(column.max())} is outside the years 1 to 9999: times are microseconds since 1970")
-    return np.array(column, np.int64)
+    return _moments(column) if column.dtype.kind == "M" else np.array(column, np.int64)
+
+
+def _moments(column: npt.NDArray[np.datetime64]) -> I64:
+    """Return datetimes of numpy as microseconds; `Invalid` for NaT and for what does not fit."""
+    if np.isnat(column).any():
+        raise Invalid("times hold NaT, which is not a time: drop such rows")
+    years = column.astype("datetime64[Y]").astype(np.int64) + 1970  # first: numpy wraps what does not fit
+    if len(years) and not (years.min() >= 1 and years.max() <= 9999):
+        raise Invalid("a time is outside the years 1 to 9999: numpy's datetimes have a unit, which may be wrong")
+    return column.astype("datetime64[us]").astype(np.int64)

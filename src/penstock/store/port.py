@@ -213,9 +213,9 @@ class LocalPort:
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
                 kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
-                for part in parts(sections):
-                    if not isinstance(part, Reference):
-                        kind.admit(info, part, machine, self.time_us())
+                written = [part for part in parts(sections) if not isinstance(part, Reference)]
+                if written:
+                    kind.admit(info, written, machine, self.time_us())
 
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""

@@ -136,7 +136,7 @@ class Tables(NamedTables):
         table: type checkers then take them for bytes. `KindMismatch` if the table holds another type.
         """
         info = self._table(name, KV, shards, KV.options(value, key), create=create)
-        info = KV.widened(self._port, info, value)
+        info = KV.widened(self._port, info, value, key)
         return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)
 
     def queue(

@@ -157,6 +157,17 @@ def test_plain_writes_and_a_flush(store: RemoteStore, owner: Store) -> None:
     assert at_every_point(write, lambda _, __, where: model.check(where)) >= WRITE
 
 
+def test_a_message(store: RemoteStore, owner: Store) -> None:
+    """An interrupted put may leave an empty section, which the owner would refuse."""
+    queue = store.queue("interrupted", headers=True)
+
+    def check(number: int, done: bool, where: str) -> None:
+        outcome(store.flush)
+        assert len(queue.read()) <= number + 1, where
+
+    assert at_every_point(lambda _: queue.put(b"x", headers={"a": "1"}), check)
+
+
 READS: dict[str, Callable[[RemoteStore], Any]] = {
     "get": lambda store: store.kv("users").get(b"1"),
     "scan": lambda store: len(list(store.kv("users").scan())),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from interrupts import every_point, where
@@ -96,6 +98,51 @@ def test_what_is_uninterrupted_ends_before_the_interrupt_is_raised() -> None:
     assert points > 8
     with pytest.raises(ValueError, match="bad"):
         threads.run_uninterrupted(lambda: int("bad"))
+
+
+def test_interrupted_calls_are_undone_and_their_helpers_end() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    gate, undone = threading.Event(), list[bool]()
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(12):  # each call goes on after its interrupt, in a helper of its own
+            with pytest.raises(Alarm):
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                threads.run_interruptible(gate.wait, undo=undone.append)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not undone
+    gate.set()
+    until(lambda: undone == [True] * 12)
+    until(lambda: sum(thread.name == "penstock-helper" for thread in threading.enumerate()) <= 4)
+    assert threads.run_interruptible(lambda: 7) == 7
+
+
+def test_only_what_a_handler_raised_is_an_interrupt() -> None:
+    class Handler:
+        def __call__(self, number: int, frame: object) -> None:
+            raise TimeoutError("an alarm")
+
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        for handler in (Handler(), Handler().__call__, partial(Handler.__call__, Handler())):
+            signal.signal(signal.SIGUSR2, handler)
+            with pytest.raises(TimeoutError) as raised:
+                signal.raise_signal(signal.SIGUSR2)
+            with pytest.raises(TimeoutError, match="an alarm"):
+                threads.raise_interrupt(raised.value)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    try:
+        raise TimeoutError
+    except TimeoutError as error:
+        threads.raise_interrupt(error)
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -189,6 +189,26 @@ def test_text_from_arrow_must_be_utf8(store: Any) -> None:
         assert dict(table) == {}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_of_uneven_sizes_fit_into_the_parts(store: Any, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.kv(f"uneven{shards}", shards=shards)
+    monkeypatch.setattr(type(table._port), "write_bytes_max", property(lambda self: 10_000))
+    submit, sizes = KvTable._put_rows, list[int]()
+
+    def counted(self: Any, rows: Any, size: int) -> Any:
+        sizes.append(size)
+        return submit(self, rows, size)
+
+    monkeypatch.setattr(KvTable, "_put_rows", counted)
+    rows = {b"a": b"", b"large": b"v" * 8_400, **{b"%d" % i: b"v" * 900 for i in range(20)}, b"last": b"v" * 8_000}
+    table.put_many(rows)
+    assert dict(table) == rows
+    assert max(sizes) <= 10_000
+    with pytest.raises(Invalid, match="a row takes"):  # before anything is written
+        table.put_many({b"b": b"", b"too large": b"v" * 10_001, b"c": b""})
+    assert dict(table) == rows
+
+
 def test_what_is_larger_than_a_write_is_written_in_parts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for shards in (1, 2):
         table = store.kv(f"large{shards}", shards=shards)
@@ -425,6 +445,16 @@ def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
             ("a", "A", None),
             ("b", "B", ["x"]),
         ]
+
+
+def test_a_refused_opening_adds_no_fields(store: Any) -> None:
+    store.kv("narrow", value=PERSON, shards=2)
+    for wrong in ({"key": "utf8"}, {"shards": 3}):
+        with pytest.raises(KindMismatch):
+            store.kv("narrow", value=WIDER, **wrong)
+    assert store.kv("narrow").value_type == PERSON
+    with pytest.raises(Invalid, match="fields of a struct take"):
+        store.kv("wide", value=pa.struct([(f"{number:01000}", pa.int64()) for number in range(300)]))
 
 
 def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:

@@ -1,0 +1,157 @@
+"""What a series table refuses, in one line and without effect, and odd input that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import Invalid
+from penstock.series.selectors import parse_selector
+
+EAST, WEST = (timezone(timedelta(hours=hours)) for hours in (14, -14))
+VIEW = pa.string_view()
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Iterator[Any]:
+    with penstock.open(tmp_path / "store") as store:
+        table = store.series("metrics", options=penstock.SeriesOptions(future_s=None))
+        table.write("cpu", 1.0, {"host": "a"}, time=1)
+        table.write_arrow(pa.table({"time": [2], "value": [2.0]}), metric="mem")
+        yield table
+
+
+def refused(metrics: Any, act: Any) -> None:
+    before = metrics.to_arrow()
+    with pytest.raises(Invalid) as error:
+        act()
+    assert "\n" not in str(error.value)
+    assert metrics.to_arrow().equals(before)
+    metrics.write("after", 1.0, time=3, durable=True)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(np.array([[1, 2], [3, 4]], "datetime64[us]"), id="two dimensions"),
+        pytest.param(np.datetime64(1, "us"), id="one datetime"),
+        pytest.param(np.array([1, (1 << 64) // 1_000_000 + 5], "datetime64[s]"), id="wraps to a time of 1970"),
+        pytest.param(np.array([0, 584_554], "datetime64[Y]"), id="wraps from years"),
+        pytest.param([datetime(2020, 1, 1, tzinfo=UTC), None], id="none"),
+        pytest.param([datetime(2020, 1, 1, tzinfo=UTC), pd.NaT], id="NaT"),
+        pytest.param([datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)], id="without a zone"),
+        pytest.param([datetime(1, 1, 1, tzinfo=EAST)] * 2, id="before the year 1"),
+    ],
+)
+def test_wrong_times_of_columns(metrics: Any, times: Any) -> None:
+    refused(metrics, lambda: metrics.write_columns("cpu", [1.0, 2.0], times=times))
+
+
+@pytest.mark.parametrize("time", [datetime(1, 1, 1, tzinfo=EAST), datetime(9999, 12, 31, 23, tzinfo=WEST)])
+def test_a_zone_that_moves_a_time_out_of_the_years(metrics: Any, time: datetime) -> None:
+    refused(metrics, lambda: metrics.write("cpu", 1.0, time=time))
+    refused(metrics, lambda: metrics.select("cpu", time))
+
+
+def test_times_of_pandas_keep_their_zone(metrics: Any) -> None:
+    times = pd.date_range("2020-01-01", periods=2, tz="Asia/Tokyo")
+    metrics.write_columns("zones", [1.0, 2.0], times=times)
+    metrics.write_columns("zones", [3.0], times=pd.Series(times[:1]))
+    expected = [time.to_pydatetime().astimezone(UTC) for time in times]
+    assert metrics.select("zones").column("time").to_pylist() == expected
+    assert metrics.select("zones").column("value").to_pylist() == [3.0, 2.0]
+
+
+def test_a_metric_that_looks_like_a_series_of_the_cache(metrics: Any) -> None:
+    refused(metrics, lambda: metrics.write(("cpu", ("host", "a")), 1.0, time=5))
+
+
+@pytest.mark.parametrize("metric", [np.array(["a", "b"]), pa.array(["a"]), ["a"], 5, b"a", "\ud800", ""])
+def test_a_wrong_metric_for_rows(metrics: Any, metric: Any) -> None:
+    refused(metrics, lambda: metrics.write_arrow(pa.table({"time": [1], "value": [1.0]}), metric=metric))
+
+
+def test_a_struct_that_names_a_label_twice(metrics: Any) -> None:
+    labels = pa.StructArray.from_arrays([pa.array(["1"]), pa.array(["2"])], names=["a", "a"])
+    table = pa.table({"metric": ["cpu"], "labels": labels, "time": [1], "value": [1.0]})
+    refused(metrics, lambda: metrics.write_arrow(table))
+
+
+def test_a_stream_that_fails(metrics: Any) -> None:
+    batch = pa.record_batch({"metric": ["cpu"], "time": [9], "value": [1.0]})
+
+    def batches() -> Iterator[Any]:
+        yield batch
+        raise RuntimeError("the first line\nthe second")
+
+    refused(metrics, lambda: metrics.write_arrow(pa.RecordBatchReader.from_batches(batch.schema, batches())))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param({"host": pa.array(["a", None], VIEW)}, id="column"),
+        pytest.param(
+            {"host": pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["a"], VIEW))}, id="dictionary"
+        ),
+        pytest.param({"labels": pa.array([[("host", "a")], None], pa.map_(VIEW, VIEW))}, id="map"),
+        pytest.param({"labels": pa.array([{"host": "a"}, None], pa.struct([("host", VIEW)]))}, id="struct"),
+    ],
+)
+def test_views_of_text(metrics: Any, labels: Any) -> None:
+    table = pa.table({"metric": pa.array(["view", "view"], VIEW), **labels, "time": [1, 2], "value": [1.0, 2.0]})
+    for _ in range(2):  # the second finds the columns of the first
+        metrics.write_arrow(table)
+        assert metrics.select("view").sort_by("time").column("labels").to_pylist() == [[("host", "a")], []]
+
+
+@pytest.mark.parametrize("pattern", ["ab)?(?:c", "a)(b", "a)|(b"])
+def test_a_pattern_with_a_parenthesis_of_its_own(pattern: str) -> None:
+    with pytest.raises(Invalid, match="not a regular expression"):
+        parse_selector(f'{{host=~"{pattern}"}}')
+
+
+@pytest.mark.parametrize("function", ["increase", "rate"])
+def test_a_counter_does_not_fall_beside_a_nan(metrics: Any, function: Any) -> None:
+    metrics.write_columns("hits", [1e9, np.nan, 1e9 + 1, 1e9 + 3, 2.0], times=np.arange(5) * 1_000_000)
+    found = metrics.aggregate("hits", function=function, step=1).column("value").to_pylist()
+    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 2.0])
+
+
+def test_the_series_of_a_batch_count_together(tmp_path: Path) -> None:
+    options = penstock.SeriesOptions(series_max=10, metric_series_max=5)
+    with penstock.open(tmp_path / "store") as store:
+        metrics = store.series("metrics", options=options)
+        for number in range(3):
+            metrics.write("cpu", 1.0, {"n": str(number)}, time=1, durable=True)
+
+        def batch(metric: str, count: int) -> None:
+            with store.batch() as batch:
+                for number in range(count):
+                    batch.series("metrics").write(metric, 2.0, {"n": str(number)}, time=2)
+                    batch.series("metrics").write_columns(metric, [3.0], {"n": str(number)}, times=[3])
+
+        before = metrics.to_arrow()
+        with pytest.raises(Invalid, match=r"metric cpu of table metrics has 3 series and this write adds 3: .* 5 "):
+            batch("cpu", 6)
+        with (
+            pytest.raises(
+                Invalid, match=r"table metrics holds 3 series and this write adds 8, most of metric m: .* 10 "
+            ),
+            store.batch() as both,
+        ):
+            for number in range(4):
+                both.series("metrics").write("m", 1.0, {"n": str(number)}, time=1)
+                both.series("metrics").write(f"m{number}", 1.0, time=1)
+        assert metrics.to_arrow().equals(before)
+        batch("cpu", 5)  # those that are known do not count again
+        assert metrics.cardinality().metrics == {"cpu": 5}
+        assert metrics.select("cpu").num_rows == 13
