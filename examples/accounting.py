@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
+from typing import Any
 
 import penstock
+from examples import metrics
 
 CONSUMER = "router"
-JOIN_S_MAX = 600
+READING = "device string, site string, n long, value double, put_us long"  # the fields of a payload
 
 
 def account(store: penstock.Store) -> dict[str, int]:
@@ -21,16 +21,21 @@ def account(store: penstock.Store) -> dict[str, int]:
         totals = sum(value for _, value in snapshot.kv("totals", value="int64").scan())
         dead = snapshot.queue("dead").to_arrow().num_rows
         produced = snapshot.queue("events").to_arrow().num_rows
+        samples = metrics.count_samples(snapshot)
+        rolled = {name: metrics.count_rolled(snapshot, name) for name in metrics.ROLLUPS}
     read = sum(place - 1 for place in position.values())
     sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
-    difference = abs(produced - sound - broken) + abs(produced - read) + abs(sound - totals) + abs(broken - dead)
+    pairs = [(produced, sound + broken), (produced, read), (sound, totals), (sound, samples), (broken, dead)]
+    pairs += [(samples, count) for count in rolled.values()]
     return {
         "produced": produced,
         "read by Spark": read,
         "accepted (sound records produced)": sound,
         "in the running totals": totals,
+        "samples in the series": samples,
+        **{f"samples in the rollup {name}": count for name, count in rolled.items()},
         "dead-lettered": dead,
-        "difference": difference,
+        "difference": sum(abs(one - other) for one, other in pairs),
     }
 
 
@@ -48,33 +53,13 @@ WHERE a.value >= 24.99
 GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
 
 
-def point_in_time(folder: str) -> list[dict[str, object]]:
+def join(spark: Any, folder: str) -> list[dict[str, object]]:
     """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
-    command = [sys.executable, "-m", "examples.accounting", folder]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=JOIN_S_MAX)
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"the join did not end within {JOIN_S_MAX} s: is the machine busy?") from None
-    lines = ran.stdout.splitlines()
-    if ran.returncode or not lines:
-        raise SystemExit(f"the join failed: {ran.stderr.strip().splitlines()[-1:]}")
-    found: list[dict[str, object]] = json.loads(lines[-1])
-    return found
-
-
-def join(folder: str) -> None:
     from pyspark.sql import functions as F
 
     import penstock.spark
 
-    spark = penstock.spark.session("join")
     penstock.spark.views(spark, folder)
-    parsed = F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
+    parsed = F.from_json(F.col("payload").cast("string"), READING)
     spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-    rows = [row.asDict() for row in spark.sql(JOIN).collect()]
-    spark.stop()
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    join(sys.argv[1])
+    return [row.asDict() for row in spark.sql(JOIN).collect()]

@@ -2,8 +2,9 @@
 
 This process owns the store in DATA and feeds the queue `events`: readings of a simulated fleet (seeded, so the totals
 are known, with some records that are broken) and of this machine. A second process runs the pipeline on Spark: it keeps
-the latest reading and a running total of each device, and sets broken records aside with the reason. At the end the
-numbers are laid side by side; the last row is the difference, and it is 0.
+the latest reading and a running total of each device, writes each reading as a sample to the series table `metrics`,
+and sets broken records aside with the reason, all in one commit for each micro-batch. Spark also computes the rollups
+of the metrics. At the end the numbers are laid side by side; the last row is the difference, and it is 0.
 
     RATE      events a second (2000)         SECONDS   how long (60)
     DATA      a folder, kept and reused      CHAOS=1   kill the query and delete its checkpoint, again and again
@@ -25,52 +26,67 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
-from examples import live, report
-from examples.accounting import CONSUMER, JOIN, account, point_in_time, reasons
+from examples import live, metrics, report
+from examples.accounting import CONSUMER, JOIN, READING, account, join, reasons
+from examples.metrics import MetricsSummary
 from examples.run import MicroBatch, Run, Sample, percentile
 
 DEVICES = 200
+SITES = ("north", "east", "south", "west")
 BROKEN = 0.01  # of the fleet's records
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
+FINISH_S_MAX = 600.0
 INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
 
 # -- producing
 
 
-def reading(chance: random.Random, number: int) -> tuple[bytes, bytes, bool]:
+class Stamps:
+    """Microseconds since 1970, each later than the one before: a series has one sample at a time."""
+
+    def __init__(self) -> None:
+        self._last_us = 0
+
+    def next(self) -> int:
+        self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
+        return self._last_us
+
+
+def reading(chance: random.Random, number: int, stamps: Stamps) -> tuple[bytes, bytes, bool]:
     """Make a record of the fleet: key, payload, and whether it is sound."""
-    device = f"device-{chance.randrange(DEVICES):03d}"
+    device_number = chance.randrange(DEVICES)
+    device, site = f"device-{device_number:03d}", SITES[device_number % len(SITES)]
     key = device.encode()
     if chance.random() < BROKEN:
         broken = [b"{not json", b'{"device":null,"value":1.0}', b'{"device":"device-007"}', b"\xff\xfe\x00", b""]
         return key, chance.choice(broken), False
     value = round(20 + 5 * chance.random(), 2)
-    record = {"device": device, "n": number, "value": value, "put_us": time.time_ns() // 1000}
+    record = {"device": device, "site": site, "n": number, "value": value, "put_us": stamps.next()}
     return key, json.dumps(record).encode(), True
 
 
-def this_machine(number: int) -> bytes:
+def this_machine(number: int, stamps: Stamps) -> bytes:
     """Make a record of this machine's load."""
     load = os.getloadavg()[0]
-    return json.dumps({"device": THIS_MACHINE, "n": number, "value": load, "put_us": time.time_ns() // 1000}).encode()
+    return json.dumps({"device": THIS_MACHINE, "n": number, "value": load, "put_us": stamps.next()}).encode()
 
 
 def produce(store: penstock.Store, run: Run, seed: int) -> None:
     """Feed the queue. Each batch and the count of what it holds are one commit, so the count is exact whatever ends."""
-    chance = random.Random(seed)
+    chance, stamps = random.Random(seed), Stamps()
     number, probes, tick = 0, 0, 0.05
     due = time.monotonic()
     while (now := run.now_s) < run.seconds:
         wanted = max(0, int(run.rate * min(now + tick, run.seconds)) - number)
-        records = [reading(chance, number + place) for place in range(wanted)]
+        records = [reading(chance, number + place, stamps) for place in range(wanted)]
         number += wanted
         sound = sum(ok for _, _, ok in records)
         keys, payloads = [key for key, _, _ in records], [payload for _, payload, _ in records]
         if now >= probes * PROBE_S:
             keys.append(THIS_MACHINE.encode())
-            payloads.append(this_machine(probes))
+            payloads.append(this_machine(probes, stamps))
             run.probes.append((probes, time.monotonic()))
             sound += 1
             probes += 1
@@ -104,14 +120,12 @@ def watch(store: penstock.Store, run: Run, stop: threading.Event) -> None:
 
 
 def route(frame):  # type: ignore[no-untyped-def]
-    """One micro-batch: the latest reading and a count of each device, and what is broken."""
+    """One micro-batch: the latest reading and a count of each device, a sample of each reading, and what is broken."""
     from pyspark.sql import functions as F
 
-    parsed = frame.withColumn(
-        "r", F.from_json(F.col("payload").cast("string"), "device string, n long, value double, put_us long")
-    )
+    parsed = frame.withColumn("r", F.from_json(F.col("payload").cast("string"), READING))
     sound = F.col("r.device").isNotNull() & F.col("r.value").isNotNull()
-    good = parsed.where(sound).select("shard", "sequence", "payload", F.col("r.device").alias("device"))
+    good = parsed.where(sound).select("shard", "sequence", "payload", "r.*")
     by_device = good.groupBy("device").agg(
         F.max_by("payload", F.struct("shard", "sequence")).alias("payload"), F.count("*").alias("count")
     )
@@ -119,6 +133,11 @@ def route(frame):  # type: ignore[no-untyped-def]
     return {
         "latest": by_device.select(key, F.col("payload").alias("value")),
         "totals": by_device.select(key, F.col("count").alias("value"), F.lit("add_i64").alias("op")),
+        metrics.TABLE: good.select(
+            F.when(F.col("device") == THIS_MACHINE, "load").otherwise("temperature").alias("metric"),
+            F.create_map(F.lit("device"), "device", F.lit("site"), "site").alias("labels"),
+            F.timestamp_micros("put_us").alias("time"), "value",
+        ),
         "dead": parsed.where(F.coalesce(~sound, F.lit(True))).select(
             "shard", "sequence", "timestamp", "key", "payload",
             F.when(F.col("r.device").isNull(), "no device").otherwise("no value").alias("reason"),
@@ -127,7 +146,10 @@ def route(frame):  # type: ignore[no-untyped-def]
 
 
 def query(folder: str, checkpoint: str) -> None:
-    """The second process: run the pipeline until it is told to stop, and say what each micro-batch read."""
+    """The second process: run the pipeline and the store's jobs, and say what was done.
+
+    SIGTERM ends the pipeline; then come the join, and the rollups of the last samples.
+    """
     import penstock.spark
 
     spark = penstock.spark.session("fleet")
@@ -144,8 +166,18 @@ def query(folder: str, checkpoint: str) -> None:
     )
     print("running", flush=True)
     threading.Thread(target=tell_batches, args=(running,), daemon=True).start()
-    penstock.spark.wait(running)
+    with metrics.maintained(spark, folder, lambda done: tell({"jobs": done})):
+        penstock.spark.wait(running)
+        rows = join(spark, folder)
+        metrics.wait_for_rollups(folder)
+    tell({"joined": rows})
     spark.stop()
+
+
+def tell(figures: dict[str, object]) -> None:
+    """Write a line for the first process, in one call: several threads do."""
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
 
 
 def tell_batches(running) -> None:  # type: ignore[no-untyped-def]
@@ -157,7 +189,7 @@ def tell_batches(running) -> None:  # type: ignore[no-untyped-def]
                 last = batch["batchId"]
                 if batch["numInputRows"]:
                     figures = {"rows": batch["numInputRows"], "ms": batch["durationMs"].get("triggerExecution", 0)}
-                    print(json.dumps(figures), flush=True)
+                    tell(figures)
         time.sleep(0.2)
 
 
@@ -168,6 +200,7 @@ class Query:
         self._command = [sys.executable, "-m", "examples.pipeline", "query", str(run.folder), checkpoint]
         self._checkpoint = checkpoint
         self._run = run
+        self._joined: list[dict[str, object]] | None = None
         self.log = open(f"{run.folder}-query.log", "a")  # noqa: SIM115 - it lives as long as the queries
         self.start()
 
@@ -180,15 +213,21 @@ class Query:
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
             raise SystemExit(f"the query did not start: see {self.log.name}")
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True)
+        self._listener.start()
 
     def _listen(self, lines) -> None:  # type: ignore[no-untyped-def]
         first = True
         for line in lines:
-            run = self._run
-            run.batches.append(MicroBatch(run.now_s, **json.loads(line)))
-            if first:
-                first, run.up_since_s = False, run.now_s
+            run, figures = self._run, json.loads(line)
+            if "jobs" in figures:
+                run.spark_jobs += figures["jobs"]
+            elif "joined" in figures:
+                self._joined = figures["joined"]
+            else:
+                run.batches.append(MicroBatch(run.now_s, **figures))
+                if first:
+                    first, run.up_since_s = False, run.now_s
 
     def kill(self) -> None:
         """SIGKILL for the driver and its JVM, and no checkpoint left."""
@@ -197,12 +236,17 @@ class Query:
         self._run.up_since_s = None
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
-    def stop(self) -> None:
+    def finish(self) -> list[dict[str, object]]:
+        """End the pipeline; return the rows of the join when it and the rollups are done."""
         self.process.terminate()
         try:
-            self.process.wait(60)
+            self.process.wait(FINISH_S_MAX)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            raise SystemExit(f"the join did not end within {FINISH_S_MAX:.0f} s: is the machine busy?") from None
+        self._listener.join()
+        if self._joined is None:
+            raise SystemExit(f"the join failed: see {self.log.name}")
+        return self._joined
 
     def close(self) -> None:
         """Leave no process behind. Killing is safe at any time, as CHAOS=1 shows, and quicker than a stop."""
@@ -263,6 +307,9 @@ def main() -> int:
 
 def work(run: Run, data: Path) -> int:
     with penstock.open(run.folder) as store:
+        if "events" in store.tables() and metrics.TABLE not in store.tables():
+            raise SystemExit(f"{run.folder} is of a version without metrics: give another folder as DATA")
+        metrics.create(store)
         for name in ("events", "dead"):
             store.queue(name, shards=2 if name == "events" else 1)
         store.kv("latest")
@@ -277,19 +324,19 @@ def work(run: Run, data: Path) -> int:
             with live.shown(run):
                 running.wait_until_running()
                 stream_events(store, run, running)
-                run.stage = "everything is counted"
-                running.stop()
-                after, reasons_after = account(store), reasons(store)
                 store.checkpoint()
-                run.stage = "Spark joins high readings with those before them"
-                joined = point_in_time(str(run.folder))
+                run.stage = "Spark joins high readings with those before them, and computes rollups"
+                joined = running.finish()
+                run.stage = "everything is counted"
+                measured = metrics.summarize(store, run.spark_jobs)
+                after, reasons_after = account(store), reasons(store)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
             raise
         finally:
             running.close()
     by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
-    return finish(run, before, after, by_reason, joined)
+    return finish(run, before, after, by_reason=by_reason, joined=joined, measured=measured)
 
 
 def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
@@ -328,8 +375,10 @@ def finish(
     run: Run,
     before: dict[str, int],
     after: dict[str, int],
+    *,
     by_reason: dict[str, tuple[int, int]],
     joined: list[dict[str, object]],
+    measured: MetricsSummary,
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
@@ -342,7 +391,18 @@ def finish(
     shown = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"
     print(f"  put to visible in `latest`: {shown}")
     print(f"  bytes on disk for each event: {size / max(1, after['produced']):,.0f}")
-    page = report.write(run, before=before, after=after, reasons=by_reason, sql=JOIN, joined=joined, size_bytes=size)
+    for line in report.measured_lines(measured):
+        print(f"  {line}")
+    page = report.write(
+        run,
+        before=before,
+        after=after,
+        reasons=by_reason,
+        sql=JOIN,
+        joined=joined,
+        measured=measured,
+        size_bytes=size,
+    )
     print(f"\nA report with charts: {page}\nThree things to try on the same folder:")
     print(f"  .venv/bin/penstock tables {run.folder}")
     print(f"  .venv/bin/penstock scan {run.folder} totals --limit 5")

@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from examples import metrics
+from examples.metrics import MetricsSummary
 from examples.run import Run, machine, percentile
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 200, 64, 24, 14
@@ -33,6 +35,7 @@ PAGE = """<!doctype html>
 <h2>Rows in each micro-batch</h2>{batches}
 <h2>From put to visible</h2>{latency}{waits}
 <h2>Dead letters</h2>{reasons}
+<h2>The fleet's metrics</h2>{measured}<pre>{query}</pre>
 <h2>Each high reading beside the ten seconds before it, at one snapshot</h2>{joined}<pre>{sql}</pre>
 </html>
 """
@@ -60,6 +63,17 @@ def sums(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[objec
     return rows
 
 
+def measured_lines(measured: MetricsSummary) -> list[str]:
+    """Say what the selector query returns, and what the rollups hold."""
+    means = ", ".join(f"{site} {mean:.2f}" for site, mean in sorted(measured.means.items())) or "no samples"
+    points = ", ".join(f"{name} {count:,}" for name, count in measured.points.items())
+    late = f" and {measured.late_commits:,} in the owner" if measured.late_commits else ""
+    return [
+        f"mean of {metrics.SELECTOR} by site: {means}",
+        f"steps of series in the rollups: {points}; jobs on Spark: {measured.spark_jobs:,}{late}",
+    ]
+
+
 def write(
     run: Run,
     *,
@@ -68,6 +82,7 @@ def write(
     reasons: Mapping[str, tuple[int, int]],
     sql: str,
     joined: Sequence[Mapping[str, object]],
+    measured: MetricsSummary,
     size_bytes: int,
 ) -> Path:
     """Write the page beside the store; return its path."""
@@ -91,6 +106,8 @@ def write(
         waits=table(["", ""], shares)
         + note(f"{len(waits):,} readings while Spark was up. {len(starting):,} more waited for Spark to start."),
         reasons=_reasons(reasons, again=again),
+        measured=_measured(measured),
+        query=html.escape(metrics.QUERY),
         joined=table(list(joined[0]), [list(row.values()) for row in joined])
         if joined
         else note("No reading was high."),
@@ -113,6 +130,12 @@ def _reasons(reasons: Mapping[str, tuple[int, int]], *, again: bool) -> str:
         [reason, *([before, after - before] if again else []), after] for reason, (before, after) in reasons.items()
     ]
     return table(header, rows)
+
+
+def _measured(measured: MetricsSummary) -> str:
+    """The rows of the selector query, and a sentence about the rollups."""
+    rows = [[site, f"{mean:.2f}"] for site, mean in sorted(measured.means.items())]
+    return table(["site", "mean"], rows) + note(measured_lines(measured)[1])
 
 
 def _marks_note(run: Run) -> str:

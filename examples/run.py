@@ -58,6 +58,7 @@ class Run:
     batches: list[MicroBatch] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
+    spark_jobs: int = 0  # that Spark did for the store: rollups
     probes: deque[tuple[int, float]] = field(default_factory=deque)  # readings of this machine: number, when put
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from examples import report
+from examples.metrics import MetricsSummary
 from examples.run import Latency, MicroBatch, Run, Sample, percentile
 
 
@@ -31,6 +32,7 @@ def page(run: Run, *, produced: int, difference: int = 0, before: int = 0) -> st
         reasons={"no device": (1, 3)},
         sql="SELECT 1 < 2",
         joined=rows,
+        measured=MetricsSummary({"north": 22.504, "east": 22.4}, {"metrics_1m": 1_200}, 2, 0),
         size_bytes=9_000,
     )
     return path.read_text()
@@ -46,6 +48,9 @@ def test_a_run_that_accounts_for_everything(run: Run) -> None:
     assert "SELECT 1 &lt; 2" in text
     assert "10 readings while Spark was up. 1 more waited" in text
     assert "this run" not in text
+    assert "<td>east</td><td>22.40</td></tr><tr><td>north</td><td>22.50</td>" in text
+    assert "steps of series in the rollups: metrics_1m 1,200; jobs on Spark: 2<" in text
+    assert "temperature{site=~&quot;north|east&quot;}" in text
 
 
 def test_a_run_on_a_folder_that_was_used_before(run: Run) -> None:

@@ -58,7 +58,7 @@ class DerivedTables:
                 with suppress(UniqueJobAlreadyPending):
                     self._jobs.enqueue(JobKind.ROLLUP, db_id=info.table)
                     enqueued = True
-        return TaskLoad.BUSY if enqueued else TaskLoad.IDLE
+        return None if enqueued else TaskLoad.IDLE  # not BUSY: a job is enqueued each time, needed or not
 
     def _handle(self, lease: Lease, stop: StopSignal) -> JobResult:
         info = self._port.table_by_id(lease.job.db_id or 0)

@@ -47,7 +47,7 @@ def test_a_row_is_written_only_as_it_was_read(store: Any, shards: int) -> None:
     row = table.get_row(b"k")
     assert row == penstock.KvRow(b"1", row.lsn)
     assert row.lsn > 0
-    with pytest.raises(ConditionFailed, match=rf"has LSN {row.lsn}, not absent") as failed:
+    with pytest.raises(ConditionFailed, match=rf"has LSN {row.lsn} and was expected to be absent") as failed:
         table.put(b"k", b"2", if_absent=True)
     assert (failed.value.key, failed.value.expected, failed.value.lsn) == (b"k", 0, row.lsn)
     table.put(b"k", b"2", if_lsn=row.lsn)
@@ -59,7 +59,7 @@ def test_a_row_is_written_only_as_it_was_read(store: Any, shards: int) -> None:
         table.delete(b"k", if_lsn=row.lsn)
     table.delete(b"k", if_lsn=lsn_of(table, b"k"))
     assert table.get(b"k") is None
-    with pytest.raises(ConditionFailed, match="is absent, not at LSN 1"):
+    with pytest.raises(ConditionFailed, match="is absent and was expected at LSN 1"):
         table.put(b"k", b"3", if_lsn=1)
     table.delete(b"k", if_lsn=0)  # absent, and stays so
     table.put(b"k", b"4", if_lsn=0)
