@@ -3,12 +3,14 @@
 The parts of a job run on Spark if a driver is connected, otherwise in a process of this machine.
 
 Thread: the scheduler's, or the caller's of `derive_now`.
-Invariant: a job that is repeated, after a failure or a crash at any point, computes the same: see `Derived`.
+Invariants: (1) a job that is repeated, after a failure or a crash at any point, computes the same: see `Derived`.
+(2) one computation of a table at a time: an older one that commits last would show older results for a while.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -42,6 +44,7 @@ class DerivedTables:
         self._engines = engines
         self._offers = offers
         self._root = root
+        self._turns: dict[int, threading.Lock] = {}  # by the id of a table
 
     def tasks(self) -> list[TreeTask | JobRunner]:
         """Return the task that enqueues jobs, and the runner of the jobs."""
@@ -79,14 +82,15 @@ class DerivedTables:
     def _derive(self, info: TableInfo, run: Callable[[Derivation], list[Any]]) -> bool:
         """Do the next computation of a table; return whether there was one."""
         kind = kind_named(info.kind, info.name)
-        plan = kind.derive(info, self._port) if isinstance(kind, Derived) else None
-        if plan is None:
-            return False
-        try:
-            plan.commit(run(plan))
-        finally:
-            plan.close()
-        return True
+        with self._turns.setdefault(info.table_id, threading.Lock()):
+            plan = kind.derive(info, self._port) if isinstance(kind, Derived) else None
+            if plan is None:
+                return False
+            try:
+                plan.commit(run(plan))
+            finally:
+                plan.close()
+            return True
 
     def _run(self, plan: Derivation, stop: StopSignal) -> list[Any]:
         if self._offers.slots():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 import time as clock
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,3 +179,27 @@ def test_jobs_run_by_themselves_in_another_process(tmp_path: Path) -> None:
             store._scheduler.trigger("derived-table-jobs")
             clock.sleep(0.1)
         assert rolled(target) == expected(samples, 300)
+
+
+def test_an_older_computation_does_not_replace_a_newer_one(store: Any) -> None:
+    source, table = make(store)
+    source.write("cpu", 1.0, time=T0, durable=True)
+    derived, planned, go_on = store._derived, threading.Event(), threading.Event()
+
+    def slow(plan: Any) -> list[Any]:
+        planned.set()
+        assert go_on.wait(30)
+        results: list[Any] = derived._run_here(plan)
+        return results
+
+    older = threading.Thread(target=derived._derive, args=(store._info("rolled"), slow))
+    older.start()
+    assert planned.wait(30)
+    source.write("cpu", 2.0, time=T0 + 1)
+    newer = threading.Thread(target=store.roll_up, args=("rolled",))
+    newer.start()
+    newer.join(0.3)
+    go_on.set()
+    older.join(30)
+    newer.join(30)
+    assert rolled(table)["cpu:sum", "", T0] == 3.0
