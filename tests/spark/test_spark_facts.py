@@ -117,7 +117,7 @@ def test_modes(spark: Any, store: Store, folder: str) -> None:
         ("t", "X'61' key, 1L value, 2 other", "not key, value, other"),
         ("q", "1 payload", "column payload is int32, but messages hold binary"),
         ("q", "X'61' payload, 1L timestamp", "column timestamp is int64, and must be a timestamp"),
-        ("q", "X'61' key", "messages have the columns payload, and perhaps key and timestamp"),
+        ("q", "X'61' key", "messages have the columns payload, and perhaps key, timestamp, not"),
     ],
 )
 def test_wrong_columns_are_refused_before_any_work(

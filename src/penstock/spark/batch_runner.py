@@ -290,7 +290,7 @@ class BatchRunner:
                 f"consumer {self._consumer} is past a batch that this driver was writing: another driver took over, "
                 "so this one stops"
             )
-        self._at = self.position = {**source.position, **_only(end, moved)}
+        self._at = {**source.position, **_only(end, moved)}
         dead = 0 if self._dead is None else rows.get(self._dead, 0)
         self._count(
             lag=distance(self._at, source.latest),
@@ -299,6 +299,7 @@ class BatchRunner:
             rows_out=sum(rows.values()) - dead,
             dead=dead,
         )
+        self.position = self._at  # last: `caught_up` waits for it, and the batch is counted by then
 
     def _count(self, *, lag: int | None = None, **more: int) -> None:
         now = self.progress

@@ -175,7 +175,8 @@ def test_every_error_has_its_place() -> None:
     others = {  # bases, and what neither submitting nor waiting raises
         errors.RetryLater, errors.FixTheCall, errors.Reopen, errors.Restore, errors.UniqueJobAlreadyPending,
         errors.GateShut, errors.ProcessLimit, errors.TokenTooOld, errors.PositionConflict, errors.Lost,
-        errors.StoreLocked, Closed,
+        errors.StoreLocked, Closed, errors.StreamFailed,
+        errors.ConditionFailed,  # it names a row: test_kv_conditions has it through connect
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,
     }  # fmt: skip
     known = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)}
