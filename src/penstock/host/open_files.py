@@ -76,9 +76,12 @@ class _FileState:
             self.dirty = False  # before the act: a concurrent write makes it dirty again
             act()
         except OSError as error:
-            self.dirty = True
-            threads.raise_interrupt(error)  # a `TimeoutError` of an alarm
             self.failure = error  # final: these bytes are neither synced nor read again
+            try:
+                threads.raise_interrupt(error)  # a `TimeoutError` of an alarm: not of the disk
+            except BaseException:
+                self.dirty, self.failure = True, None
+                raise
             raise
         except BaseException:
             self.dirty = True  # interrupted: it may not have been synced

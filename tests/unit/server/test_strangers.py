@@ -78,6 +78,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("a token", wire.CloseScan("x")),
         ("read", wire.FindTable("users")),
         ("read", wire.Lookup("", shard, [b"a"])),
+        ("read", wire.LookupRow("", shard, b"a")),
         ("read", wire.CutPieces("", shard, 1)),
         ("read", wire.CutRanges("", [(shard, b"", None)], 1)),
         ("read", wire.PlanBatch(["users"])),
