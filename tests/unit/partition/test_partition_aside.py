@@ -243,7 +243,7 @@ def test_a_condition_that_cannot_be_judged_is_not_fulfilled(
     with open_simulated(disk, clock) as store:
         table = store.queue("q")._info.table_id.to_bytes(8, "big")
         store.kv("t")
-        monkeypatch.setattr(local.LocalPort, "_check_condition", lambda *_: None)
+        monkeypatch.setattr("penstock.queue.kind.QueueKind.check_condition", lambda *_, **__: None)
         monkeypatch.setattr("penstock.queue.delivery.Deliveries.admit", lambda *_: None)
         for name, argument in (
             ("queue.ack", table + b"\xc1"),
