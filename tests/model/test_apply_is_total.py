@@ -371,7 +371,7 @@ SEEDS: list[tuple[ValueType, Callable[[pytest.MonkeyPatch], None]]] = [
     ("bytes", _limit_in_memtable),
     ("bytes", _operands_wait),
     ("int64", _types_are_not_checked),
-    ("float64", _any_operand),
+    pytest.param("float64", _any_operand, marks=pytest.mark.campaign),
     ("utf8", _bytes_are_operands),
     ("bytes", _subclasses_stay),
     ("bytes", _any_expiry),

@@ -388,7 +388,7 @@ def go_on(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
         given.check(name)
 
 
-POINTS = pytest.mark.parametrize("point", ["writing", "staged", "committed"])
+POINTS = pytest.mark.parametrize("point", ["writing", pytest.param("staged", marks=pytest.mark.campaign), "committed"])
 
 
 @POINTS

@@ -151,7 +151,7 @@ def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_large_batches_are_cast_in_slices(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.store.loading.SLICE_BYTES", 1_000)
+    monkeypatch.setattr("penstock.arrow_input.SLICE_BYTES", 1_000)
     table = store.kv("t", shards=2)
     given = rows(999).cast(pa.schema({"key": pa.large_binary(), "value": pa.large_binary()}))
     assert store.load("t", given).rows == 999
@@ -292,7 +292,7 @@ def test_a_crash_anywhere_leaves_all_of_a_load_or_nothing(
 ) -> None:
     monkeypatch.setattr(kv_loading, "INLINE_BYTES_MAX", inline_bytes)
     report = explore(LoadScenario(), modes=("strict", "torn"), depth=1, faults=None)
-    assert report.crashes > 50
+    assert report.crashes > 40  # distinct states: 43 as sections
 
 
 def test_what_is_never_committed_goes_when_its_lease_ends() -> None:

@@ -150,11 +150,11 @@ class BatchRunner:
 
     def raise_failure(self, query: Any) -> None:
         """Raise why a query failed, in one line; return if it did not, or was stopped."""
-        failure = self.error or query.exception()
+        failure = query.exception()  # None if it was stopped, even in the middle of a batch
         if failure is None or self._stopping:
             return
         what = f"the stream of {self._consumer} from {self._source.table} failed"
-        raise in_one_line(failure, what) from None
+        raise in_one_line(self.error or failure, what) from None
 
     def stop(self, query: Any) -> None:
         """Stop between two batches: an interrupted batch would be repeated safely, but Spark logs long errors.
