@@ -366,7 +366,7 @@ def _apply_refuses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvMachine, "apply", refusing)
 
 
-SEEDS: list[tuple[ValueType, Callable[[pytest.MonkeyPatch], None]]] = [
+SEEDS: list[Any] = [
     ("bytes", _assert_in_fold),
     ("bytes", _limit_in_memtable),
     ("bytes", _operands_wait),
