@@ -262,6 +262,9 @@ class Derivation(Protocol):
 class Derived(Protocol):
     """Tables can be computed from other tables, by durable jobs of the owner."""
 
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        """Raise an error if a new table cannot be computed as its options say; `find` looks up a table by name."""
+
     def is_derived(self, info: TableInfo) -> bool:
         """Whether this table is computed."""
 

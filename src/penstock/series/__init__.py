@@ -6,7 +6,7 @@ options     the options of a table
 section     pending writes of a shard, and their encoding
 arrow       Arrow rows that are written or read
 table       the API
-admission   limits that the owner holds before a write
+admission   limits that the owner holds before a write; `admitted`: series that wait to be applied
 queries     reads by selector; `aggregate`: sums, rates, quantiles by step
 shard       what queries and admission ask of a shard
 machine     the state machine of a shard; `ids`: series ids and their index rows

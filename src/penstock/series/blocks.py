@@ -95,6 +95,18 @@ class Tombstones:
         return len(self.ids)
 
 
+class RunSummaries(NamedTuple):
+    """What the directories of blocks say of runs, which hold no NaN."""
+
+    id: Any
+    count: Any
+    last_time: Any
+    sum: Any
+    minimum: Any
+    maximum: Any
+    last: Any  # bits
+
+
 Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
 NO_SAMPLES = Samples(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 NO_TOMBSTONES = Tombstones(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -373,6 +385,16 @@ class Block:
             which &= ids[at] == runs["id"]
         return which
 
+    def in_one_step(self, which: Flags, start: int, end: int, step_us: int) -> Flags:
+        """Return which of these runs lie within [start, end) and one step of time (0: any), and hold no NaN."""
+        first, last = self.runs["first_time"], self.runs["last_time"]
+        inside: Flags = which & (first >= start) & (last < end) & (self.runs["nans"] == 0)
+        return inside & (first // step_us == last // step_us) if step_us else inside
+
+    def summaries(self, which: Flags) -> RunSummaries:
+        """Return what the directory says of some runs."""
+        return RunSummaries(*(self.runs[name][which] for name in RunSummaries._fields))
+
     def read(self, which: Flags | None = None) -> Samples:
         """Return the samples of some runs, or of all."""
         runs = self.runs
@@ -393,7 +415,10 @@ class Block:
 
     def between(self, ids: U32 | None, start: int, end: int) -> Samples:
         """Return the samples of these series (sorted; None: all) with times in [start, end)."""
-        which = self.select(ids, start, end)
+        return self.between_of(self.select(ids, start, end), start, end)
+
+    def between_of(self, which: Flags, start: int, end: int) -> Samples:
+        """Return the samples of some runs with times in [start, end)."""
         samples = self.read(which)
         first, last = self.runs["first_time"][which], self.runs["last_time"][which]
         if len(samples) and (first.min() < start or last.max() >= end):

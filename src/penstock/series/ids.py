@@ -8,9 +8,12 @@ In a bucket a series is known by its *code row*: the numbers of its values, one 
 The numbers are exact, so no fingerprint is compared in memory; a fingerprint only finds the row in the tree, where the
 labels themselves are compared. A label table that was written before is recognised as a whole.
 
+A delete of all samples of a series in a bucket adds its id to the bucket's set of *empty* series, which readers leave
+out; a sample that comes later takes it out of there.
+
 Thread: the thread that applies; `known` and `last_id` from any.
 Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
-bucket are 1 to its last id, without gaps.
+bucket are 1 to its last id, without gaps. (3) an empty series has no samples.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from penstock.series import index
 from penstock.series.blocks import Samples, Tombstones
 from penstock.series.keys import (
     ALL_METRICS,
+    EMPTY,
     PROGRESS,
     bucket_range,
     change_key,
@@ -44,12 +48,13 @@ from penstock.series.keys import (
 from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
 from penstock.series.operators import encode_ids
-from penstock.series.options import HOUR_US, SeriesOptions
+from penstock.series.options import HOUR_US, TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.section import BucketTrim, MetricMetadata, Part, RollupProgress, SampleBlock, SeriesDelete
 from penstock.series.selectors import Matcher, parse_selector
 
 SERIES_REMEMBERED_MAX = 2_000_000  # in all buckets
 TABLES_REMEMBERED_MAX = 8
+BUCKETS_REMEMBERED_MAX = 4_096  # of which the empty series are remembered
 TABLE_BYTES_MAX = 4 << 20  # a larger one is not remembered as a whole
 Rows = npt.NDArray[np.intp]
 
@@ -132,6 +137,7 @@ class SeriesIds:
         self._options = options
         self._buckets: dict[int, BucketIds] = {}  # the least recently written first
         self._tables: dict[int, _KnownTable] = {}  # by hash; the least recently written first; replaced whole
+        self._empty: dict[int, BitMap] = {}  # by bucket, as in the tree; the sets are never changed
 
     def bucket(self, bucket: int, view: View) -> BucketIds:
         known = self._buckets.get(bucket)
@@ -143,12 +149,23 @@ class SeriesIds:
         known = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
         return known.ids.get(bucket) if known is not None and known.encoded == encoded else None
 
+    def empty(self, bucket: int, view: View) -> BitMap:
+        """Return the ids of the series of a bucket whose samples were all deleted."""
+        known = self._empty.get(bucket)
+        if known is None:
+            known = index.empty_ids(view, bucket)
+        return known
+
     def remember(self, draft: RecordDraft) -> None:
         """Remember what an applied draft found and assigned. Can be repeated."""
         if draft.trimmed:
             for bucket in [bucket for bucket in self._buckets if bucket < draft.trimmed]:
                 self._buckets.pop(bucket, None)
-            self._tables = {}
+            self._tables, self._empty = {}, {}
+        for bucket, ids in (*draft.empty_read.items(), *draft.empty.items()):
+            if len(self._empty) >= BUCKETS_REMEMBERED_MAX:
+                self._empty = {}
+            self._empty[bucket] = ids
         for number, some in draft.buckets.items():
             some.base.ids.update(some.new)
             some.base.last = max(some.base.last, some.last)
@@ -181,28 +198,33 @@ class SeriesIds:
     # -- admission, from any thread
 
     def known(self, bucket: int, table: LabelTable, view: View) -> npt.NDArray[np.bool_]:
-        """Return which series of a table the bucket has."""
+        """Return which series of a table have samples in the bucket; those whose samples were deleted have none."""
         ids = self.ids_of(table, bucket)
-        if ids is not None and ids.all():
-            return np.ones(len(table), np.bool_)
-        some = self._buckets.get(bucket)
-        result = np.zeros(len(table), np.bool_)
-        if some is not None:
-            rows = some.known_rows(table)
-            result[:] = [row is not None and row in some.ids for row in rows]
-            if some.complete:
-                return result
-        elif not index.last_id(view, bucket):
-            return result
-        unsure = np.flatnonzero(~result)
-        for row, key in zip(unsure.tolist(), dictionary_keys(bucket, table.fingerprints[unsure]), strict=True):
-            result[row] = view.get(key) is not None
-        return result
+        if ids is None or not ids.all():
+            ids = self._known_ids(bucket, table, view)
+        known: npt.NDArray[np.bool_] = ids > 0
+        empty = self.empty(bucket, view)
+        return known & ~np.isin(ids, np.array(empty, np.uint32)) if empty else known
 
-    def last_id(self, bucket: int, view: View) -> int:
-        """Return the number of series in a bucket."""
+    def _known_ids(self, bucket: int, table: LabelTable, view: View) -> U32:
+        """Return the id of each series, 0 for those that the bucket does not have."""
         some = self._buckets.get(bucket)
-        return index.last_id(view, bucket) if some is None else some.last
+        ids = np.zeros(len(table), np.uint32)
+        if some is not None:
+            ids[:] = [0 if row is None else some.ids.get(row, 0) for row in some.known_rows(table)]
+            if some.complete:
+                return ids
+        elif not index.last_id(view, bucket):
+            return ids
+        unsure = np.flatnonzero(ids == 0)
+        for row, key in zip(unsure.tolist(), dictionary_keys(bucket, table.fingerprints[unsure]), strict=True):
+            ids[row] = next(iter(index.dictionary_ids(view.get(key))), 0)
+        return ids
+
+    def series_count(self, bucket: int, view: View) -> int:
+        """Return the number of series in a bucket that have samples."""
+        some = self._buckets.get(bucket)
+        return (index.last_id(view, bucket) if some is None else some.last) - len(self.empty(bucket, view))
 
 
 class _BucketDraft:
@@ -226,6 +248,9 @@ class RecordDraft:
         self.lsn = lsn
         self.buckets: dict[int, _BucketDraft] = {}
         self.resolved: list[tuple[LabelTable, int, U32]] = []
+        self.empty: dict[int, BitMap] = {}  # the ids of empty series, for each bucket where they change
+        self.empty_read: dict[int, BitMap] = {}  # those that do not change here
+        self.refilled: list[bytes] = []  # dictionary keys of series that were empty
         self.trimmed = 0  # buckets below are deleted
         self._ids = ids
         self._options = options
@@ -246,6 +271,17 @@ class RecordDraft:
         else:
             self._trim(part)
 
+    @property
+    def changes_series(self) -> bool:
+        """Whether series are new here, or have samples again."""
+        return bool(self.refilled) or any(some.new for some in self.buckets.values())
+
+    def series_keys(self) -> Iterator[bytes]:
+        """Yield the dictionary keys of the series that are new here, or have samples again."""
+        yield from self.refilled
+        for some in self.buckets.values():
+            yield from some.dictionary
+
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
@@ -254,6 +290,8 @@ class RecordDraft:
             puts.update(some.forward)
             for key, members in some.inverted.items():
                 rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
+        for bucket, ids in self.empty.items():
+            puts[prefix(bucket, EMPTY)] = encode_ids(ids)
         for part in self._parts:
             puts.update(dict.fromkeys((change_key(part.bucket, hour) for hour in _hours(part)), b""))
         ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
@@ -268,15 +306,37 @@ class RecordDraft:
             # A decoded section is views of its bytes: without a copy these would stay in memory, labels and all.
             times = block.times if block.times.base is None else block.times.copy()
             bits = block.bits if block.bits.base is None else block.bits.copy()
+            self._refill(first, block.series, ids, None)
             self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
             return
         buckets = self._options.buckets(block.times)
         for bucket in np.unique(buckets).tolist():
             here = np.flatnonzero(buckets == bucket)
             numbers = block.index[here]
-            ids = self._resolve(bucket, block.series, np.unique(numbers).astype(np.intp))
+            rows = np.unique(numbers).astype(np.intp)
+            ids = self._resolve(bucket, block.series, rows)
+            self._refill(bucket, block.series, ids, rows)
             samples = Samples(ids[numbers], block.times[here], block.bits[here])
             self._parts.append(SamplePart(self.lsn, bucket, samples))
+
+    def _empty_of(self, bucket: int) -> BitMap:
+        """Return the ids of the empty series of a bucket, after the parts that were added."""
+        known = self.empty.get(bucket)
+        if known is None:
+            known = BitMap() if bucket < self.trimmed else self._ids.empty(bucket, self._view)
+            self.empty_read[bucket] = known
+        return known
+
+    def _refill(self, bucket: int, table: LabelTable, ids: U32, rows: Rows | None) -> None:
+        """Take series that get samples out of the empty ones; `rows` are those of the table that do (None: all)."""
+        empty = self._empty_of(bucket)
+        if not empty:
+            return
+        rows = np.arange(len(table)) if rows is None else rows
+        rows = rows[np.isin(ids[rows], np.array(empty, np.uint32))]
+        if len(rows):
+            self.empty[bucket] = empty - BitMap(ids[rows])
+            self.refilled += dictionary_keys(bucket, table.fingerprints[rows])
 
     def _resolve(self, bucket: int, table: LabelTable, rows: Rows | None) -> U32:
         """Return the id of each series of a table, in some rows (None: in all); create those that are new."""
@@ -360,17 +420,21 @@ class RecordDraft:
     # -- deletes
 
     def _delete(self, delete: SeriesDelete) -> None:
-        """Delete samples: a tombstone for each matching series. Their labels stay until the bucket is dropped."""
+        """Delete samples: a tombstone for each matching series. Its rows stay until the bucket is dropped."""
         matchers = parse_selector(delete.selector)
         first, end = self._options.bucket(delete.start), self._options.bucket(delete.end - 1) + 1
         stored = set(index.buckets(self._view, max(first, self.trimmed), end))
         for bucket in sorted(stored | {number for number in self.buckets if first <= number < end}):
-            ids = index.match(self._view, bucket, matchers) if bucket in stored else BitMap()
+            ids = index.match_any(self._view, bucket, matchers) if bucket in stored else BitMap()
             if bucket in self.buckets:
                 ids.update(_matching(self.buckets[bucket].forward, matchers))
+            empty = self._empty_of(bucket)
+            ids -= empty
             if ids:
-                start = max(delete.start, self._options.bucket_start(bucket))
-                stop = min(delete.end, self._options.bucket_start(bucket + 1))
+                first_time, end_time = map(self._options.bucket_start, (bucket, bucket + 1))
+                start, stop = max(delete.start, first_time), min(delete.end, end_time)
+                if start <= max(first_time, TIME_MIN) and stop >= min(end_time, TIME_MAX):
+                    self.empty[bucket] = empty | ids
                 deleted = Tombstones(
                     np.array(ids, np.uint32), np.full(len(ids), start, np.int64), np.full(len(ids), stop, np.int64)
                 )
@@ -382,6 +446,9 @@ class RecordDraft:
         self._parts = [part for part in self._parts if part.bucket >= end]
         self.resolved = [entry for entry in self.resolved if entry[1] >= end]
         self.buckets = {number: some for number, some in self.buckets.items() if number >= end}
+        for sets in (self.empty, self.empty_read):
+            for number in [number for number in sets if number < end]:
+                del sets[number]
         if next(index.buckets(self._view, 0, end), None) is not None:
             self.trimmed = max(self.trimmed, end)
 

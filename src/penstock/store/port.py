@@ -24,6 +24,7 @@ from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import (
     QUERY_S,
     BuildContext,
+    Derived,
     Insert,
     Kind,
     Loadable,
@@ -269,6 +270,9 @@ class LocalPort:
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
         self._check_changes()
+        computed = kind_named(kind, name)
+        if isinstance(computed, Derived) and self.table(name) is None:
+            computed.check_source(name, options, self.table)
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
