@@ -23,9 +23,9 @@ PUBLIC = {
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
-        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
-        StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble ValueType
-        __version__ connect errors open serve_tcp union_items union_of
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesStatistics SeriesTable
+        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble
+        ValueType __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader

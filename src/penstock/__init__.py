@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -114,6 +114,7 @@ _HOMES = {
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.table",
+    "SeriesStatistics": "series.table",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
@@ -172,6 +173,7 @@ __all__ = [
     "Rollup",
     "SeriesOptions",
     "SeriesReader",
+    "SeriesStatistics",
     "SeriesTable",
     "ShardBounds",
     "StagedFile",

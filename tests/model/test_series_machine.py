@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -17,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from series_place import Contents, SeriesModel, SeriesPlace, block, labels, select
+from series_place import Contents, SeriesModel, SeriesPlace, block, labels, listed, select
 
 import penstock.series.blocks as blocks_module
 import penstock.series.ids as ids_module
@@ -31,6 +32,7 @@ from penstock.series import index
 from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones, encode
 from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
+from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.reading import SeriesState
 from penstock.series.section import BucketTrim, MetricMetadata, Part, SeriesDelete, SeriesSection
 
@@ -59,7 +61,8 @@ def parts(draw: st.DrawFn) -> list[Part]:
             found.append(block(draw(samples)))
         elif kind == "d":
             start = draw(times)
-            found.append(SeriesDelete(draw(selectors), start, start + draw(st.sampled_from([1, MINUTE, 9 * MINUTE]))))
+            length = draw(st.sampled_from([1, MINUTE, 9 * MINUTE, 60 * MINUTE]))
+            found.append(SeriesDelete(draw(selectors), start, start + length))
         elif kind == "t":
             found.append(BucketTrim(draw(st.sampled_from([-5, 0, 5])) * MINUTE))
         else:
@@ -146,7 +149,9 @@ class SeriesMachineRules(RuleBasedStateMachine):
         state, model = self.place.machine.snapshot(), self.model.copy()
         for part in some:
             model.add(part)
-        assert select(self.place.machine.overlay(state, [SeriesSection(*some)], 0)) == model.samples
+        over = self.place.machine.overlay(state, [SeriesSection(*some)], 0)
+        assert select(over) == model.samples
+        assert listed(over) == model.listed
         state.close()
 
     @rule(selector=selectors, start=times, length=st.sampled_from([0, 1, MINUTE, 10 * MINUTE]))
@@ -158,6 +163,8 @@ class SeriesMachineRules(RuleBasedStateMachine):
         if hasattr(self, "place"):
             state = self.place.machine.snapshot()
             assert select(state) == self.model.samples
+            assert listed(state) == self.model.listed
+            assert self.place.counts() == Counter(bucket for bucket, _ in self.model.listed)
             assert {some.metric: some for some in state.metadata()} == self.model.metadata
             state.close()
 
@@ -189,7 +196,7 @@ def chance_parts(chance: random.Random) -> list[Part]:
             found.append(block(rows))
         elif kind == "d":
             start = moment()
-            length = chance.choice([3, MINUTE, 9 * MINUTE])
+            length = chance.choice([3, MINUTE, 9 * MINUTE, 30 * MINUTE])
             found.append(SeriesDelete(chance.choice(SELECTORS), start, start + length))
         else:
             found.append(BucketTrim(chance.choice([-5, 0, 5]) * MINUTE))
@@ -224,10 +231,35 @@ def drive(seed: int) -> None:
                 place.reopen()
                 assert place.index_rows() == before
             assert place.select() == model.samples
+            assert place.listed() == model.listed
+            assert place.counts() == Counter(bucket for bucket, _ in model.listed)
+            check_summaries(place, chance.choice([0, 2, MINUTE, 5 * MINUTE]))
             selector, start = chance.choice(SELECTORS), chance.randint(-8, 24) * chance.choice([1, MINUTE])
             end = start + chance.choice([2, 5, MINUTE, 7 * MINUTE])
             assert place.select(selector, start, end) == model.select(selector, start, end)
         place.close()
+
+
+def check_summaries(place: SeriesPlace, step_us: int) -> None:
+    """Samples and summaries of runs together count, and end, as the samples alone."""
+    state = place.machine.snapshot()
+    for bucket, ids in state.match((), TIME_MIN, TIME_MAX):
+        expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for columns in state.read(bucket, ids, TIME_MIN, TIME_MAX):
+            for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
+                expected.setdefault((number, time // step_us if step_us else 0), []).append((time, bits))
+        found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for columns, runs in state.read_summarized(bucket, ids, TIME_MIN, TIME_MAX, step_us):
+            for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
+                found.setdefault((number, time // step_us if step_us else 0), []).append((time, bits, 1))
+            rows = zip(runs.id.tolist(), runs.last_time.tolist(), runs.last.tolist(), runs.count.tolist(), strict=True)
+            for number, time, bits, count in rows:
+                found.setdefault((int(number), int(time) // step_us if step_us else 0), []).append((time, bits, count))
+        assert found.keys() == expected.keys()
+        for key, some in found.items():
+            assert sum(count for *_, count in some) == len(expected[key])
+            assert max(some)[:2] == max(expected[key])
+    state.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -283,7 +315,7 @@ def remembered_after_trim(patch: pytest.MonkeyPatch) -> None:
 
 def chunk_by_chunk_times(patch: pytest.MonkeyPatch) -> None:
     """A run at the end of the range is read whole."""
-    patch.setattr(Block, "between", lambda self, ids, start, end: self.read(self.select(ids, start, end)))
+    patch.setattr(Block, "between", lambda self, which, start, end: self.read(which))
 
 
 def samples_of_dropped_buckets(patch: pytest.MonkeyPatch) -> None:
@@ -323,9 +355,28 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slices_module, "_clipped", clipped)
 
 
+def refilled_series_stay_empty(patch: pytest.MonkeyPatch) -> None:
+    """A series that gets samples after its deletion is still left out."""
+    patch.setattr(ids_module.RecordDraft, "_refill", lambda *_: None)
+
+
+def empty_after_a_part(patch: pytest.MonkeyPatch) -> None:
+    """A delete of a part of a bucket makes its series empty."""
+    patch.setattr(ids_module, "TIME_MIN", 1 << 62)
+    patch.setattr(ids_module, "TIME_MAX", -(1 << 62))
+
+
+def overwritten_runs_are_summarized(patch: pytest.MonkeyPatch) -> None:
+    """What a newer block or a delete touches is taken from the directory of the older one."""
+    patch.setattr(reading_module._Part, "_touched", lambda *_: np.zeros(0, np.uint32))
+
+
 @pytest.mark.parametrize(
     ("seed_bug", "seed"),
     [
+        (refilled_series_stay_empty, 0),
+        (empty_after_a_part, 0),
+        (overwritten_runs_are_summarized, 0),
         (first_write_wins, 0),
         (tombstones_forgotten, 1),
         (fingerprint_is_identity, 0),

@@ -413,11 +413,7 @@ class Block:
         times = self._gather(layout, columns, counts, offsets)
         return Samples(np.repeat(runs["id"][which], counts), times.view(np.int64), bits)
 
-    def between(self, ids: U32 | None, start: int, end: int) -> Samples:
-        """Return the samples of these series (sorted; None: all) with times in [start, end)."""
-        return self.between_of(self.select(ids, start, end), start, end)
-
-    def between_of(self, which: Flags, start: int, end: int) -> Samples:
+    def between(self, which: Flags, start: int, end: int) -> Samples:
         """Return the samples of some runs with times in [start, end)."""
         samples = self.read(which)
         first, last = self.runs["first_time"][which], self.runs["last_time"][which]

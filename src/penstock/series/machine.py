@@ -19,6 +19,7 @@ from penstock.kinds import Machine, MachineContext
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
+from penstock.manifest.keys import ChunkKey
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.series import index
@@ -96,7 +97,7 @@ class SeriesMachine(Machine):
             yield from entry.decoded
         for number, part in enumerate(entry.sections):
             if part.header.form == REFERENCE:
-                for file in _files_of(part):
+                for file in filter(self._is_staged, _files_of(part)):
                     if entry.decoded is None:  # a replay: no caller has just checked it
                         check_intact(self._context.fs, self._context.root, file)
                     yield readable(decode_section, staged_payload(self._context.fs, self._context.root, file))
@@ -104,6 +105,10 @@ class SeriesMachine(Machine):
                 yield entry.decoded[number]
             else:
                 yield readable(decode_section, part.payload)
+
+    def _is_staged(self, file: StagedFile) -> bool:
+        """Whether a file was not applied and discarded before: two batches may name one file, and the first counts."""
+        return self._context.manifest.get_chunk(ChunkKey(self._descriptor.table_id, file.chunk_id)) is not None
 
     @property
     def _context(self) -> MachineContext:

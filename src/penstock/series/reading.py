@@ -117,6 +117,17 @@ class SeriesState(ShardSnapshot):
         for bucket in self._buckets(start, end):
             yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket))
 
+    def statistics(self) -> dict[str, int]:
+        self.snapshot.check_open()
+        version = self.snapshot.version
+        files = list(version.files())
+        return {
+            "memory_bytes": sum(memtable.bytes for memtable in version.memtables()),
+            "files": len(files),
+            "file_bytes": sum(file.meta.size_bytes for file in files),
+            "runs": len(version.runs),
+        }
+
     # -- rollups
 
     def changed_hours(self, done: RollupProgress) -> Iterator[int]:
@@ -268,7 +279,7 @@ class _Part:
         if whole is not None:
             chosen = [which & ~some for which, some in zip(chosen, whole, strict=True)]
         columns = [
-            (block.between_of(which, self.start, self.end), block.deleted)
+            (block.between(which, self.start, self.end), block.deleted)
             for block, which in zip(blocks, chosen, strict=True)
         ]
         return fold_columns([*columns, *self.memory])[0]
@@ -278,8 +289,7 @@ class _Part:
         blocks = self.blocks()
         chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
         whole = [
-            block.in_one_step(which, self.start, self.end, step_us)
-            for block, which in zip(blocks, chosen, strict=True)
+            block.in_one_step(which, self.start, self.end, step_us) for block, which in zip(blocks, chosen, strict=True)
         ]
         if any(some.any() for some in whole):
             touched = self._touched(blocks, chosen)

@@ -56,6 +56,9 @@ class SeriesShard(ShardSnapshot, Protocol):
     def metadata(self) -> Iterable[MetricMetadata]:
         """Return what was written about metrics, each once."""
 
+    def statistics(self) -> dict[str, int]:
+        """Return the numbers of `SeriesStatistics` that are sums over shards, and `runs`."""
+
     def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
         """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
 

@@ -317,7 +317,7 @@ class LocalPort:
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs, self.clock)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
