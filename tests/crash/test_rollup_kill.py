@@ -1,4 +1,4 @@
-"""A store with a rollup, killed during its jobs, again and again: acknowledged samples are there, and the rollup follows."""
+"""A store with a rollup, killed during its jobs, again and again: nothing acknowledged is lost, the rollup follows."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from series_place import Contents, SeriesModel, SeriesPlace, block, labels, listed, select
 
 import penstock.series.blocks as blocks_module
+import penstock.series.drafts as drafts_module
 import penstock.series.ids as ids_module
 import penstock.series.labels as labels_module
 import penstock.series.memtable as memtable_module
@@ -291,9 +292,9 @@ def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
 def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
     """Two series of one fingerprint are taken for one."""
     patch.setattr(
-        ids_module.RecordDraft,
+        drafts_module.RecordDraft,
         "_find",
-        lambda self, bucket, key, some: next(iter(index.dictionary_ids(self._view.get(key))), 0),
+        lambda self, bucket, stored, some: next(iter(index.dictionary_ids(stored)), 0),
     )
 
 
@@ -306,9 +307,9 @@ def remembered_after_trim(patch: pytest.MonkeyPatch) -> None:
     """Ids of a dropped bucket are used again without their labels."""
     right = ids_module.SeriesIds.remember
 
-    def remember(self: ids_module.SeriesIds, draft: ids_module.RecordDraft) -> None:
-        draft.trimmed = 0
-        right(self, draft)
+    def remember(self: ids_module.SeriesIds, learned: ids_module.LearnedIds) -> None:
+        learned.trimmed = 0
+        right(self, learned)
 
     patch.setattr(ids_module.SeriesIds, "remember", remember)
 
@@ -357,13 +358,13 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def refilled_series_stay_empty(patch: pytest.MonkeyPatch) -> None:
     """A series that gets samples after its deletion is still left out."""
-    patch.setattr(ids_module.RecordDraft, "_refill", lambda *_: None)
+    patch.setattr(drafts_module.RecordDraft, "_refill", lambda *_: None)
 
 
 def empty_after_a_part(patch: pytest.MonkeyPatch) -> None:
     """A delete of a part of a bucket makes its series empty."""
-    patch.setattr(ids_module, "TIME_MIN", 1 << 62)
-    patch.setattr(ids_module, "TIME_MAX", -(1 << 62))
+    patch.setattr(drafts_module, "TIME_MIN", 1 << 62)
+    patch.setattr(drafts_module, "TIME_MAX", -(1 << 62))
 
 
 def overwritten_runs_are_summarized(patch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,10 @@ def changed_hours(view: View, bucket: int) -> Iterator[tuple[int, int]]:
         yield from zip(map(hour_of, columns.list_keys()), columns.lsns.tolist(), strict=True)
 
 
-def dictionary_value(number: int) -> bytes:
-    """Encode an id for the dictionary; the ids of one fingerprint follow each other."""
-    return number.to_bytes(4, "little")
+def dictionary_values(ids: U32) -> list[bytes]:
+    """Encode each id for the dictionary, where the ids of one fingerprint follow each other."""
+    values: list[bytes] = np.ascontiguousarray(ids, "<u4").view("V4").tolist()
+    return values
 
 
 def dictionary_ids(value: bytes | None) -> list[int]:

@@ -1,7 +1,7 @@
 """The state machine of a series shard: applies sections to an LSM tree, as index rows and columns of samples.
 
 A record becomes one edit: rows of series that are new in their bucket, and its samples. So a series and its samples are
-applied together, reach files together, and no crash leaves one without the other. `ids` assigns series ids.
+applied together, reach files together, and no crash leaves one without the other. `drafts` assigns series ids.
 
 Thread: see `partition.machine`; reading from any.
 Invariants: (1) an edit depends on the record and the tree alone; what `SeriesIds` remembers only makes it faster.
@@ -25,7 +25,8 @@ from penstock.partition.reference import StagedFile, Staging, check_intact, deco
 from penstock.series import index
 from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
-from penstock.series.ids import RecordDraft, SeriesIds
+from penstock.series.drafts import RecordDraft
+from penstock.series.ids import SeriesIds
 from penstock.series.keys import ALL_METRICS
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.loading import staged_payload
@@ -68,7 +69,7 @@ class SeriesMachine(Machine):
         self._descriptor = descriptor
         self._site = site
         self.admitted = AdmittedSeries()
-        self._ids = SeriesIds(options)
+        self._ids = SeriesIds()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
 
     @property
@@ -135,10 +136,10 @@ class SeriesMachine(Machine):
         assert self._prepared is not None
         draft = self._prepared[0]
         if draft.lsn <= self.tree.lsn and not draft.changes_series:
-            self._ids.remember(draft)
+            self._ids.remember(draft.learned())
         elif draft.lsn <= self.tree.lsn:
             with self.admitted.lock:  # a new series counts as admitted or as applied, at any moment
-                self._ids.remember(draft)
+                self._ids.remember(draft.learned())
                 self.admitted.remove(draft.series_keys())
         self._prepared = None
 
@@ -155,7 +156,7 @@ class SeriesMachine(Machine):
         return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
 
     def overlay(self, state: SeriesState, sections: Sequence[SeriesSection], time_us: int) -> SeriesState:
-        draft = self._draft(SeriesIds(self.options), state.snapshot, sections, ALL_LATER)
+        draft = self._draft(SeriesIds(), state.snapshot, sections, ALL_LATER)
         rows = SeriesMemtable()
         rows.apply(draft.edit(time_us))
         return state.under(rows)
