@@ -375,19 +375,19 @@ def overwritten_runs_are_summarized(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("seed_bug", "seed"),
     [
-        (refilled_series_stay_empty, 0),
-        (empty_after_a_part, 0),
+        (refilled_series_stay_empty, 3),
+        (empty_after_a_part, 1),
         (overwritten_runs_are_summarized, 0),
         (first_write_wins, 0),
         (tombstones_forgotten, 1),
         (fingerprint_is_identity, 0),
         (memory_not_read, 0),
-        (remembered_after_trim, 4),
+        (remembered_after_trim, 8),
         (chunk_by_chunk_times, 0),
-        (samples_of_dropped_buckets, 4),
+        (samples_of_dropped_buckets, 1),
         (samples_doubled_by_a_merge, 1),
-        (division_forgotten, 1),
-        (borders_forgotten, 24),
+        (division_forgotten, 8),
+        (borders_forgotten, 8),
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None], seed: int) -> None:

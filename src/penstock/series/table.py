@@ -54,7 +54,6 @@ from penstock.series.section import (
 from penstock.series.selectors import parse_selector
 from penstock.series.times import moment_us, moments_us
 
-Moment: TypeAlias = int | datetime | np.datetime64  # microseconds since 1970, with a zone, or UTC
 AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
 KEYS_MAX = 100_000  # series that a table remembers
 SECTION_BYTES = 512  # memory of a section besides its columns
@@ -136,8 +135,8 @@ class SeriesReader:
     def select(
         self,
         selector: str,
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
@@ -151,8 +150,8 @@ class SeriesReader:
     def scan_arrow(
         self,
         selector: str = "{}",
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> Iterator[pa.RecordBatch]:
@@ -170,8 +169,8 @@ class SeriesReader:
     def aggregate(
         self,
         selector: str,
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         function: AggregateFunction,
         by: Iterable[str] = (),
@@ -202,8 +201,8 @@ class SeriesReader:
     def series(
         self,
         selector: str = "{}",
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
@@ -217,8 +216,8 @@ class SeriesReader:
     def labels(
         self,
         selector: str = "{}",
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
@@ -229,8 +228,8 @@ class SeriesReader:
         self,
         name: str,
         selector: str = "{}",
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
@@ -245,8 +244,8 @@ class SeriesReader:
 
     def cardinality(
         self,
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         top: int | None = None,
         timeout_s: float = QUERY_S,
@@ -330,7 +329,7 @@ class SeriesTable(SeriesReader):
         value: float,
         labels: Mapping[str, str] | None = None,
         *,
-        time: Moment | None = None,
+        time: int | datetime | np.datetime64 | None = None,
         durable: bool | None = None,
     ) -> Epoch:
         """Write one sample; `time` is whole microseconds since 1970 or a datetime with a zone, by default now.
@@ -410,8 +409,8 @@ class SeriesTable(SeriesReader):
     def delete(
         self,
         selector: str,
-        start: Moment | None = None,
-        end: Moment | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         durable: bool | None = None,
     ) -> Epoch:

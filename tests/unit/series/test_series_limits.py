@@ -39,10 +39,10 @@ def flood(numbers: range, metric: str = "cpu") -> pa.Table:
     )
 
 
-def test_writes_that_are_not_applied_yet_count(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = small(store, series_max=10, metric_series_max=6)
-    monkeypatch.setattr(store._coordinator, "_start_flush", lambda *_, **__: None, raising=False)
-    with store.port._dispatcher.turn:  # nothing is applied meanwhile
+def test_writes_that_are_not_applied_yet_count(tmp_path: Path) -> None:
+    waiting = penstock.StoreSettings(background=False, flush_interval_s=3_600.0)
+    with penstock.open(tmp_path / "store", settings=waiting) as store:
+        metrics = small(store, series_max=10, metric_series_max=6)
         errors: list[Exception] = []
 
         def burst() -> None:
@@ -59,12 +59,12 @@ def test_writes_that_are_not_applied_yet_count(store: Any, monkeypatch: pytest.M
             thread.join(30)
         assert len(errors) == 28  # of both threads: six series are admitted, whichever asks first
         assert "metric cpu of table metrics has 6 series and this write adds 1: the limit is 6" in str(errors[-1])
-    store.flush()
-    assert metrics.cardinality().metrics == {"cpu": 6}
-    with pytest.raises(Invalid, match=r"holds 6 series and this write adds 5, most of metric mem: the limit is 10"):
-        metrics.write_arrow(flood(range(5), "mem"))
-    metrics.write_arrow(flood(range(4), "mem"), durable=True)
-    assert metrics.cardinality().series == 10
+        store.flush()
+        assert metrics.cardinality().metrics == {"cpu": 6}
+        with pytest.raises(Invalid, match=r"holds 6 series and this write adds 5, most of metric mem: the limit is 10"):
+            metrics.write_arrow(flood(range(5), "mem"))
+        metrics.write_arrow(flood(range(4), "mem"), durable=True)
+        assert metrics.cardinality().series == 10
 
 
 def test_a_write_that_failed_counts_for_a_while(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_deleted_series_stay_away_after_reopening(tmp_path: Path) -> None:
         metrics.delete("cpu", end=(T0 // day + 1) * day, durable=True)  # one of two buckets
         assert metrics.label_values("n") == ["3"]
         metrics.delete("cpu", start=T0 + day - 1, end=T0 + day + 1, durable=True)  # a part of the other
-    with penstock.open(tmp_path / "store", settings=QUIET) as store:
+    with penstock.open(tmp_path / "store") as store:
         metrics = store.series("metrics")
         assert metrics.select("{}").num_rows == 0
         assert metrics.label_values("n") == ["3"]  # as documented: it is listed until its bucket is deleted

@@ -30,7 +30,7 @@ def stores(
     monkeypatch.setattr(loading, "INLINE_BYTES_MAX", 2_000)
     monkeypatch.setattr(loading, "FILE_BYTES", 20_000)
     monkeypatch.setattr(loading, "ROWS_MAX", 300)
-    with penstock.open(tmp_path / "store", settings=QUIET) as owner:
+    with penstock.open(tmp_path / "store") as owner:
         if request.param == "open":
             yield owner, owner
         else:
@@ -192,8 +192,9 @@ def test_samples_that_cannot_be_stored_yet(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setattr(SeriesMachine, "_store_loaded", fail)
         store.load("metrics", some)
+        clock.advance(10_000)
+        store._dispatcher.retry()
         assert len(values(metrics)) == 1_000
-    clock.advance(10_000)
     assert store._staging.purge([table]) == 0  # a record names the file
     store = open_here(disk.image().restore("strict"), clock)
     assert len(values(store.series("metrics"))) == 1_000

@@ -152,13 +152,14 @@ def test_a_rollup_is_read_only_and_keeps_its_own_retention(store: Store) -> None
         ("rolled", Invalid, "table rolled cannot be a rollup of itself"),
     ],
 )
-def test_a_source_that_cannot_be(store: Store, through: str, source: str, error: Any, message: str) -> None:
-    store.series("metrics")
-    store.kv("users")
+def test_a_source_that_cannot_be(tmp_path: Path, through: str, source: str, error: Any, message: str) -> None:
     options = penstock.SeriesOptions(rollup=penstock.Rollup(source=source, step_s=60))
-    with penstock.connect(store.path) as client, pytest.raises(error, match=message):
-        (store if through == "open" else client).series("rolled", options=options)
-    assert [info.name for info in store.port.tables()] == ["metrics", "users"]
+    with penstock.open(tmp_path / "store") as store, penstock.connect(store.path) as client:
+        store.series("metrics")
+        store.kv("users")
+        with pytest.raises(error, match=message):
+            (store if through == "open" else client).series("rolled", options=options)
+        assert [info.name for info in store.port.tables()] == ["metrics", "users"]
 
 
 @pytest.mark.parametrize("samples_again", [True, False])
@@ -181,7 +182,7 @@ def test_a_source_that_was_dropped_and_created_again(store: Store, samples_again
 def test_progress_of_an_earlier_release_goes_on(store: Store) -> None:
     """It has no id of its source: what the rollup holds is kept."""
     source, target = make(store)
-    source.write("cpu", 1.0, time=T0)
+    source.write("cpu", 1.0, time=T0, durable=True)
     info = store.port.table("rolled")
     assert info is not None
     plan = SERIES.derive(info, store.port)

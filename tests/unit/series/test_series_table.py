@@ -106,7 +106,6 @@ def test_statistics(store: Any) -> None:
     found = metrics.statistics()
     assert (found.shards, found.buckets, found.series, found.files) == (2, 3, 4, 0)
     assert found.memory_bytes > 0
-    store.checkpoint()
     with store.snapshot() as snapshot:
         assert snapshot.series("metrics").statistics().series == 4
 
