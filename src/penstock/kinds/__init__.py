@@ -21,6 +21,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 
     port           `Port`, and what passes through it
     core           `Kind`, its state machines and their snapshots
+    tree_machine   the base of state machines whose shard is one LSM tree
     capabilities   the protocols above, and the functions that ask for them
 """
 
@@ -72,8 +73,10 @@ from penstock.kinds.port import (
     SnapshotReading,
     partitions_of,
 )
+from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
 
 __all__ = [
+    "ALL_LATER",
     "QUERY_BYTES_MAX",
     "QUERY_S",
     "QUERY_S_MAX",
@@ -108,6 +111,7 @@ __all__ = [
     "StreamSource",
     "Streamable",
     "TableService",
+    "TreeMachine",
     "Waiting",
     "as_loadable",
     "as_queryable",
