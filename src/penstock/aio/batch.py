@@ -9,11 +9,11 @@ from functools import partial
 from types import TracebackType
 
 from penstock.aio.bridge import awaited
-from penstock.aio.kv import KvOfBatch
+from penstock.aio.kv import AsyncKvOfBatch
 from penstock.store.batch import StoreBatch
 
 
-class AsyncBatch(KvOfBatch):
+class AsyncBatch(AsyncKvOfBatch):
     """Writes that are committed together at the end of `async with`. Its tables collect in memory, without `await`.
 
     >>> async def main():

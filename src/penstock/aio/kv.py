@@ -118,7 +118,7 @@ class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
     merge = awaited(TextKvTable.merge)
 
 
-class KvOfStore(AsyncForm[Store | RemoteStore]):
+class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
     """The kv tables of a store."""
 
     @overload
@@ -212,7 +212,7 @@ class KvOfStore(AsyncForm[Store | RemoteStore]):
         return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 
 
-class KvOfSnapshot(AsyncForm[StoreSnapshot]):
+class AsyncKvOfSnapshot(AsyncForm[StoreSnapshot]):
     """The kv tables of a snapshot."""
 
     @overload
@@ -278,7 +278,7 @@ class KvOfSnapshot(AsyncForm[StoreSnapshot]):
         return (AsyncTextKvReader if isinstance(table, TextKvReader) else AsyncKvReader)(table, self._threads)
 
 
-class KvOfBatch(AsyncForm[StoreBatch]):
+class AsyncKvOfBatch(AsyncForm[StoreBatch]):
     """The kv tables of a batch: ordinary ones, which collect in memory."""
 
     @overload

@@ -11,7 +11,7 @@ from pathlib import Path
 import penstock
 from penstock.aio.batch import AsyncBatch
 from penstock.aio.bridge import AsyncOpening, awaited, awaited_as
-from penstock.aio.kv import KvOfSnapshot, KvOfStore
+from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.client.connection import OWNER_TIMEOUT_S
@@ -24,7 +24,7 @@ from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
 
 
-class AsyncSnapshot(KvOfSnapshot):
+class AsyncSnapshot(AsyncKvOfSnapshot):
     """Read-only view of all tables at one LSN.
 
     >>> async def main():
@@ -52,7 +52,7 @@ class AsyncSnapshot(KvOfSnapshot):
         await self.close()
 
 
-class AsyncStore(KvOfStore):
+class AsyncStore(AsyncKvOfStore):
     """A store, opened or connected.
 
     >>> async def main():
