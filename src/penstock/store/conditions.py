@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.coordinator import Epoch, WriteCoordinator
+from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
@@ -30,11 +30,10 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import TableInfo, Verdict
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
-from penstock.store.flusher import Flushed
+from penstock.store.flusher import Coordinator
 
 JUDGE_S = 30.0  # how long a group may wait for other writes to its rows
 
-Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 KeysOfShards = Mapping[PartitionId, tuple[Machine, frozenset[bytes]]]
 Expectation = tuple[RowConditional, TableInfo, ExpectedRow]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.coordinator import Batch, Durability
+from penstock.coordinator import Batch, Durability, WriteCoordinator
 from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
@@ -46,6 +46,9 @@ class Flushed(msgspec.Struct, frozen=True):
 
     records: list[FlushedRecord]
     size: int  # bytes, as its writers counted them
+
+
+Coordinator = WriteCoordinator[PendingDelta, Flushed, int]  # of a store
 
 
 class _Attempt(msgspec.Struct, frozen=True):
