@@ -95,13 +95,13 @@ class FlightPort(FlightReading):
         return epoch
 
     def submit(self, group: PendingGroup, size: int) -> Epoch:
-        return self._submit(WholeGroup(group, awaited=False), size)
+        return self._submit(WholeGroup(group.condition, group.sections), size)
 
     def _submit(self, group: WholeGroup, size: int) -> Epoch:
         return self._write_into(add_group, size + GROUP_BYTES, group, None, None, self._write_s)
 
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float | None = None) -> Epoch:
-        whole = WholeGroup(group, awaited=True)
+        whole = WholeGroup(group.condition, group.sections, awaited=True)
         if timeout_s is None:
             adopts = any(isinstance(part, Reference) for section in group.sections.values() for part in parts(section))
             owner_timeout_s = self._connection.owner_timeout_s

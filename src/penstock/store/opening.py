@@ -395,7 +395,8 @@ class OpenedParts(Tables):
 
     def _after_apply(self, size: int) -> None:
         """Wake waiters for records; every few megabytes, check memory and disk space."""
-        self._port.applied()
+        if self._port.listeners:
+            self._port.applied()
         if self._governor.applied(size):
             self._space.check()
 

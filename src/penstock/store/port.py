@@ -72,7 +72,7 @@ class LocalPort(LiveReading):
         self._services = TableServices(self)
         self._service = self._services.of
         self._lock = threads.lock("local.listeners")
-        self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
+        self.listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
@@ -356,17 +356,17 @@ class LocalPort(LiveReading):
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
         with self._lock:
-            self._listeners = (*self._listeners, act)
+            self.listeners = (*self.listeners, act)
 
         def end() -> None:
             with self._lock:
-                self._listeners = tuple(other for other in self._listeners if other is not act)
+                self.listeners = tuple(other for other in self.listeners if other is not act)
 
         return end
 
     def applied(self) -> None:
         """For the store: tell listeners that records were applied."""
-        for act in self._listeners:
+        for act in self.listeners:
             act()
 
 
