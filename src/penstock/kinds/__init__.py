@@ -21,6 +21,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 
     port           `Port`, and what passes through it
     core           `Kind`, its state machines and their snapshots
+    table          the base of the API classes of tables
     tree_machine   the base of state machines whose shard is one LSM tree
     capabilities   the protocols above, and the functions that ask for them
 """
@@ -73,10 +74,12 @@ from penstock.kinds.port import (
     SnapshotReading,
     partitions_of,
 )
+from penstock.kinds.table import DURABLE_S, TableReader, TableWriter
 from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
 
 __all__ = [
     "ALL_LATER",
+    "DURABLE_S",
     "QUERY_BYTES_MAX",
     "QUERY_S",
     "QUERY_S_MAX",
@@ -110,7 +113,9 @@ __all__ = [
     "StreamColumns",
     "StreamSource",
     "Streamable",
+    "TableReader",
     "TableService",
+    "TableWriter",
     "TreeMachine",
     "Waiting",
     "as_loadable",
