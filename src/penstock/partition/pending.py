@@ -52,7 +52,7 @@ class PendingDelta(msgspec.Struct, eq=False):
         return group.sections
 
     def add(self, group: PendingGroup) -> None:
-        """Append a group that stands alone."""
+        """Append a group that takes no more writes."""
         self.groups.append(group)
         self.open = None
 
