@@ -91,11 +91,23 @@ def awaited(
 def awaited_as(
     form: Callable[[T, CallThreads], F], method: Callable[Concatenate[S, P], T]
 ) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, F]]:
-    """Make the asyncio form of a method whose result has an asyncio form, too."""
+    """Make the asyncio form of a method whose result, which must be awaited, has an asyncio form, too."""
     name = method.__name__
 
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
         return form(await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs)), self._threads)
+
+    return functools.wraps(method)(call)
+
+
+def formed(
+    form: Callable[[T, CallThreads], F], method: Callable[Concatenate[S, P], T]
+) -> Callable[Concatenate[AsyncForm[S], P], F]:
+    """Make the asyncio form of a method that does not wait, and whose result has an asyncio form."""
+    name = method.__name__
+
+    def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return form(getattr(self._sync, name)(*args, **kwargs), self._threads)
 
     return functools.wraps(method)(call)
 

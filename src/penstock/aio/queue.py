@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.aio.batch import AsyncBatch
-from penstock.aio.bridge import AsyncForm, awaited, iterated
+from penstock.aio.bridge import AsyncForm, awaited, formed, iterated
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.table import QueueTable, QueueView
@@ -19,65 +19,6 @@ from penstock.queue.table import QueueTable, QueueView
 STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
 
 Q = TypeVar("Q", bound=QueueView)
-
-
-class AsyncQueueView(AsyncForm[Q]):
-    """A queue of a snapshot. Methods are those of `QueueView`.
-
-    >>> async def main():
-    ...     async with penstock.aio.open("data/") as store:
-    ...         await store.queue("events")
-    ...         async with store.snapshot() as snapshot:
-    ...             events = await snapshot.queue("events")
-    ...             return await events.read()
-    >>> asyncio.run(main())
-    []
-    """
-
-    read = awaited(QueueView.read)
-    read_arrow = awaited(QueueView.read_arrow)
-    to_arrow = awaited(QueueView.to_arrow)
-    scan_arrow = iterated(QueueView.scan_arrow)
-
-
-class AsyncQueueTable(AsyncQueueView[QueueTable]):
-    """A queue. Methods are those of `QueueTable`.
-
-    >>> async def main():
-    ...     async with penstock.aio.open("data/") as store:
-    ...         events = await store.queue("events")
-    ...         await events.put(b"hello", durable=True)
-    ...         return [message.payload for message in await events.read()]
-    >>> asyncio.run(main())
-    [b'hello']
-    """
-
-    put = awaited(QueueTable.put)
-    put_many = awaited(QueueTable.put_many)
-    append = awaited(QueueTable.append)
-    trim = awaited(QueueTable.trim)
-    seek = awaited(QueueTable.seek)
-    bounds = awaited(QueueTable.bounds)
-    statistics = awaited(QueueTable.statistics)
-    alter = awaited(QueueTable.alter)
-    consumers = awaited(QueueTable.consumers)
-
-    def consumer(
-        self,
-        name: str,
-        *,
-        visibility_timeout_s: float = 30.0,
-        deliveries_max: int | None = None,
-        dead_letter: str | None = None,
-    ) -> AsyncConsumer:
-        """Return a consumer of this queue."""
-        sync = self._sync.consumer(
-            name,
-            visibility_timeout_s=visibility_timeout_s,
-            deliveries_max=deliveries_max,
-            dead_letter=dead_letter,
-        )
-        return AsyncConsumer(sync, self._threads)
 
 
 class AsyncConsumer(AsyncForm[Consumer]):
@@ -137,3 +78,46 @@ class AsyncConsumer(AsyncForm[Consumer]):
     async def lag(self) -> int:
         """Return how many messages are not acknowledged."""
         return await self._threads.run(lambda: self._sync.lag)
+
+
+class AsyncQueueView(AsyncForm[Q]):
+    """A queue of a snapshot. Methods are those of `QueueView`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.queue("events")
+    ...         async with store.snapshot() as snapshot:
+    ...             events = await snapshot.queue("events")
+    ...             return await events.read()
+    >>> asyncio.run(main())
+    []
+    """
+
+    read = awaited(QueueView.read)
+    read_arrow = awaited(QueueView.read_arrow)
+    to_arrow = awaited(QueueView.to_arrow)
+    scan_arrow = iterated(QueueView.scan_arrow)
+
+
+class AsyncQueueTable(AsyncQueueView[QueueTable]):
+    """A queue. Methods are those of `QueueTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         return [message.payload for message in await events.read()]
+    >>> asyncio.run(main())
+    [b'hello']
+    """
+
+    put = awaited(QueueTable.put)
+    put_many = awaited(QueueTable.put_many)
+    append = awaited(QueueTable.append)
+    trim = awaited(QueueTable.trim)
+    seek = awaited(QueueTable.seek)
+    bounds = awaited(QueueTable.bounds)
+    statistics = awaited(QueueTable.statistics)
+    alter = awaited(QueueTable.alter)
+    consumers = awaited(QueueTable.consumers)
+    consumer = formed(AsyncConsumer, QueueTable.consumer)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import penstock
 from penstock.aio.batch import AsyncBatch
-from penstock.aio.bridge import AsyncOpening, awaited, awaited_as
+from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed
 from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
@@ -66,6 +66,7 @@ class AsyncStore(AsyncKvOfStore):
 
     queue = awaited_as(AsyncQueueTable, Tables.queue)
     series = awaited_as(AsyncSeriesTable, Tables.series)
+    batch = formed(AsyncBatch, Tables.batch)
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
     flush = awaited(Tables.flush)
@@ -74,10 +75,6 @@ class AsyncStore(AsyncKvOfStore):
     def sync(self) -> Store | RemoteStore:
         """The store itself, for what has no asyncio form."""
         return self._sync
-
-    def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
-        """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
-        return AsyncBatch(self._sync.batch(token=token, durable=durable), self._threads)
 
     def snapshot(self) -> AsyncOpening[StoreSnapshot, AsyncSnapshot]:
         """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""
