@@ -74,7 +74,7 @@ from penstock.kinds.port import (
     SnapshotReading,
     partitions_of,
 )
-from penstock.kinds.table import DURABLE_S, TableReader, TableWriter
+from penstock.kinds.table import DURABLE_S, ReadableTable, WritableTable
 from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "PreparedRows",
     "QueryContext",
     "Queryable",
+    "ReadableTable",
     "Reading",
     "Replaceable",
     "RowConditional",
@@ -113,11 +114,10 @@ __all__ = [
     "StreamColumns",
     "StreamSource",
     "Streamable",
-    "TableReader",
     "TableService",
-    "TableWriter",
     "TreeMachine",
     "Waiting",
+    "WritableTable",
     "as_loadable",
     "as_queryable",
     "as_replaceable",

@@ -18,7 +18,7 @@ from penstock.partition.ledger import TableInfo
 DURABLE_S = 30.0  # how long a durable write waits
 
 
-class TableReader(InThisProcess, ABC):
+class ReadableTable(InThisProcess, ABC):
     """A read-only table, live or in a snapshot."""
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
@@ -48,7 +48,7 @@ class TableReader(InThisProcess, ABC):
         return reader.__arrow_c_stream__(requested_schema)
 
 
-class TableWriter:
+class WritableTable:
     """What the writes of a table share."""
 
     _port: Port

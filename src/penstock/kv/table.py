@@ -18,7 +18,7 @@ from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, OutcomeUnknown, PenstockError
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import DURABLE_S, Conditional, Port, Reading, TableReader, TableWriter
+from penstock.kinds import DURABLE_S, Conditional, Port, ReadableTable, Reading, WritableTable
 from penstock.kv import queries, section
 from penstock.kv.conditions import ROW, encode_argument, expected_lsn
 from penstock.kv.frames import frame_rows, parts_of
@@ -84,7 +84,7 @@ class KvRow(NamedTuple, Generic[V]):
     lsn: int
 
 
-class KvReader(TableReader, ReadableMapping[bytes, V]):
+class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     """A read-only kv table, live or in a snapshot: a mapping of bytes to values.
 
     >>> with store.snapshot() as snapshot:
@@ -231,7 +231,7 @@ def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
         yield from items
 
 
-class KvTable(KvReader[V], TableWriter, WritableMapping[bytes, V]):
+class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
     """A kv table of an open store: a mutable mapping of bytes to values.
 
     >>> users = store.kv("users")

@@ -19,7 +19,7 @@ from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, 
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Filters, Port, Reading, TableReader, TableWriter
+from penstock.kinds import Filters, Port, ReadableTable, Reading, WritableTable
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -104,7 +104,7 @@ def in_table_schema(batch: Any, shard: int, schema: pa.Schema = TABLE_SCHEMA) ->
     return pa.record_batch(columns, schema=schema)
 
 
-class QueueView(TableReader):
+class QueueView(ReadableTable):
     """A read-only queue, live or in a snapshot.
 
     >>> with store.snapshot() as snapshot:
@@ -202,7 +202,7 @@ def _messages(batch: Any, shard: int) -> Iterator[Message]:
     return map(Message, itertools.repeat(shard), sequences, times, keys, payloads, *headers)
 
 
-class QueueTable(QueueView, TableWriter):
+class QueueTable(QueueView, WritableTable):
     """A queue of an open store.
 
     >>> events = store.queue("events")

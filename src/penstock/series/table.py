@@ -21,7 +21,7 @@ from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import DURABLE_S, QUERY_S, Port, Reading, TableReader, TableWriter
+from penstock.kinds import DURABLE_S, QUERY_S, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.series.admission import check_window
@@ -75,7 +75,7 @@ class Cardinality:
     labels: dict[str, int]  # distinct values of each label
 
 
-class SeriesReader(TableReader):
+class SeriesReader(ReadableTable):
     """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
 
     >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
@@ -265,7 +265,7 @@ def _quantile(function: Any, quantile: Any) -> float:
     return float(quantile)
 
 
-class SeriesTable(SeriesReader, TableWriter):
+class SeriesTable(SeriesReader, WritableTable):
     """A series table of an open store.
 
     >>> metrics = store.series("metrics")

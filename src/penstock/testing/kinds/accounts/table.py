@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.coordinator import Epoch
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import QUERY_S, Port, TableReader, TableWriter
+from penstock.kinds import QUERY_S, Port, ReadableTable, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.testing.kinds.accounts import section
@@ -49,7 +49,7 @@ def in_table_schema(batch: Any) -> Any:
     return pa.record_batch([accounts, amounts, list(map(lsn_of, keys))], schema=TABLE_SCHEMA)
 
 
-class AccountsReader(TableReader):
+class AccountsReader(ReadableTable):
     """Read-only accounts, live or in a snapshot."""
 
     @property
@@ -78,7 +78,7 @@ class AccountsReader(TableReader):
         return pa.Table.from_batches(list(self.scan_arrow()), TABLE_SCHEMA)
 
 
-class AccountsTable(AccountsReader, TableWriter):
+class AccountsTable(AccountsReader, WritableTable):
     """Accounts of an open store."""
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
