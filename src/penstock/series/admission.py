@@ -61,9 +61,9 @@ def admit_sections(
         return
     with limits.admitted.lock:
         limits.admitted.forget(time_us)
-        new_series = [_check_new(name, bucket, _united(tables), options, limits) for bucket, tables in found.items()]
-        for keys, metrics in new_series:  # when all are accepted
-            limits.admitted.add(keys, metrics, time_us)
+        series = {bucket: _check_new(name, bucket, _united(some), options, limits) for bucket, some in found.items()}
+        for bucket, by_metric in series.items():  # when all are accepted
+            limits.admitted.add(bucket, by_metric, time_us)
 
 
 def _new_series(block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> Iterator[tuple[int, LabelTable]]:
@@ -88,17 +88,19 @@ def _united(tables: Sequence[LabelTable]) -> LabelTable:
 
 def _check_new(
     name: str, bucket: int, table: LabelTable, options: SeriesOptions, limits: SeriesLimits
-) -> tuple[list[bytes], list[str]]:
-    """Return the dictionary keys and the metrics of the series that a bucket has not; `Invalid` if they are too many.
+) -> dict[str, list[bytes]]:
+    """Return the dictionary keys of the series that a bucket does not have, by metric; `Invalid` if they are too many.
 
     Requires: `limits.admitted.lock` is held.
     """
     rows = np.flatnonzero(~limits.known(bucket, table))  # again: some may be applied by now
     place = table.names.index(METRIC)
     names = ["", *table.values[place]]
-    metrics = [names[code] for code in table.codes[rows, place].tolist()]
+    series: dict[str, list[bytes]] = {}
     keys = dictionary_keys(bucket, table.fingerprints[rows])
-    new = Counter(metric for key, metric in zip(keys, metrics, strict=True) if key not in limits.admitted)
+    for code, key in zip(table.codes[rows, place].tolist(), keys, strict=True):
+        series.setdefault(names[code], []).append(key)
+    new = Counter({metric: limits.admitted.new(bucket, metric, keys) for metric, keys in series.items()})
     count, known = new.total(), limits.series_count(bucket) + limits.admitted.count(bucket)
     if count and known + count > options.series_max:
         raise Invalid(
@@ -108,9 +110,9 @@ def _check_new(
         )
     for metric, count in new.items():
         known = limits.series_count(bucket, metric) + limits.admitted.count(bucket, metric)
-        if known + count > options.metric_series_max:
+        if count and known + count > options.metric_series_max:
             raise Invalid(
                 f"metric {metric} of table {name} has {known:,} series and this write adds {count:,}: the limit is "
                 f"{options.metric_series_max:,} (metric_series_max); give its labels fewer values"
             )
-    return keys, metrics
+    return series

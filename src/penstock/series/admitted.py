@@ -1,7 +1,7 @@
 """Series that were admitted and are not applied yet: limits count them from their admission.
 
-A write that was admitted may still fail, and nobody says so here. So an entry is forgotten after ADMITTED_S seconds:
-until then a failed write may count, and a repeated one counts once.
+A write that was admitted may still fail, and nobody says so here. So an entry is forgotten after ADMITTED_S seconds, or
+somewhat later if it was admitted again: until then a failed write may count, and a repeated one counts once.
 
 Thread: any, under `lock`; the thread that applies takes it, too, when series are new.
 Invariant: while `lock` is held, a series that was applied is known to the shard, and is not in here.
@@ -9,58 +9,59 @@ Invariant: while `lock` is held, a series that was applied is known to the shard
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping
 
 from penstock.host import threads
-from penstock.series.keys import bucket_of
 
 ADMITTED_S = 60
-ADMITTED_MAX = 4_000_000  # the oldest are forgotten
+ADMITTED_MAX = 4_000_000  # series; more are all forgotten
 
 
 class AdmittedSeries:
-    """Admitted series of a shard, by their dictionary key, which names the bucket too."""
+    """Admitted series of a shard."""
 
     def __init__(self) -> None:
         self.lock = threads.lock("series.admitted")
-        self._until: dict[bytes, tuple[int, str]] = {}  # the time when it is forgotten, and the metric; oldest first
-        # By bucket, and by bucket and metric. An interrupt may leave less here than in `_until`, never more.
-        self._keys: dict[tuple[int, str | None], set[bytes]] = {}
+        # By bucket, metric and dictionary key, the time when it is forgotten; the oldest first. Guarded by lock.
+        self._until: dict[int, dict[str, dict[bytes, int]]] = {}
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._until
+    def new(self, bucket: int, metric: str, keys: Collection[bytes]) -> int:
+        """Return how many of some series of a metric are not here."""
+        known = self._until.get(bucket, {}).get(metric)
+        return len(keys) if known is None else len(set(keys).difference(known))
 
     def count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""
-        return len(self._keys.get((bucket, metric), ()))
+        metrics = self._until.get(bucket, {})
+        return sum(map(len, metrics.values())) if metric is None else len(metrics.get(metric, ()))
+
+    def add(self, bucket: int, series: Mapping[str, Collection[bytes]], time_us: int) -> None:
+        """Add series, by metric; those that are here already are admitted once more."""
+        metrics = self._until.setdefault(bucket, {})
+        for metric, keys in series.items():
+            metrics.setdefault(metric, {}).update(dict.fromkeys(keys, time_us + ADMITTED_S * 1_000_000))
+
+    def remove(self, bucket: int, keys: Collection[bytes]) -> None:
+        """Remove series of a bucket that are applied."""
+        metrics, applied = self._until.get(bucket, {}), frozenset(keys)
+        for metric in list(metrics):
+            for key in metrics[metric].keys() & applied:
+                del metrics[metric][key]
+        self._drop_empty(bucket)
 
     def forget(self, time_us: int) -> None:
         """Forget series whose time is over."""
-        over: list[bytes] = []
-        for key, (until, _) in self._until.items():
-            if until > time_us and len(self._until) - len(over) <= ADMITTED_MAX:
-                break
-            over.append(key)
-        self.remove(over)
+        if sum(map(self.count, self._until)) > ADMITTED_MAX:
+            self._until = {}
+        for bucket in list(self._until):
+            for waiting in self._until[bucket].values():
+                while waiting and next(iter(waiting.values())) <= time_us:
+                    del waiting[next(iter(waiting))]
+            self._drop_empty(bucket)
 
-    def add(self, keys: Sequence[bytes], metrics: Sequence[str], time_us: int) -> None:
-        """Add series, or admit them once more."""
-        self.remove(keys)
-        until = time_us + ADMITTED_S * 1_000_000
-        for key, metric in zip(keys, metrics, strict=True):
-            self._until[key] = until, metric
-            for group in ((bucket_of(key), None), (bucket_of(key), metric)):
-                self._keys.setdefault(group, set()).add(key)
-
-    def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove series: they are applied."""
-        for key in keys if self._until else ():
-            known = self._until.get(key)
-            if known is None:
-                continue
-            for group in ((bucket_of(key), None), (bucket_of(key), known[1])):
-                members = self._keys.get(group, set())
-                members.discard(key)
-                if not members:
-                    self._keys.pop(group, None)
-            del self._until[key]
+    def _drop_empty(self, bucket: int) -> None:
+        metrics = self._until.get(bucket, {})
+        for metric in [metric for metric, waiting in metrics.items() if not waiting]:
+            del metrics[metric]
+        if not metrics:
+            self._until.pop(bucket, None)

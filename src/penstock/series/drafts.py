@@ -14,7 +14,7 @@ of a bucket are 1 to its last id, without gaps. (3) an empty series has no sampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from pyroaring import BitMap
@@ -70,7 +70,7 @@ class RecordDraft:
         self._resolved: list[tuple[LabelTable, int, U32]] = []
         self._empty: dict[int, BitMap] = {}  # the ids of empty series, for each bucket where they change
         self._empty_read: dict[int, BitMap] = {}  # those that do not change here
-        self._refilled: list[bytes] = []  # dictionary keys of series that were empty
+        self._refilled: dict[int, list[bytes]] = {}  # dictionary keys of series that were empty, by bucket
         self._trimmed = 0  # buckets below are deleted
         self._ids = ids
         self._options = options
@@ -101,11 +101,10 @@ class RecordDraft:
         """Whether series are new here, or have samples again."""
         return bool(self._refilled) or any(some.new for some in self._buckets.values())
 
-    def series_keys(self) -> Iterator[bytes]:
-        """Yield the dictionary keys of the series that are new here, or have samples again."""
-        yield from self._refilled
-        for some in self._buckets.values():
-            yield from some.dictionary
+    def series_keys(self) -> Iterator[tuple[int, Collection[bytes]]]:
+        """Yield, by bucket, the dictionary keys of the series that are new here, or have samples again."""
+        yield from self._refilled.items()
+        yield from ((bucket, some.dictionary.keys()) for bucket, some in self._buckets.items())
 
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
@@ -162,7 +161,7 @@ class RecordDraft:
         rows = rows[np.isin(ids[rows], np.array(empty, np.uint32))]
         if len(rows):
             self._empty[bucket] = empty - BitMap(ids[rows])
-            self._refilled += dictionary_keys(bucket, table.fingerprints[rows])
+            self._refilled.setdefault(bucket, []).extend(dictionary_keys(bucket, table.fingerprints[rows]))
 
     def _resolve(self, bucket: int, table: LabelTable, rows: Rows | None) -> U32:
         """Return the id of each series of a table, in some rows (None: in all); create those that are new."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.host import threads
 from penstock.journal.record import REFERENCE, Section
-from penstock.kinds import Machine, MachineContext
+from penstock.kinds import ALL_LATER, MachineContext, TreeMachine
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
@@ -35,8 +35,6 @@ from penstock.series.options import SeriesOptions, decode_series_options, encode
 from penstock.series.reading import SeriesState
 from penstock.series.section import SeriesSection, decode_section, receive_section
 
-ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
-
 
 def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
@@ -49,11 +47,8 @@ def _files_of(part: Section) -> tuple[StagedFile, ...]:
     return readable(decode_reference, part.payload).files
 
 
-class SeriesMachine(Machine):
+class SeriesMachine(TreeMachine):
     """The state machine of a series shard."""
-
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
 
     def __init__(
         self,
@@ -63,22 +58,12 @@ class SeriesMachine(Machine):
         options: SeriesOptions,
         site: MachineContext | None = None,  # None: it takes no files
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, maintenance, descriptor)
         self.options = options
-        self._maintenance = maintenance
-        self._descriptor = descriptor
         self._site = site
         self.admitted = AdmittedSeries()
         self._ids = SeriesIds()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
-
-    @property
-    def applied(self) -> int:
-        return self.tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
@@ -140,7 +125,8 @@ class SeriesMachine(Machine):
         elif draft.lsn <= self.tree.lsn:
             with self.admitted.lock:  # a new series counts as admitted or as applied, at any moment
                 self._ids.remember(draft.learned())
-                self.admitted.remove(draft.series_keys())
+                for bucket, keys in draft.series_keys():
+                    self.admitted.remove(bucket, keys)
         self._prepared = None
 
     def _draft(self, ids: SeriesIds, view: View, sections: Iterable[SeriesSection], lsn: int) -> RecordDraft:
@@ -149,8 +135,6 @@ class SeriesMachine(Machine):
             for part in section.parts:
                 draft.add(part)
         return draft
-
-    def renew(self) -> None: ...
 
     def snapshot(self) -> SeriesState:
         return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
@@ -176,16 +160,3 @@ class SeriesMachine(Machine):
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""
         return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
-
-    def is_read(self) -> bool:
-        return self.tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self.tree)
-
-    def close(self) -> None:
-        self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

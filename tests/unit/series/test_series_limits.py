@@ -81,25 +81,29 @@ def test_a_write_that_failed_counts_for_a_while(store: Any, monkeypatch: pytest.
     assert metrics.cardinality().series == 3
     machine = store.port.machine(metrics._partitions[0])
     assert not machine.admitted._until
-    assert not machine.admitted._keys
 
 
 def test_admitted_series_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     known = AdmittedSeries()
     table = LabelTable.of([check_labels("cpu", {"n": str(number)}) for number in range(5)])
     keys = dictionary_keys(7, table.fingerprints)
-    known.add(keys, ["cpu"] * 5, T0)
-    known.add(keys[:2], ["cpu"] * 2, T0 + 30_000_000)
-    assert (known.count(7), known.count(7, "cpu"), known.count(7, "mem"), known.count(8)) == (5, 5, 0, 0)
+    known.add(7, {"cpu": keys[:2]}, T0 - 1)
+    known.add(7, {"cpu": keys[2:], "mem": keys[:1]}, T0)
+    assert (known.count(7), known.count(7, "cpu"), known.count(7, "mem"), known.count(8)) == (6, 5, 1, 0)
+    assert known.new(7, "cpu", keys) == known.new(8, "cpu", []) == 0
+    assert known.new(7, "mem", keys) == 4
+    known.forget(T0 + 59_999_998)
+    assert known.count(7) == 6
     known.forget(T0 + 59_999_999)
-    assert known.count(7) == 5
+    assert (known.count(7, "cpu"), known.new(7, "cpu", keys)) == (3, 2)
+    known.remove(7, keys[3:])
+    assert known.count(7) == 2
     known.forget(T0 + 60_000_000)
-    assert [key in known for key in keys] == [True, True, False, False, False]
-    monkeypatch.setattr(admitted, "ADMITTED_MAX", 1)
+    assert not known._until
+    known.add(7, {"cpu": keys}, T0)
+    monkeypatch.setattr(admitted, "ADMITTED_MAX", 4)
     known.forget(T0)
-    assert (known.count(7), known.count(7, "cpu")) == (1, 1)
-    known.remove(keys)
-    assert not known._keys
+    assert not known._until
 
 
 @pytest.mark.parametrize("stored", [False, True])
