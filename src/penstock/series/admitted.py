@@ -10,6 +10,7 @@ Invariant: while `lock` is held, a series that was applied is known to the shard
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import takewhile
 
 from penstock.host import threads
 
@@ -55,8 +56,8 @@ class AdmittedSeries:
             self._until = {}
         for bucket in list(self._until):
             for waiting in self._until[bucket].values():
-                while waiting and next(iter(waiting.values())) <= time_us:
-                    del waiting[next(iter(waiting))]
+                for key in list(takewhile(lambda key, waiting=waiting: waiting[key] <= time_us, waiting)):
+                    del waiting[key]
             self._drop_empty(bucket)
 
     def _drop_empty(self, bucket: int) -> None:
