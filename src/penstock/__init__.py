@@ -10,7 +10,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue, series  the kinds
+    kv, queue, series, vector  the kinds
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from penstock.store.settings import StoreSettings
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.vector.options import Metric
+    from penstock.vector.searching import Hit
+    from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
 
 __version__ = "0.1.0"
 
@@ -92,6 +95,7 @@ _HOMES = {
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
+    "Hit": "vector.searching",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
@@ -101,6 +105,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "Metric": "vector.options",
     "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
@@ -126,6 +131,10 @@ _HOMES = {
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
+    "VectorReader": "vector.table",
+    "VectorRecord": "vector.table",
+    "VectorStatistics": "vector.table",
+    "VectorTable": "vector.table",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -150,6 +159,7 @@ __all__ = [
     "DispatcherSettings",
     "Durability",
     "Epoch",
+    "Hit",
     "Json",
     "KvReader",
     "KvRow",
@@ -159,6 +169,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "Metric",
     "MetricMetadata",
     "Position",
     "PreparedLoad",
@@ -184,6 +195,10 @@ __all__ = [
     "TextKvTable",
     "Trouble",
     "ValueType",
+    "VectorReader",
+    "VectorRecord",
+    "VectorStatistics",
+    "VectorTable",
     "__version__",
     "connect",
     "errors",

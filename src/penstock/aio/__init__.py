@@ -29,6 +29,8 @@ from penstock.aio.store import (
     AsyncStore,
     AsyncTextKvReader,
     AsyncTextKvTable,
+    AsyncVectorReader,
+    AsyncVectorTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
@@ -46,6 +48,8 @@ __all__ = [
     "AsyncStore",
     "AsyncTextKvReader",
     "AsyncTextKvTable",
+    "AsyncVectorReader",
+    "AsyncVectorTable",
     "connect",
     "open",
 ]

@@ -31,6 +31,8 @@ from penstock.store.batch import StoreBatch
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
+from penstock.vector.options import Metric
+from penstock.vector.table import VectorReader, VectorTable
 
 STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
 
@@ -39,6 +41,7 @@ V = TypeVar("V")
 K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
 R = TypeVar("R", bound=SeriesReader)
+Vectors = TypeVar("Vectors", bound=VectorReader)
 
 
 class AsyncKvReader(AsyncForm[K]):
@@ -240,6 +243,44 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
     set_metadata = awaited(SeriesTable.set_metadata)
 
 
+class AsyncVectorReader(AsyncForm[Vectors]):
+    """A vector table of a snapshot. Methods are those of `VectorReader`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.vector("docs", dimensions=2)
+    ...         async with store.snapshot() as snapshot:
+    ...             docs = await snapshot.vector("docs")
+    ...             return await docs.count()
+    >>> asyncio.run(main())
+    0
+    """
+
+    get = awaited(VectorReader.get)
+    search = awaited(VectorReader.search)
+    count = awaited(VectorReader.count)
+    statistics = awaited(VectorReader.statistics)
+    to_arrow = awaited(VectorReader.to_arrow)
+    scan_arrow = iterated(VectorReader.scan_arrow)
+
+
+class AsyncVectorTable(AsyncVectorReader[VectorTable]):
+    """A vector table. Methods are those of `VectorTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         docs = await store.vector("docs", dimensions=2)
+    ...         epoch = await docs.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]])
+    ...         return (await docs.search([1.0, 0.1], k=1, after=epoch))[0].id
+    >>> asyncio.run(main())
+    'a'
+    """
+
+    upsert = awaited(VectorTable.upsert)
+    delete = awaited(VectorTable.delete)
+    search = awaited(VectorTable.search)
+
+
 class AsyncConsumer(AsyncForm[Consumer]):
     """A consumer: `async for message in consumer`, or `get` and `ack`.
 
@@ -315,6 +356,7 @@ class AsyncBatch(AsyncForm[StoreBatch]):
 
     queue = awaited(StoreBatch.queue)
     series = awaited(StoreBatch.series)
+    vector = awaited(StoreBatch.vector)
     commit = awaited(StoreBatch.commit)
 
     @overload
@@ -425,6 +467,10 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
         """Return a series table at that LSN."""
         return AsyncSeriesReader(await self._threads.run(partial(self._sync.series, name)), self._threads)
 
+    async def vector(self, name: str) -> AsyncVectorReader[VectorReader]:
+        """Return a vector table at that LSN."""
+        return AsyncVectorReader(await self._threads.run(partial(self._sync.vector, name)), self._threads)
+
     async def __aenter__(self) -> AsyncSnapshot:
         return self
 
@@ -533,6 +579,21 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         """Return a series table; create it if it does not exist, unless `create=False`."""
         table = await self._threads.run(lambda: self._sync.series(name, shards=shards, options=options, create=create))
         return AsyncSeriesTable(table, self._threads)
+
+    async def vector(
+        self,
+        name: str,
+        *,
+        dimensions: int | None = None,
+        metric: Metric | None = None,
+        shards: int = 1,
+        create: bool = True,
+    ) -> AsyncVectorTable:
+        """Return a vector table; create it if it does not exist, unless `create=False`."""
+        table = await self._threads.run(
+            lambda: self._sync.vector(name, dimensions=dimensions, metric=metric, shards=shards, create=create)
+        )
+        return AsyncVectorTable(table, self._threads)
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> AsyncBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""

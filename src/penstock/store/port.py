@@ -362,6 +362,9 @@ class LocalPort:
         if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
             self._check_changes()
         try:
+            if self._dispatcher.torn:  # as in `lookup`
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
             service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
@@ -416,6 +419,11 @@ class LocalPort:
         if shard.failures and (behind := shard.behind) is not None:
             raise behind
         return shard.machine  # type: ignore[return-value]
+
+    def opened(self, partition: PartitionId) -> Machine | None:
+        """Return the state machine of a shard if it is open."""
+        known = self._known(partition)
+        return None if known is None else known.machine  # type: ignore[return-value]
 
     # -- reading
 

@@ -50,7 +50,7 @@ from penstock.vector.section import Deletes, IndexChange, Part, Upserts
 from penstock.vector.training import nearest_list
 
 _SEQUENCE = struct.Struct("<QQ")
-_GENERATIONS = struct.Struct("<IIQQ")
+_GENERATIONS = struct.Struct("<IIQQI")
 _ID = struct.Struct("<Q")
 _LENGTH = struct.Struct("<H")
 GENERATION_MAX = (1 << 32) - 1
@@ -80,6 +80,7 @@ class Generations:
     building: int = 0
     assigned: int = 0  # internal ids below this are in lists of the one being built
     until: int = 0  # internal ids from here on were given to lists of it when they were written
+    probes: int = 0  # lists of the one in use that a search looks at
 
     def live(self) -> list[int]:
         """Return the generations that new vectors join."""
@@ -162,16 +163,6 @@ class AddedVectors:
     lists: I32 | None
 
 
-class _List:
-    """What a record does to one posting list: internal ids that join it, or all that it has afterwards."""
-
-    __slots__ = ("ids", "whole")
-
-    def __init__(self) -> None:
-        self.ids = BitMap64()
-        self.whole = False
-
-
 class RecordDraft:
     """The edit of one record, in the making."""
 
@@ -192,7 +183,7 @@ class RecordDraft:
         self._found: dict[bytes, int] = {}  # by key of the dictionary: internal ids of this record, 0 for deleted
         self._puts: dict[bytes, bytes] = {}
         self._dropped: dict[bytes, Row] = {}  # deletes
-        self._lists: dict[tuple[int, int], _List] = {}
+        self._lists: dict[tuple[int, int], BitMap64] = {}  # internal ids that join a list of a generation
         self._deleted = BitMap64()  # what joins the set of deleted ids
         self._forgotten: BitMap64 | None = None  # what leaves it
         self._ranges: list[tuple[bytes, bytes]] = []
@@ -214,11 +205,10 @@ class RecordDraft:
             puts[SEQUENCE] = _SEQUENCE.pack(self._next, self._count)
         if self.generations != self._generations_before:
             now = self.generations
-            puts[GENERATIONS] = _GENERATIONS.pack(now.current, now.building, now.assigned, now.until)
+            puts[GENERATIONS] = _GENERATIONS.pack(now.current, now.building, now.assigned, now.until, now.probes)
         for (generation, number), some in self._lists.items():
-            kind = PUT if some.whole else VECTOR_IDS
-            if some.ids or some.whole:
-                rows[list_key(POSTINGS, generation, number)] = (kind, encode_ids(some.ids), self.lsn, NEVER)
+            if some:
+                rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(some), self.lsn, NEVER)
         if self._no_index:
             rows[DELETED] = (PUT, encode_ids(self._deleted), self.lsn, NEVER)
         elif self._forgotten is not None:
@@ -302,7 +292,7 @@ class RecordDraft:
         order = np.argsort(lists, kind="stable")
         starts = np.flatnonzero(np.append(True, lists[order][1:] != lists[order][:-1]))
         for number, ids in zip(lists[order][starts].tolist(), np.split(numbers[order], starts[1:]), strict=True):
-            self._list(generation, number).ids.update(ids.tolist())
+            self._list(generation, number).update(ids.tolist())
         return lists
 
     # -- the index
@@ -313,19 +303,12 @@ class RecordDraft:
             known = self._centroids[generation] = self._stored_centroids(generation)
         return known
 
-    def _list(self, generation: int, number: int) -> _List:
+    def _list(self, generation: int, number: int) -> BitMap64:
+        """Return the internal ids that join a list, to be changed."""
         some = self._lists.get((generation, number))
         if some is None:
-            some = self._lists[generation, number] = _List()
+            some = self._lists[generation, number] = BitMap64()
         return some
-
-    def _whole_list(self, generation: int, number: int) -> BitMap64:
-        """Return all internal ids of a list, to be changed: they replace it."""
-        some = self._list(generation, number)
-        if not some.whole:
-            some.ids |= decode_ids(self._rows.get(list_key(POSTINGS, generation, number)))
-            some.whole = True
-        return some.ids
 
     def _change(self, change: IndexChange) -> None:
         self.reindexed = True
@@ -336,28 +319,25 @@ class RecordDraft:
                 self.generations, self._no_index, self._deleted = Generations(), True, BitMap64()
             return
         if generation > max(now.live(), default=0):  # a new one is begun; ids from here on join it when written
-            now = Generations(now.current, generation, 0, self._next)
+            now = Generations(now.current, generation, 0, self._next, now.probes)
             self._centroids[generation] = Centroids(
                 np.zeros(0, np.int32), np.zeros((0, self._options.dimensions), np.float32)
             )
         elif generation not in now.live():
             return  # it was dropped since the change was made
         self._put_centroids(generation, change.centroids)
-        for number, ids in change.removed:
-            left = self._whole_list(generation, number)
-            left -= decode_ids(ids)
         for number, ids in change.added:
-            self._list(generation, number).ids |= decode_ids(ids)
+            self._list(generation, number).update(decode_ids(ids))
         if change.forgotten:
             leaving = decode_ids(change.forgotten)
             self._forgotten = leaving if self._forgotten is None else self._forgotten | leaving
             self._deleted -= leaving
         if generation == now.building and change.assigned:
-            now = Generations(now.current, now.building, change.assigned, now.until)
+            now = Generations(now.current, now.building, change.assigned, now.until, now.probes)
         self.generations = now
         if change.use:
             self._drop_below(generation)
-            self.generations = Generations(generation)
+            self.generations = Generations(generation, probes=change.probes)
 
     def _put_centroids(self, generation: int, changed: Sequence[tuple[int, bytes]]) -> None:
         if not changed:
@@ -366,16 +346,10 @@ class RecordDraft:
         rows = dict(zip(before.numbers.tolist(), before.matrix, strict=True))
         for number, data in changed:
             key = list_key(CENTROID, generation, number)
-            if data:
-                rows[number] = np.frombuffer(data, "<f4").astype(np.float32)
-                self._puts[key] = data
-                self._dropped.pop(key, None)
-            else:
-                rows.pop(number, None)
-                self._puts.pop(key, None)
-                self._dropped[key] = (DELETE, b"", self.lsn, NEVER)
+            rows[number] = np.frombuffer(data, "<f4").astype(np.float32)
+            self._puts[key] = data
         numbers = sorted(rows)
-        matrix = np.stack([rows[number] for number in numbers]) if rows else before.matrix[:0]
+        matrix = np.stack([rows[number] for number in numbers])
         self._centroids[generation] = Centroids(np.array(numbers, np.int32), matrix)
 
     def _drop_below(self, generation: int) -> None:
@@ -383,9 +357,8 @@ class RecordDraft:
         for kind in (CENTROID, POSTINGS):
             start, end = list_range(kind, 0, generation)
             self._ranges.append((start, end))
-            for rows in (self._puts, self._dropped):
-                for key in [key for key in rows if start <= key < end]:  # type: ignore[attr-defined]
-                    del rows[key]  # type: ignore[attr-defined]
+            for key in [key for key in self._puts if start <= key < end]:
+                del self._puts[key]
         self._lists = {key: some for key, some in self._lists.items() if key[0] >= generation}
         self._centroids = {number: some for number, some in self._centroids.items() if number >= generation}
 

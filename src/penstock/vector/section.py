@@ -13,7 +13,8 @@ As bytes:
 
     version u8 = 1, 3 zero bytes, parts u32
     for each part:   type u8, 3 zero bytes, length u32, body
-    upserts          count u32, dimensions u32, vectors f32, length of each id u16, of its attributes u32, ids, attributes
+    upserts          count u32, dimensions u32, vectors f32; for each the length of its id u16, then for each of its
+                     attributes u32; ids, attributes
     deletes          count u32, length of each id u16, ids
     index change     MessagePack
 
@@ -86,12 +87,12 @@ class IndexChange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """
 
     generation: int
-    centroids: list[tuple[int, bytes]] = []  # list, its vector; no bytes: the list is removed
-    removed: list[tuple[int, bytes]] = []  # list, internal ids
+    centroids: list[tuple[int, bytes]] = []  # list, its vector
     added: list[tuple[int, bytes]] = []  # list, internal ids
     forgotten: bytes = b""  # deleted internal ids that no list has any more
     assigned: int = 0  # internal ids below this are in lists of a generation that is being built
     use: bool = False  # from now on searches use this generation, and others are dropped
+    probes: int = 0  # lists that a search looks at, if it does not say how many; with `use`
 
     def __len__(self) -> int:
         return 1
@@ -142,6 +143,11 @@ class VectorSection:
                 place = len(ids) - 1 - list(reversed(ids)).index(key)
                 return part.vectors[place], part.attributes[place] if part.attributes else b""
         return False
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the vector that a section writes for an id, followed by its attributes; None if it writes none."""
+        found = self.find(key)
+        return None if isinstance(found, bool) else found[0].astype("<f4").tobytes() + found[1]
 
 
 def fold_parts(log: Iterable[Part]) -> list[Part]:

@@ -1,0 +1,96 @@
+"""What the owner does for a vector table: searches of one vector without a snapshot, and the choice of probes.
+
+A search of one vector of a table with one shard reads the live kernel, which is at the last record applied, so it needs
+no snapshot. Everything else is a query: see `searching`.
+
+Thread: any for searches; `maintain` by the owner, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.errors import Invalid
+from penstock.kinds import Host, TableService, partitions_of
+from penstock.partition.ledger import TableInfo
+from penstock.vector.attributes import decode_attributes
+from penstock.vector.machine import VectorMachine
+from penstock.vector.options import VectorOptions, decode_vector_options
+from penstock.vector.searching import Hit, check_k, check_probes
+from penstock.vector.section import check_vectors
+
+SEARCH = "search"
+ATTEMPTS = 10  # while records of hits are deleted at the same time
+_decode = msgspec.msgpack.Decoder(tuple[bytes, int, int]).decode  # vector, k, probes (0: default)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class VectorService(TableService):
+    """The service of one table."""
+
+    def __init__(self, info: TableInfo, host: Host) -> None:
+        self._info = info
+        self._host = host
+        self._options = decode_vector_options(info.options)
+        self._partition = partitions_of(info)[0]
+
+    def perform(self, name: str, request: Any) -> list[Hit]:
+        """Search one vector: `request` is a checked (vector as bytes, k, probes)."""
+        data, k, probes = request
+        machine: VectorMachine = self._host.machine(self._partition)
+        live, vector = machine.live, np.frombuffer(data, np.float32)
+        record = machine.record
+        for _ in range(ATTEMPTS):
+            index = live.index or live.load()
+            distances, ids = index.search_one(vector, k, probes or None)
+            live.sample(vector)
+            hits: list[Hit] = []
+            for number, distance in zip(ids.tolist(), distances.tolist(), strict=True):
+                if number < 0:
+                    return hits
+                found = record(number)
+                if found is None:
+                    break  # deleted since the search: search again
+                external, attributes = found
+                hits.append(Hit(external, distance, decode_attributes(attributes) if attributes else {}))
+            else:
+                return hits
+        return hits
+
+    def call(self, name: str, argument: bytes) -> bytes:
+        return _encode(self.perform(name, check_search_call(name, argument, self._options)))
+
+    def admit(self, name: str, argument: bytes) -> None:
+        """Do nothing: a vector table has no conditions."""
+
+    def maintain(self) -> None:
+        """Choose how many lists a search looks at, from the recall of queries that were searched."""
+        for partition in partitions_of(self._info):
+            machine: VectorMachine | None = self._host.opened(partition)
+            if machine is not None:
+                machine.live.adapt()
+
+    def has_leases(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Do nothing: no call waits."""
+
+
+def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tuple[bytes, int, int]:
+    """Decode and check the argument of a call; `Invalid` if it is malformed."""
+    if name != SEARCH:
+        raise Invalid(f"a vector table takes no call {name!r}")
+    try:
+        data, k, probes = _decode(argument)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"the argument of a search does not decode: {error}") from None
+    check_k(k)
+    check_probes(probes or None)
+    if len(data) != options.vector_bytes:
+        raise Invalid(f"a query vector of this table has {options.dimensions} dimensions")
+    check_vectors(np.frombuffer(data, "<f4").reshape(1, -1), options)
+    return data, k, probes
