@@ -41,7 +41,6 @@ V = TypeVar("V")
 K = TypeVar("K", bound=KvReader[Any])
 Q = TypeVar("Q", bound=QueueView)
 R = TypeVar("R", bound=SeriesReader)
-Vectors = TypeVar("Vectors", bound=VectorReader)
 
 
 class AsyncKvReader(AsyncForm[K]):
@@ -243,7 +242,7 @@ class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):
     set_metadata = awaited(SeriesTable.set_metadata)
 
 
-class AsyncVectorReader(AsyncForm[Vectors]):
+class AsyncVectorReader(AsyncForm[VectorReader]):
     """A vector table of a snapshot. Methods are those of `VectorReader`.
 
     >>> async def main():
@@ -264,7 +263,7 @@ class AsyncVectorReader(AsyncForm[Vectors]):
     scan_arrow = iterated(VectorReader.scan_arrow)
 
 
-class AsyncVectorTable(AsyncVectorReader[VectorTable]):
+class AsyncVectorTable(AsyncForm[VectorTable]):
     """A vector table. Methods are those of `VectorTable`.
 
     >>> async def main():
@@ -278,7 +277,12 @@ class AsyncVectorTable(AsyncVectorReader[VectorTable]):
 
     upsert = awaited(VectorTable.upsert)
     delete = awaited(VectorTable.delete)
+    get = awaited(VectorTable.get)
     search = awaited(VectorTable.search)
+    count = awaited(VectorTable.count)
+    statistics = awaited(VectorTable.statistics)
+    to_arrow = awaited(VectorTable.to_arrow)
+    scan_arrow = iterated(VectorTable.scan_arrow)
 
 
 class AsyncConsumer(AsyncForm[Consumer]):
@@ -467,7 +471,7 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
         """Return a series table at that LSN."""
         return AsyncSeriesReader(await self._threads.run(partial(self._sync.series, name)), self._threads)
 
-    async def vector(self, name: str) -> AsyncVectorReader[VectorReader]:
+    async def vector(self, name: str) -> AsyncVectorReader:
         """Return a vector table at that LSN."""
         return AsyncVectorReader(await self._threads.run(partial(self._sync.vector, name)), self._threads)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from penstock.errors import KindMismatch, PenstockError
@@ -307,7 +308,13 @@ def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
 
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
     """Return the kind if its tables have services, or raise `KindMismatch`."""
-    return kind if isinstance(kind, Serviced) else _lacks(info, "which takes no calls: read and write it")
+    return _serviced(kind) or _lacks(info, "which takes no calls: read and write it")
+
+
+@cache
+def _serviced(kind: Kind) -> Serviced | None:
+    """The kind, if its tables have services; cached, because a look at a protocol takes as long as a call."""
+    return kind if isinstance(kind, Serviced) else None
 
 
 def _lacks(info: TableInfo, what: str) -> NoReturn:

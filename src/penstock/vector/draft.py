@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap64
 
 from penstock.errors import CorruptionError
@@ -45,9 +46,9 @@ from penstock.vector.keys import (
     list_range,
 )
 from penstock.vector.operators import decode_ids, encode_ids, id_array
-from penstock.vector.options import VectorOptions
+from penstock.vector.options import Metric, VectorOptions
 from penstock.vector.section import Deletes, IndexChange, Part, Upserts
-from penstock.vector.training import nearest_list
+from penstock.vector.training import ListAssigner
 
 _SEQUENCE = struct.Struct("<QQ")
 _GENERATIONS = struct.Struct("<IIQQI")
@@ -87,15 +88,25 @@ class Generations:
         return [number for number in (self.current, self.building) if number]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Centroids:
     """The centroids of one generation, by list; the numbers of lists ascend."""
 
-    numbers: I32
-    matrix: F32
+    __slots__ = ("_assigner", "matrix", "numbers")
+
+    def __init__(self, numbers: I32, matrix: F32) -> None:
+        self.numbers = numbers
+        self.matrix = matrix
+        self._assigner: ListAssigner | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def nearest(self, vectors: F32, metric: Metric) -> npt.NDArray[np.int32]:
+        """Return the place of the nearest centroid of each vector. Requires: there are centroids."""
+        assigner = self._assigner
+        if assigner is None:
+            assigner = self._assigner = ListAssigner(self.matrix, metric)
+        return assigner.nearest(np.ascontiguousarray(vectors, np.float32))
 
 
 # -- reading rows
@@ -288,7 +299,7 @@ class RecordDraft:
         centroids = self._centroids_of(generation)
         if not len(centroids):
             return None
-        lists: I32 = centroids.numbers[nearest_list(vectors, centroids.matrix, self._options.metric)]
+        lists: I32 = centroids.numbers[centroids.nearest(vectors, self._options.metric)]
         order = np.argsort(lists, kind="stable")
         starts = np.flatnonzero(np.append(True, lists[order][1:] != lists[order][:-1]))
         for number, ids in zip(lists[order][starts].tolist(), np.split(numbers[order], starts[1:]), strict=True):
@@ -380,7 +391,7 @@ class RecordDraft:
 
 
 def _eights(numbers: U64) -> list[bytes]:
-    packed: list[bytes] = numbers.astype("<u8").view("V8").tolist()  # type: ignore[assignment]
+    packed: list[bytes] = numbers.astype("<u8").view("V8").tolist()
     return packed
 
 

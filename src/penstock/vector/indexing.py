@@ -42,7 +42,6 @@ from penstock.vector.reading import open_piece, piece_files
 from penstock.vector.section import IndexChange, VectorSection
 from penstock.vector.training import (
     TRAINED_ROWS_MIN,
-    ListAssigner,
     choose_probes,
     k_means,
     list_count,
@@ -140,11 +139,10 @@ class _Members:
     ) -> None:
         wanted: dict[int, U64] = {}
         places = {number: place for place, number in enumerate(numbers)}
-        for number, ids in read_postings(rows, generation):
+        for number, listed in read_postings(rows, generation):
             place = places.get(number)
-            if place in split:
-                every = max(1, len(ids) // MEMBERS_MAX)
-                wanted[place] = id_array(ids)[::every]
+            if place is not None and place in split:
+                wanted[place] = id_array(listed)[:: max(1, len(listed) // MEMBERS_MAX)]
         self._wanted = wanted
         all_ids = np.unique(np.concatenate([np.zeros(0, np.uint64), *wanted.values()]))
         self._ids: U64 = np.zeros(0, np.uint64)
@@ -168,10 +166,10 @@ def assign(rows: View, options: VectorOptions, start: int, end: int, check: Call
     centroids = read_centroids(rows, read_generations(rows).building, options.dimensions)
     if not len(centroids):
         return []
-    assigner, found = ListAssigner(centroids.matrix, options.metric), dict[int, BitMap64]()
+    found: dict[int, BitMap64] = {}
     for ids, vectors in vector_slices(rows, options.dimensions, start, end):
         check()
-        lists = centroids.numbers[assigner.nearest(np.ascontiguousarray(vectors, np.float32))]
+        lists = centroids.numbers[centroids.nearest(vectors, options.metric)]
         for number in np.unique(lists).tolist():
             found.setdefault(number, BitMap64()).update(ids[lists == number].tolist())
     return [(number, encode_ids(ids)) for number, ids in sorted(found.items())]
@@ -274,6 +272,7 @@ class IndexPlan:
         group.sections[self._partition] = VectorSection(change)
         self._host.port.commit_and_wait(group, len(encode_change(change)) + 1_024)
         if change.use:
+            self._machine.indexed_at = read_sequence(self._machine.tree.view).next
             self._machine.live.refresh()
 
     def close(self) -> None:

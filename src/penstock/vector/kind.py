@@ -41,7 +41,7 @@ from penstock.vector.keys import scan_key
 from penstock.vector.machine import VectorMachine, open_vector_machine
 from penstock.vector.options import VectorOptions, decode_vector_options, encode_vector_options, vector_options
 from penstock.vector.reading import VectorState, check_piece, read_piece
-from penstock.vector.rows import arrow_rows, check_columns, schema_of, vector_type
+from penstock.vector.rows import arrow_rows, check_columns, schema_of
 from penstock.vector.searching import check_vector_query, run_vector_query
 from penstock.vector.section import (
     Deletes,
@@ -129,22 +129,11 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
 
     def load_schema(self, input_schema: Any, options: bytes) -> Any:
         check_columns(input_schema)
-        kind = vector_type(decode_vector_options(options))
-        fields = []
-        for field in input_schema:
-            if (
-                field.name == "vector"
-                and pa.types.is_fixed_size_list(field.type)
-                and field.type.list_size != kind.list_size
-            ):
-                raise Invalid(f"the vectors of this table have {kind.list_size} dimensions, not {field.type.list_size}")
-            if field.name == "vector":
-                fields.append(field.with_type(pa.list_(field.type.value_type)))
-            elif field.name == "id":
-                fields.append(field.with_type(pa.string()))
-            else:
-                fields.append(field)
-        return pa.schema(fields)
+        dimensions, given = decode_vector_options(options).dimensions, input_schema.field("vector").type
+        if pa.types.is_fixed_size_list(given) and given.list_size != dimensions:
+            raise Invalid(f"the vectors of this table have {dimensions} dimensions, not {given.list_size}")
+        types = {"id": pa.string(), "vector": pa.list_(given.value_type)}
+        return pa.schema([field.with_type(types.get(field.name, field.type)) for field in input_schema])
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         options = decode_vector_options(info.options)

@@ -32,18 +32,21 @@ from penstock.vector.draft import (
     read_generations,
     read_postings,
     read_sequence,
+    record_key,
     split_record,
 )
 from penstock.vector.index import IndexPin, VectorIndex
 from penstock.vector.keys import F32, I32, RECORD, U64, VECTOR, id_range, ids_of
 from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
-from penstock.vector.training import ListAssigner, choose_probes, recalls
+from penstock.vector.training import choose_probes, recalls
 
 SAMPLE_MAX = 128  # queries that are kept, and
 SAMPLE_EVERY = 16  # of how many one is kept, when there are enough
 ADAPT_EVERY = 1_000  # searches
 RECALL_QUERIES = 64  # on which recall is measured
+RECORDS_BYTES_MAX = 64 << 20  # of cached records
+RECORD_OVERHEAD = 200
 CONDITIONS_MAX = 16  # whose allowed ids are cached
 DELETED_MAX = 4_096  # deleted records in cached columns of attributes, beside as many as there are others
 
@@ -137,7 +140,6 @@ class LoadedIndex:
             if self.generation
             else Centroids(np.zeros(0, np.int32), np.zeros((0, options.dimensions), np.float32))
         )
-        self._assigner = ListAssigner(self._centroids.matrix, options.metric) if len(self._centroids) else None
         self._read(view)
         if generations.probes and generation is None:
             self.index.probes = min(generations.probes, max(1, self.index.lists))
@@ -145,7 +147,7 @@ class LoadedIndex:
     def _read(self, view: View) -> None:
         """Read everything: posting lists that lack a vector, after damage, do not hide it."""
         none = np.zeros(0, np.uint64), np.zeros((0, self._options.dimensions), np.float32), np.zeros(0, np.int32)
-        if self._assigner is None:
+        if not len(self._centroids):
             self.index.load(*none, None)
             for ids, vectors in vector_slices(view, self._options.dimensions):
                 self.index.add(ids, vectors, np.zeros(len(ids), np.int32))
@@ -161,7 +163,7 @@ class LoadedIndex:
             chosen = np.zeros(len(ids), np.int32)
             chosen[found] = lists[places[found]]
             if not found.all():
-                chosen[~found] = self._assigner.nearest(np.ascontiguousarray(vectors[~found]))
+                chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
             self.index.add(ids, vectors, chosen)
 
     def take_in(self, draft: RecordDraft) -> None:
@@ -177,11 +179,11 @@ class LoadedIndex:
 
     def _lists_of(self, some: AddedVectors, generation: int) -> I32:
         """Return the place of each vector's centroid, as apply found it or, for another generation, anew."""
-        if self._assigner is None:
+        if not len(self._centroids):
             return np.zeros(len(some.ids), np.int32)
         if some.lists is not None and generation == self.generation:
             return np.searchsorted(self._centroids.numbers, some.lists).astype(np.int32)
-        return self._assigner.nearest(np.ascontiguousarray(some.vectors))
+        return self._centroids.nearest(some.vectors, self._options.metric)
 
 
 class LiveIndex:
@@ -197,6 +199,8 @@ class LiveIndex:
         self._waiting: list[RecordDraft] | None = None  # guarded by _lock: records applied while an index is loaded
         self._columns: AttributeColumns | None = None  # replaced whole
         self._allowed: dict[Hashable, tuple[AttributeColumns, U64]] = {}
+        self._records: dict[int, tuple[str, bytes]] = {}  # by internal id, whose record never changes
+        self._records_bytes = 0
         self._asked = 0  # searches; approximate
         self._sample: list[F32] = []  # of queries that were searched; its elements are replaced
         self._adapted_at = 0
@@ -313,6 +317,24 @@ class LiveIndex:
         finally:
             self._waiting = None
 
+    # -- records
+
+    def record(self, number: int, get: Callable[[bytes], bytes | None]) -> tuple[str, bytes] | None:
+        """Return the external id and encoded attributes of an internal id; None if it was deleted."""
+        known = self._records.get(number)
+        if known is not None:
+            return known
+        value = get(record_key(number))
+        if value is None:
+            return None
+        external, attributes = split_record(value)
+        known = external.decode(), attributes
+        self._records_bytes += len(value) + RECORD_OVERHEAD
+        if self._records_bytes > RECORDS_BYTES_MAX:
+            self._records, self._records_bytes = {}, 0
+        self._records[number] = known
+        return known
+
     # -- recall
 
     def sample(self, query: F32) -> None:
@@ -362,7 +384,7 @@ class LiveIndex:
         known = None if key is None else self._allowed.get(key)
         if known is not None and known[0] is columns:
             return known[1]
-        ids = columns.ids[find()]
+        ids: U64 = columns.ids[find()]
         if key is not None:
             if len(self._allowed) >= CONDITIONS_MAX:
                 self._allowed = {}

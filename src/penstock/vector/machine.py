@@ -18,7 +18,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
-from penstock.vector.draft import Centroids, RecordDraft, Rows, read_centroids, record_key, split_record
+from penstock.vector.draft import Centroids, RecordDraft, Rows, read_centroids
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
@@ -26,8 +26,6 @@ from penstock.vector.reading import VectorState, get_record
 from penstock.vector.section import VectorSection, decode_section
 
 ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
-RECORDS_BYTES_MAX = 64 << 20  # of cached records
-RECORD_OVERHEAD = 200
 GET_ATTEMPTS = 100
 
 
@@ -53,8 +51,6 @@ class VectorMachine(Machine):
         self._descriptor = descriptor
         self._prepared: tuple[RecordDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
-        self._records: dict[int, tuple[str, bytes]] = {}  # by internal id, whose record never changes
-        self._records_bytes = 0
         self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
 
     @property
@@ -139,24 +135,13 @@ class VectorMachine(Machine):
             lsn = group.lsn
             if lsn is not None and lsn <= self.tree.lsn:
                 break  # it is applied, and so are those before it
-            return section.get(key)
+            value: bytes | None = section.get(key)
+            return value
         return self.get(key)
 
     def record(self, number: int) -> tuple[str, bytes] | None:
         """Return the external id and encoded attributes of an internal id; None if it was deleted meanwhile."""
-        known = self._records.get(number)
-        if known is not None:
-            return known
-        value = self.tree.view.get(record_key(number))
-        if value is None:
-            return None
-        external, attributes = split_record(value)
-        known = external.decode(), attributes
-        self._records_bytes += len(value) + RECORD_OVERHEAD
-        if self._records_bytes > RECORDS_BYTES_MAX:
-            self._records, self._records_bytes = {}, 0
-        self._records[number] = known
-        return known
+        return self.live.record(number, self.tree.view.get)
 
     def is_read(self) -> bool:
         return self.tree.statistics().snapshots > 0

@@ -105,12 +105,13 @@ class VectorState(ShardSnapshot):
     def records(self, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
         """Return the external ids and encoded attributes of internal ids."""
         found: list[tuple[str, bytes]] = []
+        get, remembered = self._view.get, self._live.record
+        drafted = self._draft is not None  # internal ids that are not applied yet are not final
         for number in numbers:
-            value = self._view.get(record_key(number))
-            if value is None:
+            record = read_record(get, number) if drafted else remembered(number, get)
+            if record is None:
                 raise CorruptionError(f"vector table, shard {self._partition}", 0, f"{number} has no record")
-            external, attributes = split_record(value)
-            found.append((external.decode(), attributes))
+            found.append(record)
         return found
 
     # -- scans
@@ -224,6 +225,15 @@ def get_record(get: Callable[[bytes], bytes | None], external: bytes) -> bytes |
     return vector + split_record(record)[1]
 
 
+def read_record(get: Callable[[bytes], bytes | None], number: int) -> tuple[str, bytes] | None:
+    """Return the external id and encoded attributes of an internal id, or None."""
+    value = get(record_key(number))
+    if value is None:
+        return None
+    external, attributes = split_record(value)
+    return external.decode(), attributes
+
+
 def scan_records(view: View, options: VectorOptions, start: int, end: int | None) -> Iterator[Any]:
     """Yield record batches of the records with internal ids in [start, end)."""
     schema = schema_of(options)
@@ -308,12 +318,14 @@ class _PieceView(View):
         reverse: bool = False,
         limit: int = -1,
     ) -> Iterator[tuple[bytes, bytes]]:
-        view = super() if start < RECORD else self._records
-        return view.scan(start, end, prefix=prefix, reverse=reverse, limit=limit)
+        if start >= RECORD:
+            return self._records.scan(start, end, prefix=prefix, reverse=reverse, limit=limit)
+        return super().scan(start, end, prefix=prefix, reverse=reverse, limit=limit)
 
     def scan_columns(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> Iterator[Columns]:
-        view = super() if start < RECORD else self._records
-        return view.scan_columns(start, end, prefix=prefix)
+        if start >= RECORD:
+            return self._records.scan_columns(start, end, prefix=prefix)
+        return super().scan_columns(start, end, prefix=prefix)
 
 
 def check_piece(piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]]:

@@ -43,21 +43,19 @@ class VectorService(TableService):
         machine: VectorMachine = self._host.machine(self._partition)
         live, vector = machine.live, np.frombuffer(data, np.float32)
         record = machine.record
+        hits: list[Hit] = []
         for _ in range(ATTEMPTS):
             index = live.index or live.load()
             distances, ids = index.search_one(vector, k, probes or None)
-            live.sample(vector)
-            hits: list[Hit] = []
-            for number, distance in zip(ids.tolist(), distances.tolist(), strict=True):
-                if number < 0:
-                    return hits
-                found = record(number)
-                if found is None:
-                    break  # deleted since the search: search again
-                external, attributes = found
-                hits.append(Hit(external, distance, decode_attributes(attributes) if attributes else {}))
-            else:
-                return hits
+            numbers = ids.tolist()
+            if numbers[-1] < 0:  # fewer than k: none follow
+                numbers = numbers[: numbers.index(-1)]
+            found = list(map(record, numbers))
+            pairs = zip(found, distances.tolist(), strict=False)
+            hits = [Hit(some[0], distance, decode_attributes(some[1])) for some, distance in pairs if some is not None]
+            if len(hits) == len(numbers):
+                break  # else a record was deleted since the search: search again
+        live.sample(vector)
         return hits
 
     def call(self, name: str, argument: bytes) -> bytes:

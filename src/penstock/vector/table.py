@@ -201,7 +201,7 @@ class VectorReader:
         if not isinstance(vector, np.ndarray):
             is_column = isinstance(vector, (pa.Array, pa.ChunkedArray))
             vector = vector.to_pylist() if is_column and not pa.types.is_nested(vector.type) else vector
-            if not is_column and np.ndim(vector) == 1:  # type: ignore[arg-type]
+            if not is_column and np.ndim(vector) == 1:
                 return plain_vector(vector, self._options)
         if isinstance(vector, np.ndarray) and vector.ndim == 1:
             return plain_vector(vector, self._options)

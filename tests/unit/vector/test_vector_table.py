@@ -147,7 +147,7 @@ def test_the_last_write_of_an_id_wins(store: Store) -> None:
     docs = store.vector("docs", dimensions=1, metric="dot")
     epoch = docs.upsert(["a", "b", "a"], [[1.0], [2.0], [3.0]], [{"n": 1}, None, {"m": 2}])
     store.flush(epoch)
-    assert docs.get("a") == penstock.VectorRecord("a", pytest.approx([3.0]), {"m": 2})
+    assert (docs.get("a").vector.tolist(), docs.get("a").attributes) == ([3.0], {"m": 2})
     assert docs.count() == 2
     with store.batch() as batch:
         table = batch.vector("docs")
@@ -230,13 +230,11 @@ def test_wrong_rows_are_refused_before_anything_is_written(
     store: Store, arguments: dict[str, Any], message: str
 ) -> None:
     docs = store.vector("docs", dimensions=2)
-    before = store.statistics() if hasattr(store, "statistics") else None
     with pytest.raises(Invalid, match=message):
         docs.upsert(**arguments)
     with pytest.raises(Invalid, match=message), store.batch() as batch:
         batch.vector("docs").upsert(**arguments)
     assert docs.count() == 0
-    assert before is None or before == store.statistics()  # type: ignore[attr-defined]
 
 
 def test_wrong_searches_are_refused(place: Any) -> None:
@@ -244,7 +242,7 @@ def test_wrong_searches_are_refused(place: Any) -> None:
     docs.upsert("a", [1.0, 0.0], {"n": 1}, durable=True)
     wrong: list[dict[str, Any]] = [
         {"vector": [1.0]}, {"vector": [0.0, 0.0]}, {"vector": [float("nan"), 1.0]}, {"vector": "text"},
-        {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.float32([float("inf"), 0])}, {"k": 0}, {"k": 10_001}, {"k": 1.5},
+        {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.array([float("inf"), 0], np.float32)}, {"k": 0}, {"k": 10_001}, {"k": 1.5},
         {"probes": 0}, {"probes": "2"}, {"exact": 1}, {"where": "n = 1"}, {"where": {"n": object()}},
         {"where": pc.field("nothing") > 1}, {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
     ]  # fmt: skip
@@ -314,9 +312,8 @@ def test_reads_of_pieces(store: Store) -> None:
             whole = pa.Table.from_batches(list(snapshot._port.scan_arrow(partition, b"", None)))
             pieces = snapshot._port.pieces(partition, 4)
             assert len(pieces) == 4
-            parts = [
-                batch for piece in pieces for batch in snapshot._port.scan_arrow(partition, piece.start, piece.end)
-            ]
+            scan = snapshot._port.scan_arrow
+            parts = [batch for piece in pieces for batch in scan(partition, piece.start, piece.end)]
             assert pa.Table.from_batches(parts).equals(whole)
 
 
