@@ -27,7 +27,7 @@ LAYERS = [
     {"partition"},
     {"coordinator"},
     {"kinds"},
-    {"queue", "kv", "series"},
+    {"queue", "kv", "series", "vector"},
     {"registry"},
     {"store"},
     {"protocol"},
