@@ -214,6 +214,8 @@ class AsyncSeriesReader(AsyncForm[R]):
     select = awaited(SeriesReader.select)
     to_arrow = awaited(SeriesReader.to_arrow)
     aggregate = awaited(SeriesReader.aggregate)
+    query = awaited(SeriesReader.query)
+    query_range = awaited(SeriesReader.query_range)
     series = awaited(SeriesReader.series)
     labels = awaited(SeriesReader.labels)
     label_values = awaited(SeriesReader.label_values)
