@@ -81,7 +81,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
+    *("timedelta", "np", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from penstock.errors import KindMismatch, PenstockError
@@ -306,15 +305,16 @@ def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
     return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
 
 
+_serviced: set[type] = set()  # classes that were found to be: the check of a protocol takes longer than many a call
+
+
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
     """Return the kind if its tables have services, or raise `KindMismatch`."""
-    return _serviced(kind) or _lacks(info, "which takes no calls: read and write it")
-
-
-@cache
-def _serviced(kind: Kind) -> Serviced | None:
-    """The kind, if its tables have services; cached, because a look at a protocol takes as long as a call."""
-    return kind if isinstance(kind, Serviced) else None
+    if type(kind) not in _serviced:
+        if not isinstance(kind, Serviced):
+            _lacks(info, "which takes no calls: read and write it")
+        _serviced.add(type(kind))
+    return kind  # type: ignore[return-value]
 
 
 def _lacks(info: TableInfo, what: str) -> NoReturn:

@@ -415,6 +415,9 @@ class LocalPort:
 
     def machine(self, partition: PartitionId) -> Machine:
         """Return the state machine of a shard; raises if the shard is behind the journal."""
+        known = self._known(partition)
+        if known is not None and not known.failures:
+            return known.machine  # type: ignore[return-value]
         shard = self._partition(partition)
         if shard.failures and (behind := shard.behind) is not None:
             raise behind

@@ -199,7 +199,7 @@ class LiveIndex:
         self._waiting: list[RecordDraft] | None = None  # guarded by _lock: records applied while an index is loaded
         self._columns: AttributeColumns | None = None  # replaced whole
         self._allowed: dict[Hashable, tuple[AttributeColumns, U64]] = {}
-        self._records: dict[int, tuple[str, bytes]] = {}  # by internal id, whose record never changes
+        self.records: dict[int, tuple[str, bytes]] = {}  # a cache, by internal id, whose record never changes
         self._records_bytes = 0
         self._asked = 0  # searches; approximate
         self._sample: list[F32] = []  # of queries that were searched; its elements are replaced
@@ -321,7 +321,7 @@ class LiveIndex:
 
     def record(self, number: int, get: Callable[[bytes], bytes | None]) -> tuple[str, bytes] | None:
         """Return the external id and encoded attributes of an internal id; None if it was deleted."""
-        known = self._records.get(number)
+        known = self.records.get(number)
         if known is not None:
             return known
         value = get(record_key(number))
@@ -331,8 +331,8 @@ class LiveIndex:
         known = external.decode(), attributes
         self._records_bytes += len(value) + RECORD_OVERHEAD
         if self._records_bytes > RECORDS_BYTES_MAX:
-            self._records, self._records_bytes = {}, 0
-        self._records[number] = known
+            self.records, self._records_bytes = {}, 0
+        self.records[number] = known
         return known
 
     # -- recall

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
-from penstock.vector.attributes import Attributes
 from penstock.vector.draft import read_sequence
 from penstock.vector.filters import compile_condition
 from penstock.vector.keys import DELETED, F32
@@ -58,7 +57,7 @@ class Hit(NamedTuple):
 
     id: str
     distance: float
-    attributes: Attributes
+    attributes: dict[str, str | int | float | bool | None]
 
 
 class SearchQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import Invalid
 from penstock.kinds import Host, TableService, partitions_of
 from penstock.partition.ledger import TableInfo
-from penstock.vector.attributes import decode_attributes
+from penstock.vector.attributes import decode_attributes as _decode_attributes
 from penstock.vector.machine import VectorMachine
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.searching import Hit, check_k, check_probes
@@ -26,6 +26,7 @@ SEARCH = "search"
 ATTEMPTS = 10  # while records of hits are deleted at the same time
 _decode = msgspec.msgpack.Decoder(tuple[bytes, int, int]).decode  # vector, k, probes (0: default)
 _encode = msgspec.msgpack.Encoder().encode
+_new = tuple.__new__
 
 
 class VectorService(TableService):
@@ -42,19 +43,24 @@ class VectorService(TableService):
         data, k, probes = request
         machine: VectorMachine = self._host.machine(self._partition)
         live, vector = machine.live, np.frombuffer(data, np.float32)
-        record = machine.record
         hits: list[Hit] = []
         for _ in range(ATTEMPTS):
             index = live.index or live.load()
             distances, ids = index.search_one(vector, k, probes or None)
             numbers = ids.tolist()
             if numbers[-1] < 0:  # fewer than k: none follow
-                numbers = numbers[: numbers.index(-1)]
-            found = list(map(record, numbers))
-            pairs = zip(found, distances.tolist(), strict=False)
-            hits = [Hit(some[0], distance, decode_attributes(some[1])) for some, distance in pairs if some is not None]
-            if len(hits) == len(numbers):
-                break  # else a record was deleted since the search: search again
+                del numbers[numbers.index(-1) :]
+            records = list(map(live.records.get, numbers))
+            if None in records:
+                records = [live.record(number, machine.tree.view.get) for number in numbers]
+                if None in records:
+                    continue  # one was deleted since the search: search again
+            # `tuple.__new__` makes a Hit in half the time of its constructor.
+            hits = [
+                _new(Hit, (record[0], distance, _decode_attributes(record[1]) if record[1] else {}))  # type: ignore[index]
+                for record, distance in zip(records, distances.tolist(), strict=False)
+            ]
+            break
         live.sample(vector)
         return hits
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, Port, Reading, partitions_o
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.vector.attributes import Attributes, decode_attributes
+from penstock.vector.attributes import decode_attributes
 from penstock.vector.keys import F32
 from penstock.vector.options import Metric, decode_vector_options
 from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_matrix, plain_vector, rows_of, schema_of
@@ -46,8 +46,8 @@ class VectorRecord(NamedTuple):
     """
 
     id: str
-    vector: F32
-    attributes: Attributes
+    vector: npt.NDArray[np.float32]
+    attributes: dict[str, str | int | float | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,13 @@ class VectorReader:
 
     # -- records
 
-    def get(self, ids: str | Iterable[str]) -> Any:
+    @overload
+    def get(self, ids: str) -> VectorRecord | None: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def get(self, ids: Iterable[str]) -> list[VectorRecord | None]: ...
+
+    def get(self, ids: str | Iterable[str]) -> VectorRecord | list[VectorRecord | None] | None:
         """Return the record of an id, or None; for several ids, a list of records."""
         if isinstance(ids, str):
             external = plain_id(ids)
@@ -172,11 +178,11 @@ class VectorReader:
         vector: npt.ArrayLike,
         k: int = 10,
         *,
-        where: Mapping[str, Any] | pc.Expression | None = None,
+        where: Mapping[str, object] | pa.compute.Expression | None = None,
         probes: int | None = None,
         exact: bool = False,
         timeout_s: float = QUERY_S,
-    ) -> Any:
+    ) -> list[Hit] | pa.Table:
         """Return the `k` nearest vectors, the nearest first: a list of `Hit`.
 
         For a matrix of queries, an Arrow table (query, rank, id, distance, attributes). `where` is a condition on
@@ -311,7 +317,7 @@ class VectorTable(VectorReader):
         self,
         ids: str | Iterable[str] | ArrowSource,
         vectors: npt.ArrayLike | None = None,
-        attributes: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        attributes: Mapping[str, object] | Sequence[Mapping[str, object] | None] | None = None,
         *,
         durable: bool | None = None,
     ) -> Epoch:
@@ -365,12 +371,12 @@ class VectorTable(VectorReader):
         vector: npt.ArrayLike,
         k: int = 10,
         *,
-        where: Mapping[str, Any] | pc.Expression | None = None,
+        where: Mapping[str, object] | pa.compute.Expression | None = None,
         probes: int | None = None,
         exact: bool = False,
         after: int | None = None,
         timeout_s: float = QUERY_S,
-    ) -> Any:
+    ) -> list[Hit] | pa.Table:
         """Return the `k` nearest vectors, as `VectorReader.search` does, of what is applied.
 
         `after` is the epoch of a write, which the search waits for.

@@ -242,7 +242,8 @@ def test_wrong_searches_are_refused(place: Any) -> None:
     docs.upsert("a", [1.0, 0.0], {"n": 1}, durable=True)
     wrong: list[dict[str, Any]] = [
         {"vector": [1.0]}, {"vector": [0.0, 0.0]}, {"vector": [float("nan"), 1.0]}, {"vector": "text"},
-        {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.array([float("inf"), 0], np.float32)}, {"k": 0}, {"k": 10_001}, {"k": 1.5},
+        {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.array([float("inf"), 0], np.float32)},
+        {"k": 0}, {"k": 10_001}, {"k": 1.5},
         {"probes": 0}, {"probes": "2"}, {"exact": 1}, {"where": "n = 1"}, {"where": {"n": object()}},
         {"where": pc.field("nothing") > 1}, {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
     ]  # fmt: skip
