@@ -14,7 +14,7 @@ from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import absent
-from penstock.vector.draft import RecordDraft
+from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import F32, RECORD, SEQUENCE, U64, VECTOR
 from penstock.vector.section import IndexChange
 
@@ -80,9 +80,9 @@ def test_two_replays_give_the_same_rows() -> None:
 
 def sequence_in_the_next_edit(patch: pytest.MonkeyPatch) -> None:
     """The next internal id is stored one record late: a crash would give the same ids again."""
-    right, waiting = RecordDraft.edit, list[bytes]()
+    right, waiting = VectorDraft.edit, list[bytes]()
 
-    def edit(self: RecordDraft, time_us: int) -> Edit:
+    def edit(self: VectorDraft, time_us: int) -> Edit:
         made = right(self, time_us)
         sequence = dict(made.puts).get(SEQUENCE)
         if sequence is not None:
@@ -94,53 +94,53 @@ def sequence_in_the_next_edit(patch: pytest.MonkeyPatch) -> None:
             made = Edit(lsn=made.lsn, time_us=made.time_us, rows=made.rows, puts=puts, ranges=made.ranges)
         return made
 
-    patch.setattr(RecordDraft, "edit", edit)
+    patch.setattr(VectorDraft, "edit", edit)
 
 
 def record_left_behind(patch: pytest.MonkeyPatch) -> None:
     """The record of a deleted vector stays."""
-    right = RecordDraft._remove
+    right = VectorDraft._remove
 
-    def remove(self: RecordDraft, numbers: U64) -> None:
+    def remove(self: VectorDraft, numbers: U64) -> None:
         right(self, numbers)
         for key in [key for key in self._dropped if key[:1] == RECORD]:
             del self._dropped[key]
 
-    patch.setattr(RecordDraft, "_remove", remove)
+    patch.setattr(VectorDraft, "_remove", remove)
 
 
 def vector_left_behind(patch: pytest.MonkeyPatch) -> None:
     """The vector of a deleted record stays, and is found."""
-    right = RecordDraft._remove
+    right = VectorDraft._remove
 
-    def remove(self: RecordDraft, numbers: U64) -> None:
+    def remove(self: VectorDraft, numbers: U64) -> None:
         right(self, numbers)
         for key in [key for key in self._dropped if key[:1] == VECTOR]:
             del self._dropped[key]
 
-    patch.setattr(RecordDraft, "_remove", remove)
+    patch.setattr(VectorDraft, "_remove", remove)
 
 
 def deleted_ids_forgotten(patch: pytest.MonkeyPatch) -> None:
     """An upsert does not say that its old internal id is deleted."""
-    right = RecordDraft._remove
+    right = VectorDraft._remove
 
-    def remove(self: RecordDraft, numbers: U64) -> None:
+    def remove(self: VectorDraft, numbers: U64) -> None:
         before = self._deleted.copy()
         right(self, numbers)
         self._deleted = before
 
-    patch.setattr(RecordDraft, "_remove", remove)
+    patch.setattr(VectorDraft, "_remove", remove)
 
 
 def not_assigned_while_building(patch: pytest.MonkeyPatch) -> None:
     """Vectors that are written while a generation is built are in none of its lists."""
-    right = RecordDraft._assign
+    right = VectorDraft._assign
 
-    def assign(self: RecordDraft, generation: int, numbers: U64, vectors: F32) -> Any:
+    def assign(self: VectorDraft, generation: int, numbers: U64, vectors: F32) -> Any:
         return None if generation == self.generations.building else right(self, generation, numbers, vectors)
 
-    patch.setattr(RecordDraft, "_assign", assign)
+    patch.setattr(VectorDraft, "_assign", assign)
 
 
 def all_assigned_at_once(patch: pytest.MonkeyPatch) -> None:

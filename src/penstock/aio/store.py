@@ -1,41 +1,32 @@
-"""The asyncio forms of tables, batches, snapshots and stores.
+"""The asyncio forms of snapshots and stores. Those of tables are in a module for each kind.
 
 Thread: one event loop for each store.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
 
 import penstock
-from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, iterated
+from penstock.aio.batch import AsyncBatch
+from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed
+from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
+from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
+from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
-from penstock.kv.table import KvReader, KvTable
-from penstock.kv.text_keys import TextKvReader, TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
-from penstock.queue.calls import LeasedMessage
-from penstock.queue.consumer import Consumer
-from penstock.queue.options import Retention
-from penstock.queue.table import QueueTable, QueueView
-from penstock.series.options import SeriesOptions
-from penstock.series.table import SeriesReader, SeriesTable
+from penstock.queue.table import QueueView
+from penstock.series.table import SeriesReader
 from penstock.server.opening import YIELD_S
-from penstock.store.batch import StoreBatch
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
 from penstock.vector.options import Metric
 from penstock.vector.table import VectorReader, VectorTable
 
-STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
 
+<<<<<<< HEAD
 T = TypeVar("T")
 V = TypeVar("V")
 K = TypeVar("K", bound=KvReader[Any])
@@ -415,6 +406,9 @@ class AsyncBatch(AsyncForm[StoreBatch]):
 
 
 class AsyncSnapshot(AsyncForm[StoreSnapshot]):
+=======
+class AsyncSnapshot(AsyncKvOfSnapshot):
+>>>>>>> main
     """Read-only view of all tables at one LSN.
 
     >>> async def main():
@@ -426,6 +420,8 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
     True
     """
 
+    queue = awaited_as(AsyncQueueView[QueueView], StoreSnapshot.queue)
+    series = awaited_as(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
 
@@ -433,6 +429,7 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
     def lsn(self) -> int:
         return self._sync.lsn
 
+<<<<<<< HEAD
     @overload
     async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> AsyncKvReader[KvReader[bytes]]: ...
 
@@ -477,6 +474,8 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
         """Return a vector table at that LSN."""
         return AsyncVectorReader(await self._threads.run(partial(self._sync.vector, name)), self._threads)
 
+=======
+>>>>>>> main
     async def __aenter__(self) -> AsyncSnapshot:
         return self
 
@@ -484,7 +483,7 @@ class AsyncSnapshot(AsyncForm[StoreSnapshot]):
         await self.close()
 
 
-class AsyncStore(AsyncForm[Store | RemoteStore]):
+class AsyncStore(AsyncKvOfStore):
     """A store, opened or connected.
 
     >>> async def main():
@@ -496,6 +495,9 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
     ['users']
     """
 
+    queue = awaited_as(AsyncQueueTable, Tables.queue)
+    series = awaited_as(AsyncSeriesTable, Tables.series)
+    batch = formed(AsyncBatch, Tables.batch)
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
     flush = awaited(Tables.flush)
@@ -505,6 +507,7 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         """The store itself, for what has no asyncio form."""
         return self._sync
 
+<<<<<<< HEAD
     @overload
     async def kv(
         self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
@@ -605,6 +608,8 @@ class AsyncStore(AsyncForm[Store | RemoteStore]):
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         return AsyncBatch(self._sync.batch(token=token, durable=durable), self._threads)
 
+=======
+>>>>>>> main
     def snapshot(self) -> AsyncOpening[StoreSnapshot, AsyncSnapshot]:
         """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""
         return AsyncOpening(self._threads, self._sync.snapshot, StoreSnapshot.close, AsyncSnapshot)

@@ -57,7 +57,7 @@ _LENGTH = struct.Struct("<H")
 GENERATION_MAX = (1 << 32) - 1
 
 
-class Rows(Protocol):
+class StoredRows(Protocol):
     """What a draft reads: a view of the tree, or a snapshot."""
 
     def get(self, key: bytes) -> bytes | None: ...
@@ -112,13 +112,13 @@ class Centroids:
 # -- reading rows
 
 
-def read_sequence(rows: Rows) -> IdSequence:
+def read_sequence(rows: StoredRows) -> IdSequence:
     """Return the sequence of a shard."""
     value = rows.get(SEQUENCE)
     return IdSequence() if value is None else IdSequence(*_unpacked(_SEQUENCE, value))
 
 
-def read_generations(rows: Rows) -> Generations:
+def read_generations(rows: StoredRows) -> Generations:
     """Return the generations of a shard."""
     value = rows.get(GENERATIONS)
     return Generations() if value is None else Generations(*_unpacked(_GENERATIONS, value))
@@ -130,7 +130,7 @@ def _unpacked(form: struct.Struct, value: bytes) -> tuple[int, ...]:
     return form.unpack(value)
 
 
-def read_centroids(rows: Rows, generation: int, dimensions: int) -> Centroids:
+def read_centroids(rows: StoredRows, generation: int, dimensions: int) -> Centroids:
     """Return the centroids of a generation."""
     pairs = list(rows.scan(*list_range(CENTROID, generation)))
     numbers = np.fromiter((list_of(key) for key, _ in pairs), np.int32, len(pairs))
@@ -140,7 +140,7 @@ def read_centroids(rows: Rows, generation: int, dimensions: int) -> Centroids:
     return Centroids(numbers, matrix.reshape(-1, dimensions).astype(np.float32, copy=False))
 
 
-def read_postings(rows: Rows, generation: int) -> Iterator[tuple[int, BitMap64]]:
+def read_postings(rows: StoredRows, generation: int) -> Iterator[tuple[int, BitMap64]]:
     """Yield each list of a generation and the internal ids in it."""
     for key, value in rows.scan(*list_range(POSTINGS, generation)):
         yield list_of(key), decode_ids(value)
@@ -174,11 +174,11 @@ class AddedVectors:
     lists: I32 | None
 
 
-class RecordDraft:
+class VectorDraft:
     """The edit of one record, in the making."""
 
     def __init__(
-        self, options: VectorOptions, rows: Rows, lsn: int, centroids_of: Callable[[int], Centroids] | None = None
+        self, options: VectorOptions, rows: StoredRows, lsn: int, centroids_of: Callable[[int], Centroids] | None = None
     ) -> None:
         self.lsn = lsn
         self.added: list[AddedVectors] = []

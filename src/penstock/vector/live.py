@@ -27,7 +27,7 @@ from penstock.vector.attributes import attribute_table, join_tables
 from penstock.vector.draft import (
     AddedVectors,
     Centroids,
-    RecordDraft,
+    VectorDraft,
     read_centroids,
     read_generations,
     read_postings,
@@ -166,7 +166,7 @@ class LoadedIndex:
                 chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
             self.index.add(ids, vectors, chosen)
 
-    def take_in(self, draft: RecordDraft) -> None:
+    def take_in(self, draft: VectorDraft) -> None:
         """Add what a record added and remove what it removed, in one step."""
         parts = [(some, self._lists_of(some, draft.generations.current)) for some in draft.live_added()]
         if parts:
@@ -196,7 +196,7 @@ class LiveIndex:
         self._loading = threads.lock("vector.loading")
         self._loaded: LoadedIndex | None = None  # guarded by _lock
         self._lsn = 0  # guarded by _lock: of the last record that was applied, or was in the snapshot of a load
-        self._waiting: list[RecordDraft] | None = None  # guarded by _lock: records applied while an index is loaded
+        self._waiting: list[VectorDraft] | None = None  # guarded by _lock: records applied while an index is loaded
         self._columns: AttributeColumns | None = None  # replaced whole
         self._allowed: dict[Hashable, tuple[AttributeColumns, U64]] = {}
         self.records: dict[int, tuple[str, bytes]] = {}  # a cache, by internal id, whose record never changes
@@ -224,7 +224,7 @@ class LiveIndex:
 
     # -- apply
 
-    def applied(self, draft: RecordDraft) -> None:
+    def applied(self, draft: VectorDraft) -> None:
         """Take in a record that was applied. Can be repeated."""
         with self._lock:
             if draft.lsn <= self._lsn:

@@ -18,7 +18,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
-from penstock.vector.draft import Centroids, RecordDraft, Rows, read_centroids
+from penstock.vector.draft import Centroids, StoredRows, VectorDraft, read_centroids
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
@@ -49,7 +49,7 @@ class VectorMachine(Machine):
         self.live = LiveIndex(options, tree.snapshot)
         self._maintenance = maintenance
         self._descriptor = descriptor
-        self._prepared: tuple[RecordDraft, Edit] | None = None  # until it is applied and taken in
+        self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
         self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
 
@@ -81,14 +81,14 @@ class VectorMachine(Machine):
             self.live.applied(draft)
         self._prepared = None
 
-    def _draft(self, rows: Rows, sections: Sequence[VectorSection], lsn: int) -> RecordDraft:
-        draft = RecordDraft(self.options, rows, lsn, lambda generation: self._centroids_of(rows, generation))
+    def _draft(self, rows: StoredRows, sections: Sequence[VectorSection], lsn: int) -> VectorDraft:
+        draft = VectorDraft(self.options, rows, lsn, lambda generation: self._centroids_of(rows, generation))
         for section in sections:
             for part in section.parts:
                 draft.add(part)
         return draft
 
-    def _centroids_of(self, rows: Rows, generation: int) -> Centroids:
+    def _centroids_of(self, rows: StoredRows, generation: int) -> Centroids:
         known = self._centroids.get(generation)
         if known is None:
             known = read_centroids(rows, generation, self.options.dimensions)
@@ -104,7 +104,7 @@ class VectorMachine(Machine):
         return VectorState(self._descriptor.partition, self.tree.snapshot(), self.options, self.live)
 
     def overlay(self, state: VectorState, sections: Sequence[VectorSection], time_us: int) -> VectorState:
-        draft = RecordDraft(self.options, state.snapshot, ALL_LATER)
+        draft = VectorDraft(self.options, state.snapshot, ALL_LATER)
         for section in sections:
             for part in section.parts:
                 draft.add(part)

@@ -28,7 +28,7 @@ from penstock.lsm.view import View
 from penstock.vector.attributes import attribute_table
 from penstock.vector.draft import (
     Generations,
-    RecordDraft,
+    VectorDraft,
     internal_id,
     read_generations,
     read_sequence,
@@ -60,7 +60,7 @@ class VectorState(ShardSnapshot):
         self._live = LiveIndex(options, lambda: snapshot) if live is None else live
         self._index: IndexView | None = None if live is None else live.view(snapshot)
         self._view: View = snapshot
-        self._draft: RecordDraft | None = None
+        self._draft: VectorDraft | None = None
 
     @property
     def lsn(self) -> int:
@@ -71,7 +71,7 @@ class VectorState(ShardSnapshot):
         """The rows of the tree."""
         return self._view
 
-    def under(self, draft: RecordDraft, time_us: int) -> VectorState:
+    def under(self, draft: VectorDraft, time_us: int) -> VectorState:
         """Return this state with newer writes on top."""
         rows = Memtable()
         rows.apply(draft.edit(time_us))

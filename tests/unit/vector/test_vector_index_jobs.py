@@ -38,6 +38,10 @@ def machine_of(store: Store, name: str = "docs") -> Any:
     return store.port.machine(partitions_of(info)[0])
 
 
+def table(docs: Any, queries: Any, **options: Any) -> Any:
+    return docs.search(queries, k=5, **options)
+
+
 def recall(docs: Any, queries: Any, k: int = 10) -> float:
     found, truth = (docs.search(queries, k, exact=exact).to_pylist() for exact in (False, True))
     hits = [{row["id"] for row in rows if row["query"] == n} for n in range(len(queries)) for rows in (found, truth)]
@@ -67,10 +71,10 @@ def test_an_index_is_made_and_used(tmp_path: Path) -> None:
         assert statistics.deleted == 100
         assert statistics.recall is not None
         assert statistics.recall >= 0.9
-        found = docs.search(rows[200:260], k=5)
+        found = table(docs, rows[200:260])
     with penstock.open(tmp_path / "store") as store:
         docs = store.vector("docs")
-        assert docs.search(rows[200:260], k=5).equals(found)
+        assert table(docs, rows[200:260]).equals(found)
         assert docs.count() == 2_800
         assert machine_of(store).live.index.lists == statistics.lists
 
@@ -125,9 +129,9 @@ def test_the_index_is_repaired_from_data(tmp_path: Path) -> None:
         docs.upsert([f"more {n}" for n in range(1_200)], rows + 0.5, durable=True)
         assert store.reindex("docs")
         assert docs.statistics().trained
-        found = docs.search(rows[:20], k=5, exact=True)
+        found = table(docs, rows[:20], exact=True)
         assert store.reindex("docs", rebuild=True)
-        assert docs.search(rows[:20], k=5, exact=True).equals(found)
+        assert table(docs, rows[:20], exact=True).equals(found)
         assert recall(docs, rows[:40]) >= 0.95
         with pytest.raises(NotFound):
             store.reindex("nothing")

@@ -34,6 +34,10 @@ def place(request: Any, store: Store) -> Iterator[Any]:
             yield client
 
 
+def record(docs: Any, name: Any) -> Any:
+    return docs.get(name)
+
+
 def ids(hits: Any) -> list[str]:
     return [hit.id for hit in hits]
 
@@ -135,8 +139,8 @@ def test_a_process_reads_its_own_writes(store: Store) -> None:
     docs = store.vector("docs", dimensions=2, shards=2)
     for number in range(50):
         docs.upsert(str(number), [1.0, number], {"n": number})
-        assert docs.get(str(number)).attributes == {"n": number}
-        assert docs.get([str(number), "none"])[0].vector.tolist() == [1.0, number]
+        assert record(docs, str(number)).attributes == {"n": number}
+        assert record(docs, [str(number), "none"])[0].vector.tolist() == [1.0, number]
         assert docs.count() == number + 1
         assert ids(docs.search([1.0, number], k=1, where={"n": number})) == [str(number)]
     docs.delete("7")
@@ -147,7 +151,7 @@ def test_the_last_write_of_an_id_wins(store: Store) -> None:
     docs = store.vector("docs", dimensions=1, metric="dot")
     epoch = docs.upsert(["a", "b", "a"], [[1.0], [2.0], [3.0]], [{"n": 1}, None, {"m": 2}])
     store.flush(epoch)
-    assert (docs.get("a").vector.tolist(), docs.get("a").attributes) == ([3.0], {"m": 2})
+    assert (record(docs, "a").vector.tolist(), record(docs, "a").attributes) == ([3.0], {"m": 2})
     assert docs.count() == 2
     with store.batch() as batch:
         table = batch.vector("docs")
@@ -155,7 +159,7 @@ def test_the_last_write_of_an_id_wins(store: Store) -> None:
         table.upsert("a", [5.0])
         table.upsert("c", [6.0])
         table.delete("c")
-    assert (docs.get("a").vector.tolist(), docs.get("c"), docs.count()) == ([5.0], None, 2)
+    assert (record(docs, "a").vector.tolist(), docs.get("c"), docs.count()) == ([5.0], None, 2)
 
 
 def test_arrow_rows(place: Any) -> None:
