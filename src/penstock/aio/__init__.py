@@ -23,16 +23,10 @@ from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.store import (
     AsyncSnapshot,
     AsyncStore,
-<<<<<<< HEAD
-    AsyncTextKvReader,
-    AsyncTextKvTable,
-    AsyncVectorReader,
-    AsyncVectorTable,
-=======
->>>>>>> main
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
+from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 
 __all__ = [
     "AsyncBatch",

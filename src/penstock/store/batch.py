@@ -26,19 +26,11 @@ from penstock.partition.ledger import (
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-<<<<<<< HEAD
-from penstock.registry import KV, QUEUE, SERIES, VECTOR, is_row_condition, kind_named, kind_of_condition
-=======
-from penstock.registry import QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
->>>>>>> main
+from penstock.registry import QUEUE, SERIES, VECTOR, is_row_condition, kind_named, kind_of_condition
 from penstock.series.table import SeriesTable
 from penstock.store.kv_tables import KvOfBatch
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
-<<<<<<< HEAD
-from penstock.store.naming import NamedTables
 from penstock.vector.table import VectorTable
-=======
->>>>>>> main
 
 CONDITION_OVERHEAD = 16  # of encoding: more than the lengths of a name and an argument take
 CONDITIONS_BYTES_MAX = CONDITION_BYTES_MAX - 4_096  # a client adds a token

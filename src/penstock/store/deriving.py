@@ -48,13 +48,8 @@ class DerivedTables:
     def tasks(self) -> list[PeriodicTask | JobRunner]:
         """Return the task that enqueues jobs, and the runner of the jobs."""
         return [
-<<<<<<< HEAD
-            TreeTask(TASK, INTERVAL_S, self._enqueue),
-            JobRunner(RUNNER, self._jobs, dict.fromkeys((int(JobKind.ROLLUP), int(JobKind.TRAIN)), self._handle)),
-=======
             PeriodicTask(TASK, INTERVAL_S, self._enqueue),
-            JobRunner(RUNNER, self._jobs, {int(JobKind.ROLLUP): self._handle}),
->>>>>>> main
+            JobRunner(RUNNER, self._jobs, dict.fromkeys((int(JobKind.ROLLUP), int(JobKind.TRAIN)), self._handle)),
         ]
 
     def _enqueue(self) -> Outcome:

@@ -18,22 +18,14 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-<<<<<<< HEAD
-from penstock.registry import KINDS, KV, QUEUE, SERIES, VECTOR, check_name, check_shards, find_kind, kind_named
-=======
-from penstock.registry import KINDS, QUEUE, SERIES, check_name, find_kind, kind_named
->>>>>>> main
+from penstock.registry import KINDS, QUEUE, SERIES, VECTOR, check_name, find_kind, kind_named
 from penstock.series.options import SeriesOptions
 from penstock.series.table import SeriesReader, SeriesTable
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
-<<<<<<< HEAD
-from penstock.store.naming import NamedTables, check_kind
 from penstock.vector.options import Metric
 from penstock.vector.table import VectorReader, VectorTable
-=======
->>>>>>> main
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
