@@ -11,7 +11,7 @@ journal; docs/architecture.md draws its way.
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue, series  the kinds
+    kv, queue, series, vector  the kinds
     promql         PromQL: parse, and evaluate on columns
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure

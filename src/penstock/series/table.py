@@ -22,7 +22,7 @@ from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import QUERY_S, QUERY_S_MAX, Port, Reading, partitions_of
+from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, StepGrid, step_grid
@@ -78,7 +78,7 @@ class Cardinality:
     labels: dict[str, int]  # distinct values of each label
 
 
-class SeriesReader:
+class SeriesReader(ReadableTable):
     """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
 
     >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
@@ -88,18 +88,8 @@ class SeriesReader:
     """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
+        super().__init__(port, info)
         self._options = decode_series_options(info.options)
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
 
     @property
     def options(self) -> SeriesOptions:
@@ -146,10 +136,6 @@ class SeriesReader:
     def to_arrow(self) -> pa.Table:
         """Return all samples as an Arrow table."""
         return self.select("{}")
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(SAMPLES, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
 
     def aggregate(
         self,
@@ -322,7 +308,7 @@ def _quantile(function: Any, quantile: Any) -> float:
     return float(quantile)
 
 
-class SeriesTable(SeriesReader):
+class SeriesTable(SeriesReader, WritableTable):
     """A series table of an open store.
 
     >>> metrics = store.series("metrics")
@@ -376,7 +362,7 @@ class SeriesTable(SeriesReader):
             epoch = self._submit({key.partition: section}, SAMPLE_BYTES)
             key.bucket = bucket
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
+            self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
         return epoch
 
     def _key(self, metric: Any, labels: Any) -> SeriesKey:
@@ -508,11 +494,6 @@ class SeriesTable(SeriesReader):
         group = PendingGroup()
         group.sections.update(sections)
         return self._port.submit(group, size)
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch
 
 
 def split_block(block: SampleBlock, shards: int) -> Iterator[tuple[int, SampleBlock]]:
