@@ -56,7 +56,7 @@ class AdmittedSeries:
             self._until = {}
         for bucket in list(self._until):
             for waiting in self._until[bucket].values():
-                for key in list(takewhile(lambda key, waiting=waiting: waiting[key] <= time_us, waiting)):
+                for key, _ in list(takewhile(lambda item: item[1] <= time_us, waiting.items())):
                     del waiting[key]
             self._drop_empty(bucket)
 

@@ -400,18 +400,34 @@ class Block:
         runs = self.runs
         if which is None:
             which = np.ones(len(runs["id"]), np.bool_)
-        if not which.any():
+        picked = np.flatnonzero(which)
+        if not len(picked):
             return NO_SAMPLES
-        counts = runs["count"][which].astype(np.int64)
-        total = int(counts.sum())
-        offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        columns = runs["time_column"][which]
+        counts = runs["count"][picked].astype(np.int64)
+        columns = runs["time_column"][picked]
         if columns.max() >= len(self._columns["chunk"]):
             _refuse("a run names a column that does not exist")
-        bits = self._gather(_Layout(self._starts, runs["chunk"], FLOAT64), np.flatnonzero(which), counts, offsets)
-        layout = _Layout(self._column_starts, self._columns["chunk"], TIMES)
-        times = self._gather(layout, columns, counts, offsets)
-        return Samples(np.repeat(runs["id"][which], counts), times.view(np.int64), bits)
+        values, times = (
+            _Layout(self._starts, runs["chunk"], FLOAT64),
+            _Layout(self._column_starts, self._columns["chunk"], TIMES),
+        )
+        ids = np.repeat(runs["id"][picked], counts)
+        if len(picked) == 1:  # a select of one series
+            count = int(counts[0])
+            moments = self._items(times, int(columns[0]), count)
+            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count))
+        offsets = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        bits = self._gather(values, picked, counts, offsets)
+        return Samples(ids, self._gather(times, columns, counts, offsets).view(np.int64), bits)
+
+    def _items(self, layout: _Layout, number: int, count: int) -> U64:
+        """Decode the chunk of one run or time column and return its items, as 64-bit words."""
+        chunk = int(layout.chunks[number])
+        decoded = self._decode(chunk, layout.kind)
+        at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
+        if not 0 <= at <= at + count <= len(decoded):
+            _refuse("a run reaches past its chunk")
+        return decoded[at : at + count]
 
     def between(self, which: Flags, start: int, end: int) -> Samples:
         """Return the samples of some runs with times in [start, end)."""

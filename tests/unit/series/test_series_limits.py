@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[Any]:
         yield opened
 
 
-def small(store: Any, **options: int) -> Any:
+def small(store: Any, **options: Any) -> Any:
     return store.series("metrics", options=penstock.SeriesOptions(**options))
 
 

@@ -86,17 +86,18 @@ class MemoryShard(SeriesShard):
                 if number % 2 and not math.isnan(value):
                     whole[place] = True
                     summed.setdefault((number, time // step_us if step_us else 0), []).append((time, value))
-            rest = [column[~whole] for column in columns]
-            yield (rest[0], rest[1], rest[2]), RunSummaries(*(np.zeros(0) for _ in RunSummaries._fields))
+            rest = columns[0][~whole], columns[1][~whole], columns[2][~whole]
+            yield rest, RunSummaries(*(np.zeros(0) for _ in RunSummaries._fields))
         runs = [
             (number, len(some), some[-1][0], sum(v for _, v in some), min(v for _, v in some), max(v for _, v in some))
             for (number, _), some in summed.items()
         ]
         lasts = np.array([some[-1][1] for some in summed.values()]).view(np.uint64)
-        columns = [np.array(column) for column in zip(*runs, strict=True)] or [np.zeros(0)] * 6
-        types = (np.uint32, np.uint32, np.int64, np.float64, np.float64, np.float64)
+        table: Any = [np.array(column) for column in zip(*runs, strict=True)] or [np.zeros(0)] * 6
+        types: Any = (np.uint32, np.uint32, np.int64, np.float64, np.float64, np.float64)
         nothing = np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64)
-        yield nothing, RunSummaries(*(c.astype(t) for c, t in zip(columns, types, strict=True)), lasts)
+        found: Any = [*(column.astype(kind) for column, kind in zip(table, types, strict=True)), lasts]
+        yield nothing, RunSummaries(*found)
 
     def statistics(self) -> dict[str, int]:
         return {"memory_bytes": 5, "files": 2, "file_bytes": 7, "runs": 3}

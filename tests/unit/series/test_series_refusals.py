@@ -157,7 +157,7 @@ def test_the_series_of_a_batch_count_together(tmp_path: Path) -> None:
         assert metrics.select("cpu").num_rows == 13
 
 
-MASKED = np.ma.MaskedArray([1, 2], [False, True])  # type: ignore[no-untyped-call]
+MASKED = np.ma.MaskedArray([1, 2], [False, True])
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_arrays_that_lose_something(metrics: Any, values: Any, times: Any, messa
 
 
 def test_arrays_that_lose_nothing(metrics: Any) -> None:
-    plain = np.ma.MaskedArray([5.0, 6.0], [False, False])  # type: ignore[no-untyped-call]
-    metrics.write_columns("plain", plain, times=np.ma.MaskedArray([1, 2]))  # type: ignore[no-untyped-call]
+    plain = np.ma.MaskedArray([5.0, 6.0], [False, False])
+    metrics.write_columns("plain", plain, times=np.ma.MaskedArray([1, 2]))
     metrics.write_columns("long", np.array([0.5, np.inf, -np.inf], np.longdouble), times=[1, 2, 3])
     metrics.write_columns("half", np.array([0.5, 1.5], np.float16), times=[1, 2])
     found = {name: metrics.select(name).column("value").to_pylist() for name in ("plain", "long", "half")}

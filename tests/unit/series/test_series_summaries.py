@@ -22,7 +22,7 @@ PLAIN = ("sum", "avg", "min", "max", "count", "last")
 @pytest.fixture
 def metrics(tmp_path: Path) -> Iterator[Any]:
     with penstock.open(tmp_path / "store", settings=penstock.StoreSettings(background=False)) as store:
-        table = store.series("metrics", shards=2)
+        table: Any = store.series("metrics", shards=2)
         chance = np.random.default_rng(7)
         for host in range(70):  # two groups of series in a bucket
             times = T0 + chance.integers(0, 3 * DAY_US // 1_000_000, 300) * 1_000_000
@@ -46,8 +46,13 @@ def decoded(metrics: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> int:
     """How many chunks an aggregate decodes."""
     chunks: list[int] = []
     right = Block._decode
+
+    def decode(self: Block, chunk: int, kind: int) -> Any:
+        chunks.append(chunk)
+        return right(self, chunk, kind)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Block, "_decode", lambda self, *given: chunks.append(1) or right(self, *given))
+        patch.setattr(Block, "_decode", decode)
         answers(metrics, **more)
     return len(chunks)
 
