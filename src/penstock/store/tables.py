@@ -53,6 +53,10 @@ class Tables(NamedTables):
     def _check_usable(self) -> None:
         """Raise `Closed` if the store is closed."""
 
+    def _check_writable(self) -> None:
+        """Raise `Closed`, or `ReadOnly` if the store was opened to be read only."""
+        self._check_usable()
+
     # -- tables
 
     @overload
@@ -180,7 +184,7 @@ class Tables(NamedTables):
 
     def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
-        info = self._find(name)
+        info = self._known(name)
         if info is None:
             if not create:
                 raise self._unknown(name)
@@ -189,6 +193,10 @@ class Tables(NamedTables):
         if shards not in (1, info.shards):
             raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
+
+    def _known(self, name: str) -> TableInfo | None:
+        """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
+        return self._find(name)
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_usable()
@@ -211,12 +219,12 @@ class Tables(NamedTables):
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
-        self._check_usable()
+        self._check_writable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
-        self._check_usable()
+        self._check_writable()
         token = None if token is None else check_token(token)
         return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
 
