@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from owner_processes import until
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
@@ -258,7 +259,7 @@ def test_limits_that_are_none(spark: Any, orders: Orders, tmp_path: Path, value:
 def test_a_search_ends_when_the_stream_is_stopped(
     spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C, in the middle of the job."""
+    """By Ctrl-C, in the middle of the job; and the function that it was in is not left running."""
     mark = tmp_path / "searching"
 
     def slow(payload: Any) -> Any:
@@ -268,7 +269,8 @@ def test_a_search_ends_when_the_stream_is_stopped(
 
         context = TaskContext.get()
         if payload == b"x" and context is not None and context.getLocalProperty("penstock.searching"):
-            mark.touch()
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            (tmp_path / "pid").rename(mark)
             time.sleep(600)
         return int(payload.split(b":")[0])
 
@@ -290,6 +292,7 @@ def test_a_search_ends_when_the_stream_is_stopped(
     finally:
         thread.join(1)
     assert (told.batches, told.lag, orders.letters()) == (0, 12, [])
+    until(lambda: not Path("/proc", mark.read_text()).exists())
     run(spark, orders, tmp_path, by_cast)
     assert len(orders.letters()) == 1
 

@@ -297,6 +297,7 @@ public final class RowSearch implements Function2 {
 
         final List rows;
         volatile boolean opened; // the Gate was reached
+        private final TaskContextImpl task;
         private final File report;
 
         Evaluation(TaskContextImpl task, List rows) {
@@ -309,8 +310,23 @@ public final class RowSearch implements Function2 {
                 new TaskMemoryManager(memoryOf(task), task.taskAttemptId()),
                 properties(task.getLocalProperties(), report), null, task.taskMetrics(),
                 TaskContextImpl.$lessinit$greater$default$11(), TaskContextImpl.$lessinit$greater$default$12());
+            this.task = task;
             this.rows = rows;
             this.report = report;
+        }
+
+        // A task that is killed kills its evaluation: Spark ends the Python processes of what is interrupted, and a thread
+        // that waits for one of them would spin until it answers.
+        public boolean isInterrupted() {
+            return task.isInterrupted();
+        }
+
+        public scala.Option getKillReason() {
+            return task.getKillReason();
+        }
+
+        public void killTaskIfInterrupted() {
+            task.killTaskIfInterrupted();
         }
 
         // Janino cannot load SparkEnv, which would tell it: some of its methods need classes that Spark does not bring.
