@@ -238,13 +238,16 @@ public final class RowSearch implements Function2 {
                 for (int part = 0; part < job.parts[plan].length; part++) {
                     evaluation.opened = false;
                     scala.collection.Iterator output = job.plans[plan].iterator(job.parts[plan][part], evaluation);
-                    while (output.hasNext()) {
+                    String error = null;
+                    while (output.hasNext()) { // to the end: what is left unread ends a Python process
                         InternalRow row = (InternalRow) output.next();
-                        if (job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
-                            return row.getUTF8String(job.errorColumn).toString();
+                        if (error == null && job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
+                            error = row.getUTF8String(job.errorColumn).toString();
                         }
                     }
-                    String error = evaluation.reported(suspects);
+                    if (error == null) {
+                        error = evaluation.reported(suspects);
+                    }
                     if (error != null) {
                         return error;
                     }
