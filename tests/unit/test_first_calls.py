@@ -1,7 +1,7 @@
 """Ctrl-C in the first call of a process: pyarrow imports pandas there, and drops what the import raises.
 
 An interrupt at any moment of that import is the same as one at its beginning, so the test raises it there, in the main
-thread of a fresh process for each call. None may import pandas in that thread.
+thread of a fresh process for each call: the call raises it, or does not import pandas in that thread.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ PROGRAM = r"""
 """
 
 
-def test_no_first_call_imports_pandas_where_an_interrupt_would_be_lost(tmp_path: Path) -> None:
+def test_no_first_call_loses_an_interrupt(tmp_path: Path) -> None:
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), json.dumps(CALLS)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert ended.stderr == ""
-    assert json.loads(ended.stdout) == dict.fromkeys(CALLS, "it returned")
+    outcomes = json.loads(ended.stdout)
+    assert outcomes.keys() == CALLS.keys()
+    assert set(outcomes.values()) <= {"it returned", "KeyboardInterrupt"}, outcomes
