@@ -27,6 +27,7 @@ LAYERS = [
     {"partition"},
     {"coordinator"},
     {"kinds"},
+    {"promql"},
     {"queue", "kv", "series"},
     {"registry"},
     {"store"},

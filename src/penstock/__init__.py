@@ -11,6 +11,7 @@ journal; docs/architecture.md draws its way.
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
     kv, queue, series  the kinds
+    promql         PromQL: parse, and evaluate on columns
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
-from tree_place import SETTINGS, STORE
+from tree_place import SETTINGS, TreePlace
 
 from penstock.journal.partitions import partition_id
-from penstock.lsm.collection import CollectionSettings, Collector
-from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree_settings import TreeSettings
-from penstock.manifest.jobs import JobQueue
-from penstock.manifest.manifest import Manifest
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.series.keys import SAMPLES
 from penstock.series.labels import Labels, LabelTable, decode_labels
@@ -32,8 +27,7 @@ from penstock.series.section import (
     encode_section,
 )
 from penstock.series.selectors import parse_selector
-from penstock.testing import FakeClock, SimulatedDisk
-from penstock.testing.manifest import MemoryEngine
+from penstock.testing import SimulatedDisk
 
 OPTIONS = SeriesOptions(bucket_s=300)
 DESCRIPTOR = PartitionDescriptor(partition_id(1, 0), 1, 0, "metrics", "series")
@@ -106,8 +100,8 @@ class SeriesModel:
         return copy
 
 
-class SeriesPlace:
-    """Where a shard lives; records are kept so that a reopened shard can be brought up to date."""
+class SeriesPlace(TreePlace):
+    """Where a series shard lives."""
 
     def __init__(
         self,
@@ -117,37 +111,15 @@ class SeriesPlace:
         settings: TreeSettings = SETTINGS,
         grace_s: float = 60.0,
     ) -> None:
-        self.disk = disk or SimulatedDisk()
-        self.clock = FakeClock()
         self.records: list[tuple[int, int, bytes]] = []  # lsn, time, section
-        self._options, self._settings, self._grace_s = options, settings, grace_s
-        self.open()
+        self._options = options
+        super().__init__(disk, settings=settings, memtable=SeriesMemtable, grace_s=grace_s)
 
-    def open(self) -> None:
-        self.disk.mkdir("/store")
-        self.disk.fsync_dir("/")
-        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
-        self.jobs = JobQueue(self.manifest, random=random.Random(1))
-        self.maintenance = Maintenance(
-            self.manifest, self.jobs, fs=self.disk, root="/store", store=STORE, clock=self.clock
-        )
-        self.collector = Collector(
-            self.maintenance, self.manifest, fs=self.disk, root="/store", clock=self.clock,
-            settings=CollectionSettings(grace_s=self._grace_s),
-        )  # fmt: skip
-        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings, SeriesMemtable)
+    def replay(self) -> None:
         self.machine = SeriesMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
-        self.jobs.compensate_orphans()
         for lsn, time_us, payload in self.records:
             if lsn > self.tree.stored:
                 self.apply(lsn, time_us, decode_section(payload))
-
-    def close(self) -> None:
-        self.manifest.close()
-
-    def reopen(self) -> None:
-        self.close()
-        self.open()
 
     def write(self, *parts: Part) -> int:
         lsn, time_us, section = 1 + self.tree.lsn, self.clock.time_us(), SeriesSection(*parts)
@@ -157,12 +129,6 @@ class SeriesPlace:
 
     def apply(self, lsn: int, time_us: int, section: SeriesSection) -> None:
         self.machine.apply(Entry(lsn, time_us, (), (section,)))
-
-    def flush(self) -> None:
-        self.maintenance.flush(self.tree)
-
-    def compact(self, *, everything: bool = True) -> None:
-        self.maintenance.compact(self.tree, everything=everything)
 
     def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
         state = self.machine.snapshot()

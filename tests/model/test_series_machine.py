@@ -9,14 +9,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from place_rules import MaintenanceRules
 from series_place import Contents, SeriesModel, SeriesPlace, block, labels, select
 
 import penstock.series.blocks as blocks_module
@@ -84,7 +78,9 @@ def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divi
         patches.setattr(ids_module, "TABLES_REMEMBERED_MAX", 1)
 
 
-class SeriesMachineRules(RuleBasedStateMachine):
+class SeriesMachineRules(MaintenanceRules):
+    place: SeriesPlace
+
     @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
     def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
@@ -102,22 +98,6 @@ class SeriesMachineRules(RuleBasedStateMachine):
         self.place.write(*some)
         for part in some:
             self.model.add(part)
-
-    @rule()
-    def flush(self) -> None:
-        self.place.flush()
-
-    @rule(everything=st.booleans())
-    def compact(self, everything: bool) -> None:
-        self.place.compact(everything=everything)
-
-    @rule()
-    def freeze(self) -> None:
-        self.place.tree.freeze()
-
-    @rule()
-    def collect(self) -> None:
-        self.place.collector.collect()
 
     @precondition(lambda self: len(self.snapshots) < 3)
     @rule()

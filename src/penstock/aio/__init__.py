@@ -16,19 +16,13 @@ that arrives at that moment is returned to the queue.
 Thread: one event loop for each store; the threads are the store's.
 """
 
+from penstock.aio.batch import AsyncBatch
+from penstock.aio.kv import AsyncKvReader, AsyncKvTable, AsyncTextKvReader, AsyncTextKvTable
+from penstock.aio.queue import AsyncConsumer, AsyncQueueTable, AsyncQueueView
+from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.store import (
-    AsyncBatch,
-    AsyncConsumer,
-    AsyncKvReader,
-    AsyncKvTable,
-    AsyncQueueTable,
-    AsyncQueueView,
-    AsyncSeriesReader,
-    AsyncSeriesTable,
     AsyncSnapshot,
     AsyncStore,
-    AsyncTextKvReader,
-    AsyncTextKvTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )

@@ -60,13 +60,8 @@ BACKOFF_S = 0.05
 class WholeGroup(PendingGroup):
     """A group that its writer submitted as one: it is atomic."""
 
-    __slots__ = ("awaited", "error")
-
-    def __init__(self, group: PendingGroup, *, awaited: bool) -> None:
-        super().__init__(group.condition)
-        self.sections = group.sections
-        self.awaited = awaited  # its writer waits for `verdict` and `error`
-        self.error: PenstockError | None = None
+    awaited: bool = False  # its writer waits for `verdict` and `error`
+    error: PenstockError | None = None
 
 
 class _Outgoing:

@@ -51,6 +51,13 @@ SAMPLES = pa.schema(
         pa.field("value", pa.float64(), nullable=False),
     ]
 )
+RUNS = pa.schema(
+    [
+        pa.field("series", pa.binary()),  # the canonical labels where the samples of a series begin, null after that
+        pa.field("time", pa.int64(), nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+    ]
+)
 SERIES = pa.schema([SAMPLES.field("metric"), SAMPLES.field("labels")])
 KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
@@ -88,6 +95,18 @@ def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, b
     index = pa.array(np.repeat(np.arange(len(starts)), lengths))
     columns = [metrics.take(index), maps.take(index), _fixed(TIME, times), _fixed(pa.float64(), bits)]
     return pa.record_batch(columns, schema=SAMPLES)
+
+
+def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+    """Return samples as a record batch of `RUNS`; `rows` are the series of the samples, as runs."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    place = np.zeros(len(rows), np.int64)
+    place[starts] = np.arange(len(starts))
+    later = np.ones(len(rows), np.bool_)
+    later[starts] = False
+    first = pa.array([labels[row] for row in rows[starts].tolist()], pa.binary())
+    columns = [first.take(pa.array(place, mask=later)), _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
+    return pa.record_batch(columns, schema=RUNS)
 
 
 def _fixed(kind: Any, column: npt.NDArray[Any]) -> Any:

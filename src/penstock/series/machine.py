@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.kinds import Machine
+from penstock.kinds import ALL_LATER, TreeMachine
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
@@ -27,8 +27,6 @@ from penstock.series.options import SeriesOptions, decode_series_options
 from penstock.series.reading import SeriesState
 from penstock.series.section import SeriesSection, decode_section
 
-ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
-
 
 def open_series_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
@@ -36,29 +34,16 @@ def open_series_machine(maintenance: Maintenance, descriptor: PartitionDescripto
     return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options))
 
 
-class SeriesMachine(Machine):
+class SeriesMachine(TreeMachine):
     """The state machine of a series shard."""
-
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
 
     def __init__(
         self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: SeriesOptions
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, maintenance, descriptor)
         self.options = options
-        self._maintenance = maintenance
-        self._descriptor = descriptor
         self._ids = SeriesIds(options)
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
-
-    @property
-    def applied(self) -> int:
-        return self.tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
@@ -85,8 +70,6 @@ class SeriesMachine(Machine):
                 draft.add(part)
         return draft
 
-    def renew(self) -> None: ...
-
     def snapshot(self) -> SeriesState:
         return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
 
@@ -111,16 +94,3 @@ class SeriesMachine(Machine):
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""
         return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
-
-    def is_read(self) -> bool:
-        return self.tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self.tree)
-
-    def close(self) -> None:
-        self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

@@ -1,6 +1,7 @@
 """The queries of a series table: their requests, and their answers as record batches.
 
     select         samples of a selector: metric, labels, time, value
+    runs           the same, with the labels of a series only where its samples begin
     series         label sets of a selector: metric, labels
     label_names    names of labels
     label_values   values of one label
@@ -29,7 +30,7 @@ import pyarrow as pa
 from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
-from penstock.series.arrow import SAMPLES, SERIES, LabelColumns, sample_batch, series_batches
+from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batch, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.section import I64, MetricMetadata
@@ -193,6 +194,15 @@ def _select(
             yield sample_batch(labels, some.rows, some.times, some.bits)
 
 
+def _runs(
+    query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
+) -> Iterator[Any]:
+    for shard in shards:
+        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        for some in selected.slices(context):
+            yield run_batch(selected.labels, some.rows, some.times, some.bits)
+
+
 def scan_samples(shard: SeriesShard, start: int, end: int) -> Iterator[Any]:
     """Yield record batches of all samples in a range, ordered by bucket, series and time."""
     for bucket, ids in shard.match((), start, end) if start < end else ():
@@ -280,6 +290,7 @@ def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
 _Answer = Callable[[SeriesQuery, Sequence[Matcher], Sequence[SeriesShard], QueryContext], Iterator[Any]]
 QUERIES: dict[str, _Answer] = {
     "select": _select,
+    "runs": _runs,
     "series": _series,
     "label_names": _label_names,
     "label_values": _label_values,
@@ -288,6 +299,7 @@ QUERIES: dict[str, _Answer] = {
 }
 SCHEMAS = {
     "select": SAMPLES,
+    "runs": RUNS,
     "series": SERIES,
     "label_names": NAMES,
     "label_values": NAMES,

@@ -20,10 +20,12 @@ from penstock.arguments import ArrowSource, flag, in_short, microseconds, second
 from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
+from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import QUERY_S, Port, Reading, partitions_of
+from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
+from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, StepGrid, step_grid
 from penstock.series.admission import check_window
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
@@ -36,6 +38,7 @@ from penstock.series.options import (
     decode_series_options,
     encode_series_options,
 )
+from penstock.series.promql_source import run_promql
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import (
     I64,
@@ -75,7 +78,7 @@ class Cardinality:
     labels: dict[str, int]  # distinct values of each label
 
 
-class SeriesReader:
+class SeriesReader(ReadableTable):
     """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
 
     >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
@@ -85,18 +88,8 @@ class SeriesReader:
     """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
+        super().__init__(port, info)
         self._options = decode_series_options(info.options)
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
 
     @property
     def options(self) -> SeriesOptions:
@@ -144,10 +137,6 @@ class SeriesReader:
         """Return all samples as an Arrow table."""
         return self.select("{}")
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(SAMPLES, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
-
     def aggregate(
         self,
         selector: str,
@@ -176,6 +165,46 @@ class SeriesReader:
         decode_aggregate(argument)
         batches = self._reading.query(self._info, "aggregate", argument, timeout_s=timeout_s)
         return pa.Table.from_batches(list(batches), AGGREGATES)
+
+    # -- PromQL
+
+    def query(
+        self,
+        promql: str,
+        time: int | datetime | None = None,
+        *,
+        samples_max: int = SAMPLES_MAX,
+        timeout_s: float = QUERY_S,
+    ) -> pa.Table:
+        """Evaluate a PromQL expression at one time, by default now; return an Arrow table like that of `select`.
+
+        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read.
+        """
+        now_us = self._reading.time_us() if time is None else microseconds(time)
+        return self._promql(promql, StepGrid(now_us, 1, 1), samples_max, timeout_s, instant=True)
+
+    def query_range(
+        self,
+        promql: str,
+        start: int | datetime,
+        end: int | datetime,
+        step: float | timedelta,
+        *,
+        samples_max: int = SAMPLES_MAX,
+        timeout_s: float = QUERY_S,
+    ) -> pa.Table:
+        """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
+        grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
+        return self._promql(promql, grid, samples_max, timeout_s, instant=False)
+
+    def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
+        limits = QueryLimits(
+            samples_max=whole(samples_max, "samples_max", 1),
+            timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
+        )
+        budget = QueryBudget(limits, SystemClock())
+        result = run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+        return result.to_arrow(SAMPLES)
 
     # -- labels
 
@@ -279,7 +308,7 @@ def _quantile(function: Any, quantile: Any) -> float:
     return float(quantile)
 
 
-class SeriesTable(SeriesReader):
+class SeriesTable(SeriesReader, WritableTable):
     """A series table of an open store.
 
     >>> metrics = store.series("metrics")
@@ -333,7 +362,7 @@ class SeriesTable(SeriesReader):
             epoch = self._submit({key.partition: section}, SAMPLE_BYTES)
             key.bucket = bucket
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
+            self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
         return epoch
 
     def _key(self, metric: Any, labels: Any) -> SeriesKey:
@@ -465,11 +494,6 @@ class SeriesTable(SeriesReader):
         group = PendingGroup()
         group.sections.update(sections)
         return self._port.submit(group, size)
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch
 
 
 def split_block(block: SampleBlock, shards: int) -> Iterator[tuple[int, SampleBlock]]:

@@ -6,9 +6,8 @@ Thread: a batch belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Literal, NoReturn, cast, overload
+from typing import Any, NoReturn, cast
 
 from penstock.arguments import ArrowSource, whole
 from penstock.arrow_input import is_arrow
@@ -16,9 +15,6 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
-from penstock.kv.table import KvTable
-from penstock.kv.text_keys import TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.partition.ledger import (
     CONDITION_BYTES_MAX,
     Condition,
@@ -30,16 +26,16 @@ from penstock.partition.ledger import (
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import KV, QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
+from penstock.registry import QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
 from penstock.series.table import SeriesTable
+from penstock.store.kv_tables import KvOfBatch
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
-from penstock.store.naming import NamedTables
 
 CONDITION_OVERHEAD = 16  # of encoding: more than the lengths of a name and an argument take
 CONDITIONS_BYTES_MAX = CONDITION_BYTES_MAX - 4_096  # a client adds a token
 
 
-class StoreBatch(NamedTables):
+class StoreBatch(KvOfBatch):
     """Writes that are committed together at the end of the `with` block; an exception in the block discards them.
 
     >>> with store.batch(token=("loader", 17)) as batch:
@@ -74,52 +70,6 @@ class StoreBatch(NamedTables):
         """Return an existing table of any kind, whose writes join this batch."""
         info = self._info(name)
         return kind_named(info.kind, name).table(self._writes, info, durable=False)
-
-    @overload
-    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvTable[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
-
-    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
-        """Return an existing kv table, whose writes join this batch; `value` and `key` are its types."""
-        return KV.of_types(KV.table(self._writes, self._info(name, KV), durable=False), value, key)
 
     def queue(self, name: str) -> QueueTable:
         """Return an existing queue, whose writes join this batch."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from penstock.errors import KindMismatch, PenstockError, UniqueJobAlreadyPending
 from penstock.kinds import Derivation, Derived
-from penstock.lsm.tasks import TreeTask
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
@@ -25,7 +24,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.runner import JobResult, JobRunner
-from penstock.scheduler.task import Outcome, StopSignal, TaskLoad
+from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
 from penstock.scheduler.work import WorkCancelled, WorkFailed, pack, perform, unpack
 from penstock.store.port import LocalPort
 
@@ -46,10 +45,10 @@ class DerivedTables:
         self._root = root
         self._turns: dict[int, threading.Lock] = {}  # by the id of a table
 
-    def tasks(self) -> list[TreeTask | JobRunner]:
+    def tasks(self) -> list[PeriodicTask | JobRunner]:
         """Return the task that enqueues jobs, and the runner of the jobs."""
         return [
-            TreeTask(TASK, INTERVAL_S, self._enqueue),
+            PeriodicTask(TASK, INTERVAL_S, self._enqueue),
             JobRunner(RUNNER, self._jobs, {int(JobKind.ROLLUP): self._handle}),
         ]
 

@@ -102,18 +102,18 @@ class Store(OpenedParts):
 
         `GateShut` if other work on the table does not end within `timeout_s` seconds.
         """
-        wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
+        info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
         try:
             with translate_os_errors():
-                return self._compact(wanted, timeout_s)
+                return self._compact(info, timeout_s)
         except GateShut as error:
-            raise GateShut(f"table {wanted.name} was not compacted: {error}") from error
+            raise GateShut(f"table {info.name} was not compacted: {error}") from error
 
-    def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
-        for partition in partitions_of(wanted):
+    def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
+        for partition in partitions_of(info):
             self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
-        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table_id]
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
