@@ -10,6 +10,8 @@ of the metrics. At the end the numbers are laid side by side; the last row is th
     DATA      a folder, kept and reused      CHAOS=1   kill the query and delete its checkpoint, again and again
 """
 
+# ruff: noqa: E402 - an interrupt is handled before the imports, which take a second
+
 from __future__ import annotations
 
 import os
@@ -25,7 +27,7 @@ def stop_at_once(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, stop_at_once)  # before the imports, which take a second
+    signal.signal(signal.SIGINT, stop_at_once)
 
 import json
 import random

@@ -1,8 +1,8 @@
 """What pyarrow imports at its first conversions, imported before them.
 
 Where pandas is installed, pyarrow imports it in the middle of a conversion, from C++ code that drops whatever the
-import raises: a Ctrl-C at that moment would be lost. So a thread that signals interrupt calls `load_pandas` first, which
-imports in another thread and can be interrupted.
+import raises: a Ctrl-C at that moment would be lost. So a thread that signals interrupt calls `load_pandas` first,
+which imports in another thread and can be interrupted.
 
 Thread: any.
 """
