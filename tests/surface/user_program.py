@@ -55,7 +55,7 @@ def ingest(store: penstock.Store | penstock.RemoteStore) -> None:
     assert_type(batch.duplicate, bool)
     with store.snapshot() as snapshot:
         assert_type(snapshot.kv("totals", value="int64"), KvReader[int])
-        assert_type(await snapshot.kv("names", value="utf8").get(b"ada"), str | None)
+        assert_type(snapshot.kv("names", value="utf8").get(b"ada"), str | None)
         assert_type(snapshot.queue("events").read(), list[Message])
         assert_type(snapshot.lsn, int)
     report = store.load("copy", users, token=("copy", 1))
