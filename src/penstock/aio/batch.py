@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from penstock.aio.bridge import awaited, made
+from penstock.aio.bridge import CallThreads, awaited, made
 from penstock.aio.kv import AsyncKvOfBatch
 from penstock.store.batch import StoreBatch
 
@@ -27,6 +27,10 @@ class AsyncBatch(AsyncKvOfBatch):
     >>> asyncio.run(main())
     False
     """
+
+    def __init__(self, sync: StoreBatch, threads: CallThreads) -> None:
+        super().__init__(sync, threads)
+        sync.wait_for_entry()
 
     queue = made(StoreBatch.queue)
     series = made(StoreBatch.series)

@@ -123,18 +123,6 @@ def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncFo
     return functools.wraps(method)(call)
 
 
-def made_as(
-    form: Callable[[T, CallThreads], F], method: Callable[Concatenate[S, P], T]
-) -> Callable[Concatenate[AsyncForm[S], P], F]:
-    """Make the asyncio form of a method that only makes an object, which has an asyncio form, too."""
-    name = method.__name__
-
-    def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
-        return form(getattr(self._sync, name)(*args, **kwargs), self._threads)
-
-    return functools.wraps(method)(call)
-
-
 def iterated(
     method: Callable[Concatenate[S, P], Iterator[T]],
 ) -> Callable[Concatenate[AsyncForm[S], P], AsyncIterator[T]]:

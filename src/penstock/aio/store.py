@@ -10,7 +10,7 @@ from pathlib import Path
 
 import penstock
 from penstock.aio.batch import AsyncBatch
-from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed, made_as
+from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed
 from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
@@ -36,8 +36,8 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
     True
     """
 
-    queue = made_as(AsyncQueueView[QueueView], StoreSnapshot.queue)
-    series = made_as(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
+    queue = formed(AsyncQueueView[QueueView], StoreSnapshot.queue)
+    series = formed(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
 
