@@ -82,8 +82,8 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
 
 NOT_AWAITED = {
     "AsyncStore": {"batch", "snapshot"},
-    "AsyncBatch": {"kv", "queue", "series"},
-    "AsyncSnapshot": {"kv", "queue", "series"},
+    "AsyncBatch": {"kv", "queue", "series", "vector"},
+    "AsyncSnapshot": {"kv", "queue", "series", "vector"},
     "AsyncQueueTable": {"consumer"},
 }
 

@@ -34,6 +34,7 @@ class AsyncBatch(AsyncKvOfBatch):
 
     queue = made(StoreBatch.queue)
     series = made(StoreBatch.series)
+    vector = made(StoreBatch.vector)
     commit = awaited(StoreBatch.commit)
 
     @property
