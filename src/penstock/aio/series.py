@@ -20,7 +20,7 @@ class AsyncSeriesReader(AsyncForm[R]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.series("metrics")
     ...         async with store.snapshot() as snapshot:
-    ...             metrics = await snapshot.series("metrics")
+    ...             metrics = snapshot.series("metrics")
     ...             return await metrics.labels()
     >>> asyncio.run(main())
     []

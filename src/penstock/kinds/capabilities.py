@@ -29,7 +29,7 @@ class StreamColumns:
     shard: str
     sequence: str
     payload: str
-    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where the row has them
+    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where both tables have them
 
 
 class StreamSource(Protocol):

@@ -247,10 +247,10 @@ def test_asyncio(tmp_path: Path) -> None:
             assert (await metrics.select("cpu")).num_rows == 1
             assert await metrics.label_values("host") == ["a"]
             async with store.batch() as batch:
-                (await batch.series("metrics")).write("cpu", 2.0, time=2)
+                batch.series("metrics").write("cpu", 2.0, time=2)
             assert sum([batch.num_rows async for batch in metrics.scan_arrow("cpu")]) == 2
             async with store.snapshot() as snapshot:
-                assert (await (await snapshot.series("metrics")).to_arrow()).num_rows == 2
+                assert (await snapshot.series("metrics").to_arrow()).num_rows == 2
 
     asyncio.run(use())
 
