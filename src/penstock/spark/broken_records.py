@@ -1,8 +1,8 @@
 """Writes the batches of a stream with a dead-letter queue: finds broken records, and sets them aside with the reason.
 
 A batch that fails because of a record: (1) one Spark job finds the records on which the plan fails (`isolation`); one
-commit writes all others, the dead letters and the position. (2) If that fails, another job finds the records whose
-results a table refuses, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
+commit writes all others, the dead letters and the position. (2) If a table refuses results, a job finds the records
+that lead to those, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
 halved, and each half is a commit of its own. If the function fails on an empty frame, or the error may pass, no record
 is to blame, and the stream stops.
 
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from penstock.errors import PositionConflict, StreamFailed
+from penstock.errors import FixTheCall, PositionConflict, StreamFailed
 from penstock.host.clock import SystemClock
 from penstock.kinds import StreamColumns
 from penstock.spark.committing import check_rows, within
@@ -73,6 +73,7 @@ class BrokenRecords:
         self._records_max = records_max
         self._job_tag = job_tag
         self._expected = 0  # batches that are searched before they fail, as one did a while ago
+        self._refused = False  # a table refused results of that one: look for those, too
 
     def write(self, frame: DataFrame, start: Offsets, end: Offsets) -> None:
         """Write [start, end), with its broken records as dead letters."""
@@ -81,7 +82,7 @@ class BrokenRecords:
         reasons: dict[RowPosition, str] = {}
         if self._expected:
             self._expected -= 1
-            reasons = self._search(frame, reasons, results_too=False) or {}
+            reasons = self._search(frame, reasons, results_too=self._refused) or {}
             if len(reasons) > self._records_max:
                 reasons = {}  # fail once, for the first error
         error = self._write_without(frame, start, end, reasons)
@@ -90,7 +91,8 @@ class BrokenRecords:
         if error is None:
             return
         self._first = error
-        for results_too in (False, True):  # the second search looks for results that a table refuses
+        self._refused = isinstance(error, FixTheCall)  # by a table: the plan itself does not fail
+        for results_too in (True,) if self._refused else (False, True):
             found = self._search(frame, reasons, results_too=results_too)
             if found is None:
                 break
