@@ -118,10 +118,13 @@ def by_row(frame: Any) -> dict[str, Any]:
 
 
 def by_table(frame: Any) -> dict[str, Any]:
-    """Fails nowhere, but gives a result without a key, which the table refuses."""
+    """Fails nowhere, but gives results without a key, and one whose key is too long: a table refuses both."""
     parts = F.split(F.col("payload").cast("string"), ":")
     place, amount = parts[0].try_cast("int"), F.try_element_at(parts, F.lit(2)).try_cast("long")
-    return results(frame.withColumn("place", place).withColumn("amount", amount))
+    key = F.when(F.col("payload").cast("string") == "x", F.repeat(F.lit("k"), 70_000).cast("binary"))
+    return results(
+        frame.withColumn("key", F.coalesce(key, "key")).withColumn("place", place).withColumn("amount", amount)
+    )
 
 
 def by_join(frame: Any) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import FixTheCall, Invalid
-from penstock.kinds import StreamColumns, as_streamable
+from penstock.kinds import StreamColumns, as_loadable, as_streamable
 from penstock.partition.ledger import TableInfo
 from penstock.protocol.wire import SourceState
 from penstock.registry import kind_named
+from penstock.spark.arrow import arrow_schema
 from penstock.spark.dead_letters import raised_in_task
 from penstock.spark.loading import add_loads, check_schema, make_loads
 from penstock.spark.table_ref import PlannedTable, TableRef
@@ -131,6 +132,16 @@ def _task(table: PlannedTable, name: str, schema: Any, batches: Iterator[Any]) -
     loads, error = _attempt(table, schema, batches)
     columns = [pa.array([name]), pa.array([loads], pa.binary()), pa.array([error], pa.string())]
     yield pa.record_batch(columns, names=["table", "loads", "error"])
+
+
+def check_nulls(table: PlannedTable, frame: DataFrame) -> DataFrame:
+    """Return a frame of the nulls in columns that must have none, without a Python function: what `check_rows` says."""
+    schema = as_loadable(table.kind, table.info).load_schema(arrow_schema(frame.schema), table.info.options)
+    error = F.lit(None).cast("string")
+    for name in [field.name for field in schema if not field.nullable]:
+        text = f"penstock.errors.Invalid: {name} is null, and table {table.info.name} takes no such row"
+        error = F.when(F.col(name).isNull(), text).otherwise(error)
+    return frame.select(error.alias("error")).where("error IS NOT NULL")
 
 
 def check_rows(table: PlannedTable, frame: DataFrame) -> DataFrame:
