@@ -41,7 +41,7 @@ PUBLIC = {
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register search session
         stream verify views wait
     """,
     "penstock.testing": """
