@@ -32,9 +32,8 @@ def test_a_round_trip_keeps_everything(spark: Any, store: Store, folder: str) ->
     assert frame.count() == 299
     frame.write.format("penstock").option("table", "copy").mode("append").save(folder)
     assert copy.to_arrow().sort_by("id").equals(docs.to_arrow().sort_by("id"))
-    more = spark.createDataFrame(
-        [("new", [1.0, 2.0, 3.0, 4.0], 5, True)], "id string, vector array<double>, n int, b boolean"
-    )
+    columns = "id string, vector array<double>, n int, b boolean"
+    more = spark.createDataFrame([("new", [1.0, 2.0, 3.0, 4.0], 5, True)], columns)
     for duplicate in (False, True):
         done = penstock.spark.commit(folder, {"copy": more}, token=("loader", 1))
         assert done.duplicate is duplicate
@@ -65,6 +64,8 @@ def test_a_search_finds_what_the_embedded_one_finds(
         wanted: Any = docs.search(rows[90:150], k=3, **options)
         expected = sorted((90 + row["query"], row["rank"], row["id"], row["attributes"]) for row in wanted.to_pylist())
         assert sorted((r["name"], r["rank"], r["neighbor"], r["neighbor_attributes"]) for r in found) == expected
-    for wrong in ({"table": "nothing"}, {"k": 0}, {"column": "name"}):
+    mistakes: list[dict[str, Any]] = [{"table": "nothing"}, {"k": 0}, {"column": "name"}]
+    for wrong in mistakes:
+        arguments: dict[str, Any] = {"path": folder, "table": "docs", **wrong}
         with pytest.raises(penstock.errors.PenstockError):
-            penstock.spark.search(frame, **{"path": folder, "table": "docs", **wrong})
+            penstock.spark.search(frame, **arguments)

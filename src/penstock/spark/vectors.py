@@ -73,6 +73,7 @@ def search(
     `column` holds the query vectors, arrays of numbers. A row comes once for each neighbour, with the further columns
     rank (from 1), neighbor (its id), distance and neighbor_attributes (JSON). The rest is as for `VectorTable.search`.
 
+    >>> epoch = store.vector("docs", dimensions=2).upsert(["a"], [[1.0, 0.0]], durable=True)
     >>> queries = spark.createDataFrame([("q", [1.0, 0.1])], "name string, vector array<double>")
     >>> found = penstock.spark.search(queries, path, "docs", k=1)
     >>> [(row["name"], row["neighbor"]) for row in found.collect()]

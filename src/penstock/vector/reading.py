@@ -143,14 +143,16 @@ class VectorState(ShardSnapshot):
     ) -> tuple[F32, I64]:
         """Return the distances and internal ids of the `k` nearest vectors of each query; inf and -1 where none is."""
         self.snapshot.check_open()
+        for query in queries[:SAMPLED_EACH]:
+            self._live.sample(query.copy())
         view = self._index
         if view is None:
+            if not self._live.fits(self.count):
+                return self._nearest_in_files(queries, k, where)
             view = self._index = self._live.view_of(self.snapshot)
         gone = view.gone
         if self._draft is not None and self._draft.gone:
             gone = np.union1d(gone, id_array(self._draft.gone))
-        for query in queries[:SAMPLED_EACH]:
-            self._live.sample(query.copy())
         allowed = None if where is None else self._allowed(where, view.ceiling)
         distances, ids = view.index.search(
             queries, k, probes=probes, exact=exact, allowed=allowed, below=view.ceiling, deleted=RemovedIds(gone)
@@ -158,6 +160,24 @@ class VectorState(ShardSnapshot):
         if self._draft is not None:
             return self._with_drafted(queries, k, where, (distances, ids))
         return distances, ids
+
+    def _nearest_in_files(self, queries: F32, k: int, where: Any) -> tuple[F32, I64]:
+        """Compare with all vectors, a slice of the files at a time."""
+        metric = self.options.metric
+        wanted = prepared(queries, metric)
+        nearest = np.full((len(queries), k), np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+        for ids, vectors in vector_slices(self._view, self.options.dimensions):
+            self.snapshot.check_open()
+            if where is not None:
+                parts = record_slices(self._view, int(ids[0]), int(ids[-1]) + 1)
+                table = attribute_table([some for _, _, attributes in parts for some in attributes])
+                passing = compile_condition(where, table.schema).mask(table)
+                ids, vectors = ids[passing], vectors[passing]
+            if len(ids):
+                distances, places = ExactRows(prepared(vectors, metric), metric).search(wanted, k)
+                found = np.where(places >= 0, ids[places].astype(np.int64), -1)
+                nearest = merge_nearest([nearest, (distances, found)], k)[:2]
+        return nearest
 
     def attributes_schema(self) -> pa.Schema:
         """Return the names and types of all attributes."""
