@@ -65,6 +65,8 @@ INTERNAL = {
     "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
+    "SeriesReader": {"evaluate"},
+    "SeriesTable": {"evaluate"},
     "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
