@@ -29,7 +29,7 @@ class StreamColumns:
     shard: str
     sequence: str
     payload: str
-    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where the row has them
+    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where both tables have them
 
 
 class StreamSource(Protocol):
@@ -268,6 +268,10 @@ class Derived(Protocol):
     """Tables, or indexes of tables, are computed by durable jobs of the owner."""
 
     derived_by: JobKind  # the kind of these jobs
+
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        """Raise an error if a new table cannot be computed as its options say; `find` looks up a table by name."""
+        return
 
     def is_derived(self, info: TableInfo) -> bool:
         """Whether this table, or its index, is computed."""
