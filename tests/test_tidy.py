@@ -28,7 +28,7 @@ LAYERS = [
     {"coordinator"},
     {"kinds"},
     {"promql"},
-    {"queue", "kv", "series"},
+    {"queue", "kv", "series", "vector"},
     {"registry"},
     {"store"},
     {"protocol"},
@@ -36,6 +36,7 @@ LAYERS = [
     {"server"},
     {"spark"},
     {"aio"},
+    {"http"},
     {"cli"},
 ]
 
