@@ -36,6 +36,7 @@ class AsyncSeriesReader(AsyncForm[R]):
     label_values = awaited(SeriesReader.label_values)
     metadata = awaited(SeriesReader.metadata)
     cardinality = awaited(SeriesReader.cardinality)
+    statistics = awaited(SeriesReader.statistics)
     scan_arrow = iterated(SeriesReader.scan_arrow)
 
 

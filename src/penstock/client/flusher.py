@@ -220,7 +220,8 @@ class RemoteFlusher:
         first = message[0]
         if first.bytes > GROUP_BYTES_MAX or len(first.sections) > wire.SECTIONS_MAX:
             size = f"{len(first.sections)} sections and {first.bytes} bytes"
-            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: split it"))
+            hint = "split it, or load its rows with store.load"
+            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: {hint}"))
             return False
         for outgoing in message:
             own = outgoing.condition.token is None

@@ -269,6 +269,10 @@ class Derived(Protocol):
 
     derived_by: JobKind  # the kind of these jobs
 
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        """Raise an error if a new table cannot be computed as its options say; `find` looks up a table by name."""
+        return
+
     def is_derived(self, info: TableInfo) -> bool:
         """Whether this table, or its index, is computed."""
 
