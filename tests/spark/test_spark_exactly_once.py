@@ -330,11 +330,11 @@ class Driver:
         self._marks, self._streams = tmp_path / "marks", len(both)
         self._marks.mkdir()
         streams = [[name, given.store.path, str(tmp_path / f"checkpoint-{name}")] for name, given in both.items()]
-        with (tmp_path / "stderr").open("w") as errors:
+        with (tmp_path / "stderr").open("w") as logged:
             self.process = subprocess.Popen(
                 [sys.executable, script, point, str(self._marks), *chain(*streams)],
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=logged,
                 start_new_session=True,
                 text=True,
             )
