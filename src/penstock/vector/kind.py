@@ -106,7 +106,7 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
             raise Invalid(f"options of a vector table are malformed: {error.reason}") from None
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> VectorMachine:
-        return open_vector_machine(context.maintenance, descriptor, options)
+        return open_vector_machine(context.maintenance, descriptor, options, context.memory_bytes_max)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> VectorTable:
         return VectorTable(port, info, durable=durable)
