@@ -49,6 +49,16 @@ def decode_metrics(body: bytes, now_us: int) -> ReceivedSamples:
     return found.result()
 
 
+def metrics_answer(left_out: int) -> bytes:
+    """Return the answer to a request of metrics, which says how many points are not stored."""
+    if not left_out:
+        return b""
+    text = "deltas and exponential histograms are not stored: export cumulative sums and explicit buckets"
+    partial = {"rejected_data_points": left_out, "error_message": text}
+    answer: bytes = _service("metrics")[0].ExportMetricsServiceResponse(partial_success=partial).SerializeToString()
+    return answer
+
+
 def decode_logs(body: bytes, now_us: int) -> list[bytes]:
     """Decode a request of logs into messages of JSON, one for each record."""
     request = _parsed("logs", "ExportLogsServiceRequest", body)
