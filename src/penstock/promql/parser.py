@@ -52,9 +52,11 @@ _TOKEN = re.compile(
     |(?P<word>[A-Za-z0-9_:.]+)
     |(?P<open>[(\[{])
     |(?P<close>[)\]}])
+    |(?P<operator>[-+*/%^]|[=!<>]=|[<>])
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_WORD_OPERATORS = ("and", "or", "unless", "atan2")
 _NATIVE = ("histogram_avg", "histogram_count", "histogram_sum", "histogram_stddev", "histogram_stdvar")
 
 
@@ -101,18 +103,27 @@ def _library() -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would make the library recurse too deeply, or panic."""
-    depth = tokens = signs = 0
+    tokens = nested = 0
+    operators = [0]  # for each bracket that is open: of the expression in it, which nests as deep as it has operators
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup
         if kind == "space":
             continue
         tokens += 1
-        # A sign nests as a bracket does, until an operand ends the row of signs.
-        signs = signs + 1 if kind == "other" and token.group() in "+-" else 0
-        depth += (kind == "open") - (kind == "close")
         if kind == "early":
             raise Invalid(f"the query {in_short(text)} names a time before 1970 after @: give one after it")
-        if tokens > TOKENS_MAX or depth + signs > DEPTH_MAX:
+        if kind == "open":
+            operators.append(0)
+            nested += 1
+        elif kind == "close" and len(operators) > 1:
+            nested -= 1 + operators.pop()
+        elif token.group() == ",":
+            nested -= operators[-1]
+            operators[-1] = 0
+        elif kind == "operator" or token.group().lower() in _WORD_OPERATORS:
+            operators[-1] += 1
+            nested += 1
+        if tokens > TOKENS_MAX or nested > DEPTH_MAX:
             raise Invalid(f"a query has at most {TOKENS_MAX} words and is nested at most {DEPTH_MAX} deep")
 
 

@@ -32,6 +32,12 @@ def run(text: str, budget: QueryBudget) -> None:
         (QueryLimits(cells_max=100), "max_over_time(up[30d:1s])", "at most 100 values"),
         (QueryLimits(cells_max=100), "cpu * on() group_left {__name__=~'up|limit'}", "(duplicate|at most)"),
         (QueryLimits(cells_max=200), "{__name__=~'.+'}", "at most 200 values"),
+        (
+            QueryLimits(cells_max=150),
+            "up + (up + (up + (up + (up + (up + (up + up))))))",
+            "at most 150 values .* beside",
+        ),
+        (QueryLimits(), "max_over_time(" * 40 + "vector(time())" + "[9000y:1000y])" * 40, "too far from 1970"),
     ],
 )
 def test_a_query_is_refused_at_its_limits(limits: QueryLimits, text: str, reason: str) -> None:
