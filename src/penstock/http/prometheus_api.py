@@ -26,6 +26,7 @@ PROMETHEUS_VERSION = "3.5.0"  # whose API this is
 TIMEOUT_S, TIMEOUT_S_MAX = 30.0, 60.0
 SECONDS_MAX = 1e10  # of a duration
 LIMIT_MAX = 1_000_000  # rows of one answer that is a list
+LABEL_CHARACTERS_MAX = 256 << 20  # of one answer to a query
 POINTS_MAX = 2_000_000  # of one answer to a query: each takes some 200 bytes until it is sent
 _DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhdwy]))+")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhdwy])")
@@ -154,6 +155,9 @@ def result_json(result: QueryResult) -> dict[str, Any]:
     samples = result.samples
     if len(samples.values) > POINTS_MAX:
         raise Invalid(f"an answer has at most {POINTS_MAX} points, not {len(samples.values)}: give a longer step")
+    characters = int(samples.labels.characters().sum())
+    if characters > LABEL_CHARACTERS_MAX:
+        raise Invalid(f"an answer has at most {LABEL_CHARACTERS_MAX} characters of labels: select fewer series")
     if result.kind == "string":
         return {"resultType": "string", "result": [0, result.text]}
     seconds, values = (samples.times / 1e6).tolist(), shown_values(samples.values)
