@@ -210,7 +210,7 @@ class _Door:
         return ANSWERS[name](table, reading)
 
     def _label_values(self, request: Request, table: SeriesReader, reading: ReadRequest) -> list[str]:
-        return label_values(table, request.path_params["name"], reading.parameters)
+        return label_values(table, request.path_params["name"], reading)
 
     # -- writing
 

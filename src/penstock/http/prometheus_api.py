@@ -178,27 +178,32 @@ def shown_values(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
 
 
 def _series(table: SeriesReader, request: ReadRequest) -> Any:
-    parameters = request.parameters
-    limit, found = _limit(parameters), {}
-    for selector in _selectors(parameters, needed=True):
-        for row in table.series(selector, *_times(parameters)).to_pylist():
-            labels = {METRIC: row["metric"], **dict(row["labels"])}
-            found[tuple(sorted(labels.items()))] = labels
-    return list(found.values())[:limit]
+    limit, found, budget = _limit(request.parameters), {}, request.budget()
+    for selector in _selectors(request.parameters, needed=True):
+        rows = table.series(selector, *_times(request.parameters), timeout_s=budget.remaining_s())
+        for batch in rows.to_batches(max_chunksize=8_192):
+            budget.check()
+            for row in batch.to_pylist():
+                labels = {METRIC: row["metric"], **dict(row["labels"])}
+                found[tuple(sorted(labels.items()))] = labels
+            if len(found) >= limit:
+                return list(found.values())[:limit]
+    return list(found.values())
 
 
 def _labels(table: SeriesReader, request: ReadRequest) -> Any:
-    parameters = request.parameters
-    selectors = _selectors(parameters, needed=False)
-    names = {name for selector in selectors for name in table.labels(selector, *_times(parameters))}
-    return sorted(names)[: _limit(parameters)]
+    budget, times, names = request.budget(), _times(request.parameters), set()
+    for selector in _selectors(request.parameters, needed=False):
+        names.update(table.labels(selector, *times, timeout_s=budget.remaining_s()))
+    return sorted(names)[: _limit(request.parameters)]
 
 
-def label_values(table: SeriesReader, name: str, parameters: Parameters) -> list[str]:
+def label_values(table: SeriesReader, name: str, request: ReadRequest) -> list[str]:
     """Return the values of a label."""
-    selectors = _selectors(parameters, needed=False)
-    values = {value for each in selectors for value in table.label_values(name, each, *_times(parameters))}
-    return sorted(values)[: _limit(parameters)]
+    budget, times, values = request.budget(), _times(request.parameters), set()
+    for selector in _selectors(request.parameters, needed=False):
+        values.update(table.label_values(name, selector, *times, timeout_s=budget.remaining_s()))
+    return sorted(values)[: _limit(request.parameters)]
 
 
 def _metadata(table: SeriesReader, request: ReadRequest) -> Any:

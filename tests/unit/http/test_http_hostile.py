@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -35,11 +36,13 @@ from penstock.errors import (
 from penstock.http import application
 from penstock.http.application import HttpSettings
 from penstock.http.line_protocol import decode_lines
-from penstock.http.prometheus_api import POINTS_MAX, result_json
+from penstock.http.otlp import decode_logs, decode_metrics
+from penstock.http.prometheus_api import ANSWERS, POINTS_MAX, ReadRequest, label_values, result_json
 from penstock.http.remote_write import decode_write
 from penstock.http.serving import serve_http
 from penstock.promql import QueryResult, SelectedSamples
 from penstock.promql.labels import LabelMatrix
+from penstock.testing.clock import FakeClock
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +188,30 @@ def test_labels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("penstock.http.samples.SERIES_MAX", 3)
     with pytest.raises(Invalid, match="describes at most 3"):
         decode_write(snappy(b"".join(block(3, whole_metadata(f"m{n}", "x")) for n in range(4))), 1)
+
+
+def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: Any = [{"key": "k", "value": {"string_value": "x" * 1_000}}]
+    logs: Any = [{"resource": {"attributes": said}, "scope_logs": [{"log_records": [{}] * 50}]}]
+    body = ExportLogsServiceRequest(resource_logs=logs).SerializeToString()
+    assert len(decode_logs(body, 0)) == 50
+    monkeypatch.setattr("penstock.http.otlp.LOG_BYTES_MAX", 20_000)
+    with pytest.raises(Invalid, match="more than 20000 bytes"):
+        decode_logs(body, 0)
+    points: Any = [{"attributes": [{"key": "a.", "value": {"string_value": "x"}}] * 257, "as_int": 1}]
+    sent: Any = [{"scope_metrics": [{"metrics": [{"name": "m", "gauge": {"data_points": points}}]}]}]
+    with pytest.raises(Invalid, match="257 attributes"):
+        decode_metrics(ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString(), 0)
+
+
+def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
+    table = store.series("metrics")
+    for answer in (ANSWERS["series"], ANSWERS["labels"], lambda *given: label_values(given[0], "a", given[1])):
+        request = ReadRequest({"match[]": ["{}"] * 3, "timeout": ["5"]}, FakeClock())
+        assert isinstance(answer(table, request), list)
+        request.cancel()
+        with pytest.raises(Closed):
+            answer(table, request)
 
 
 def test_an_answer_has_a_limit_of_points(monkeypatch: pytest.MonkeyPatch) -> None:
