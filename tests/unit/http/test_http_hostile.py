@@ -258,7 +258,7 @@ def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.Mo
             time.sleep(0.01)
         ended.append(False)
 
-    monkeypatch.setattr(application, "ANSWERS", {**application.ANSWERS, "query": slow})
+    monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": slow})
     with serve_http(store, HttpSettings(table="metrics")) as port:
         for head in (b"GET /api/v1/query?query=1", b"POST /api/v1/query"):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:

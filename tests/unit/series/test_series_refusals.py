@@ -210,6 +210,7 @@ class Text(str):
 @pytest.mark.parametrize("name", ["metric", "type", "unit", "help"])
 def test_metadata_become_plain_texts(metrics: Any, name: str) -> None:
     """What cannot be encoded would stop the writes of the whole store."""
+    given: dict[str, Any]
     for text in (Text("gauge"), np.str_("gauge")):
         given = {"metric": "cpu", name: text}
         metrics.set_metadata(given.pop("metric"), **given, durable=True)
@@ -224,8 +225,9 @@ def test_metadata_become_plain_texts(metrics: Any, name: str) -> None:
 def test_timeouts_are_plain_numbers_for_connected_tables_too(tmp_path: Path, timeout_s: Any) -> None:
     with penstock.open(tmp_path / "store") as store, penstock.connect(tmp_path / "store") as client:
         store.series("metrics").write("cpu", 1.0, time=1, durable=True)
+        good = isinstance(timeout_s, (np.int64, np.float64))
         for table in (store.series("metrics"), client.series("metrics")):
-            if isinstance(timeout_s, (np.int64, np.float64)) and timeout_s < 60:
+            if good:
                 assert table.select("cpu", timeout_s=timeout_s).num_rows == 1
             else:
                 with pytest.raises(Invalid, match="timeout_s"):

@@ -119,7 +119,7 @@ def test_of_equal_times_the_last_series_counts(metrics: Any) -> None:
 def test_sums_past_the_largest_number_warn_nobody(tmp_path: Path) -> None:
     """A program that makes warnings errors would lose the answer."""
     with penstock.open(tmp_path / "store") as store:
-        wide = store.series("wide")
+        wide: Any = store.series("wide")
         wide.write_columns("m", [1e308, 1e308, -1e308, np.inf, -np.inf], times=T0 + np.arange(5))
         names = (*PLAIN, "rate")
         found = {name: wide.aggregate("m", function=name, step=1).column("value")[0].as_py() for name in names}
