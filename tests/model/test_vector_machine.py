@@ -21,9 +21,9 @@ from vector_place import (
     upserts,
 )
 
+from penstock.kinds import ALL_LATER
 from penstock.vector.draft import VectorDraft
 from penstock.vector.live import IndexView, LiveIndex, LoadedIndex
-from penstock.vector.machine import ALL_LATER
 from penstock.vector.options import VectorOptions
 from penstock.vector.reading import VectorState
 from penstock.vector.section import IndexChange, VectorSection
