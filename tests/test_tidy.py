@@ -36,6 +36,7 @@ LAYERS = [
     {"server"},
     {"spark"},
     {"aio"},
+    {"http"},
     {"cli"},
 ]
 

@@ -4,6 +4,7 @@ The packages, from the top down; each imports only from those below it. A write 
 journal; docs/architecture.md draws its way.
 
     cli            the command `penstock`
+    http           remote write, OTLP and line protocol, decoded into columns
     aio            the same store in asyncio
     spark          Spark's source, sink and streams; maintenance on Spark
     server, client the owner's socket for other processes; the same store from another process
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from penstock.store.settings import StoreSettings
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.vector.options import Metric
+    from penstock.vector.searching import Hit
+    from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
 
 __version__ = "0.1.0"
 
@@ -93,6 +97,7 @@ _HOMES = {
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
+    "Hit": "vector.searching",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
@@ -102,6 +107,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "Metric": "vector.options",
     "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
@@ -127,6 +133,10 @@ _HOMES = {
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
+    "VectorReader": "vector.table",
+    "VectorRecord": "vector.table",
+    "VectorStatistics": "vector.table",
+    "VectorTable": "vector.table",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -151,6 +161,7 @@ __all__ = [
     "DispatcherSettings",
     "Durability",
     "Epoch",
+    "Hit",
     "Json",
     "KvReader",
     "KvRow",
@@ -160,6 +171,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "Metric",
     "MetricMetadata",
     "Position",
     "PreparedLoad",
@@ -185,6 +197,10 @@ __all__ = [
     "TextKvTable",
     "Trouble",
     "ValueType",
+    "VectorReader",
+    "VectorRecord",
+    "VectorStatistics",
+    "VectorTable",
     "__version__",
     "connect",
     "errors",

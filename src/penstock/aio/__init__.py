@@ -26,6 +26,7 @@ from penstock.aio.store import (
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
+from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 
 __all__ = [
     "AsyncBatch",
@@ -40,6 +41,8 @@ __all__ = [
     "AsyncStore",
     "AsyncTextKvReader",
     "AsyncTextKvTable",
+    "AsyncVectorReader",
+    "AsyncVectorTable",
     "connect",
     "open",
 ]

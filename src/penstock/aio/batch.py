@@ -29,6 +29,7 @@ class AsyncBatch(AsyncKvOfBatch):
 
     queue = awaited(StoreBatch.queue)
     series = awaited(StoreBatch.series)
+    vector = awaited(StoreBatch.vector)
     commit = awaited(StoreBatch.commit)
 
     @property

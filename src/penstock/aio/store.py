@@ -14,6 +14,7 @@ from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed
 from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
+from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.queue.table import QueueView
@@ -38,6 +39,7 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
 
     queue = awaited_as(AsyncQueueView[QueueView], StoreSnapshot.queue)
     series = awaited_as(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
+    vector = awaited_as(AsyncVectorReader, StoreSnapshot.vector)
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
 
@@ -66,6 +68,7 @@ class AsyncStore(AsyncKvOfStore):
 
     queue = awaited_as(AsyncQueueTable, Tables.queue)
     series = awaited_as(AsyncSeriesTable, Tables.series)
+    vector = awaited_as(AsyncVectorTable, Tables.vector)
     batch = formed(AsyncBatch, Tables.batch)
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)

@@ -35,6 +35,7 @@ from penstock.kinds import (
     Serviced,
     partitions_of,
 )
+from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
@@ -78,6 +79,7 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     name = "series"
     options_default = encode_series_options(SeriesOptions())
     staged_suffix = ".samples"
+    derived_by = JobKind.ROLLUP
     read_only_calls: frozenset[str] = frozenset()
     repeatable_calls: frozenset[str] = frozenset()
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import FloatType, LongType, StringType, StructField, Stru
 from penstock.arguments import flag, in_short, whole
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid, NotFound
-from penstock.kinds import NeighbourSearchable, as_neighbour_searchable, partitions_of
+from penstock.kinds import QUERY_BYTES_MAX, NeighbourSearchable, as_neighbour_searchable, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.reading import LEASE_S, query_name
@@ -111,7 +111,8 @@ def _neighbours(wanted: NeighbourSearch, batches: Iterator[Any]) -> Iterator[Any
     """Yield the rows of a task's queries, each as often as it has neighbours."""
     ask: Any = None
     for batch in batches:
-        step = max(1, HITS_ROWS // wanted.k)
+        row_bytes = batch.nbytes // max(1, batch.num_rows) + 1
+        step = max(1, min(HITS_ROWS // wanted.k, QUERY_BYTES_MAX // 4 // row_bytes))
         for start in range(0, batch.num_rows, step):
             some = batch.slice(start, step)
             ask = _searcher(wanted) if ask is None else ask

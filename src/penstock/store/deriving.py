@@ -49,16 +49,16 @@ class DerivedTables:
         """Return the task that enqueues jobs, and the runner of the jobs."""
         return [
             PeriodicTask(TASK, INTERVAL_S, self._enqueue),
-            JobRunner(RUNNER, self._jobs, {int(JobKind.ROLLUP): self._handle}),
+            JobRunner(RUNNER, self._jobs, dict.fromkeys((int(JobKind.ROLLUP), int(JobKind.TRAIN)), self._handle)),
         ]
 
     def _enqueue(self) -> Outcome:
         enqueued = False
         for info in self._port.tables():
             kind = kind_named(info.kind, info.name)
-            if isinstance(kind, Derived) and kind.is_derived(info):
+            if isinstance(kind, Derived) and kind.is_derived(info) and kind.is_due(info, self._port):
                 with suppress(UniqueJobAlreadyPending):
-                    self._jobs.enqueue(JobKind.ROLLUP, db_id=info.table)
+                    self._jobs.enqueue(kind.derived_by, db_id=info.table)
                     enqueued = True
         return None if enqueued else TaskLoad.IDLE  # not BUSY: a job is enqueued each time, needed or not
 

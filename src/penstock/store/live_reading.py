@@ -54,10 +54,18 @@ class LiveReading(MomentReading):
 
     def machine(self, partition: PartitionId) -> Machine:
         """Return the state machine of a shard; raises if the shard is behind the journal."""
+        known = self._known(partition)
+        if known is not None and not known.failures:
+            return known.machine  # type: ignore[return-value]
         shard = self._partition(partition)
         if shard.failures and (behind := shard.behind) is not None:
             raise behind
         return shard.machine  # type: ignore[return-value]
+
+    def opened(self, partition: PartitionId) -> Machine | None:
+        """Return the state machine of a shard if it is open."""
+        known = self._known(partition)
+        return None if known is None else known.machine  # type: ignore[return-value]
 
     def wait_applied(self, epoch: int, timeout_s: float = WAIT_S) -> None:
         """Wait until every process can read a write."""

@@ -326,6 +326,9 @@ class LocalPort(LiveReading):
         if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
             self._check_changes()
         try:
+            if self._dispatcher.torn:  # as in `lookup`
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
             service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)

@@ -31,6 +31,7 @@ from penstock.manifest.memory import ReadOnlyEngine
 from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
+from penstock.registry import VECTOR
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -128,6 +129,19 @@ class Store(OpenedParts):
         info = self._info(name)
         self._port.flush(None)  # with all that was written so far
         with translate_os_errors():
+            return self._derived.derive_now(info)
+
+    def reindex(self, name: str, *, rebuild: bool = False) -> int:
+        """Bring the index of a vector table up to date, in this thread; return the number of commits.
+
+        The store does it by itself. With `rebuild` the index is dropped first and made anew from the vectors.
+        """
+        info = self._info(name, VECTOR)
+        self._check_writable()
+        with translate_os_errors():
+            if rebuild:
+                VECTOR.reset(self._port, info)
+            self._port.flush(None)
             return self._derived.derive_now(info)
 
     def recover(self) -> None:

@@ -18,12 +18,14 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import KINDS, QUEUE, SERIES, check_name, find_kind, kind_named
+from penstock.registry import KINDS, QUEUE, SERIES, VECTOR, check_name, find_kind, kind_named
 from penstock.series.options import SeriesOptions
 from penstock.series.table import SeriesReader, SeriesTable
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
+from penstock.vector.options import Metric
+from penstock.vector.table import VectorReader, VectorTable
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
@@ -72,6 +74,29 @@ class Tables(KvOfStore):
         info = self._table(name, SERIES, shards, SERIES.options(options), create=create)
         SERIES.check_made(info, options)
         return SERIES.table(self._port, info, durable=self._durable)
+
+    def vector(
+        self,
+        name: str,
+        *,
+        dimensions: int | None = None,
+        metric: Metric | None = None,
+        shards: int = 1,
+        create: bool = True,
+    ) -> VectorTable:
+        """Return a vector table; create it if it does not exist, unless `create=False` (`NotFound`).
+
+        `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
+        be omitted for an existing one.
+        """
+        info = self._find(check_name(name))
+        if info is None or dimensions is not None:
+            options = VECTOR.options(dimensions, metric) if flag(create, "create") else b""
+        else:
+            options = info.options
+        info = self._table(name, VECTOR, shards, options, create=create)
+        VECTOR.check_made(info, dimensions, metric)
+        return VECTOR.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
         """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
@@ -183,6 +208,10 @@ class StoreSnapshot(KvOfSnapshot):
     def series(self, name: str) -> SeriesReader:
         """Return a series table."""
         return SERIES.reader(self._port, self._info(name, SERIES))
+
+    def vector(self, name: str) -> VectorReader:
+        """Return a vector table."""
+        return VECTOR.reader(self._port, self._info(name, VECTOR))
 
     def _find(self, name: str) -> TableInfo | None:
         return self._port.table(name)

@@ -54,6 +54,7 @@ Kernel: TypeAlias = PostingLists | GrowingRows
 _TINY, _HUGE = 1e-30, 1e30
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_COUNTS: I64 = np.empty(0, np.int64)
+_NO_IDS: U64 = np.empty(0, np.uint64)
 
 
 class IdSet(Protocol):
@@ -173,33 +174,39 @@ class VectorIndex:
 
     def add(self, ids: U64, vectors: F32, lists: I32) -> None:
         """Add vectors. Requires: ids ascend, and are above all that were added before."""
-        if not len(ids):
-            return
-        rows = prepared(vectors, self.metric)
-        with self._change() as kernel:
-            if kernel is not None:
-                self._purge(kernel)
-                kernel.add(ids, rows, lists)
+        self.update(ids, vectors, lists, _NO_IDS)
 
     def remove(self, ids: U64) -> None:
         """Let searches find these ids no more; ids that are not there are ignored."""
-        if not len(ids):
+        self.update(_NO_IDS, np.empty((0, self.dimensions), np.float32), np.empty(0, np.int32), ids)
+
+    def update(self, ids: U64, vectors: F32, lists: I32, gone: U64) -> None:
+        """Add vectors as `add` does, and remove others as `remove` does, in one step that no search comes between."""
+        if not len(ids) and not len(gone):
             return
+        rows = prepared(vectors, self.metric)
         with self._change() as kernel:
-            if kernel is not None:
-                self._removals += 1
-                gone = np.unique(ids) if len(ids) > 1 else ids
-                gone = gone[kernel.present(gone)]
-                if len(self._dead):
-                    gone = np.setdiff1d(gone, self._dead)
-                    dead = np.concatenate([self._dead, gone])
-                    since = np.concatenate([self._dead_since, np.full(len(gone), self._removals)])
-                    order = np.argsort(dead, kind="stable")
-                    self._bury(dead[order], since[order])
-                else:
-                    self._bury(gone, np.full(len(gone), self._removals))
-                self._filtered = {}
-                self._purge(kernel)
+            if kernel is None:
+                return
+            if len(gone):
+                self._mark_removed(kernel, gone)
+            self._purge(kernel)
+            if len(ids):
+                kernel.add(ids, rows, lists)
+
+    def _mark_removed(self, kernel: Kernel, ids: U64) -> None:
+        self._removals += 1
+        gone = np.unique(ids) if len(ids) > 1 else ids
+        gone = gone[kernel.present(gone)]
+        if len(self._dead):
+            gone = np.setdiff1d(gone, self._dead)
+            dead = np.concatenate([self._dead, gone])
+            since = np.concatenate([self._dead_since, np.full(len(gone), self._removals)])
+            order = np.argsort(dead, kind="stable")
+            self._bury(dead[order], since[order])
+        else:
+            self._bury(gone, np.full(len(gone), self._removals))
+        self._filtered = {}
 
     def pin(self) -> IndexPin:
         """Keep vectors that are removed from now on in memory, as long as the result is referenced."""

@@ -58,7 +58,7 @@ def expected(answer: dict[str, Any]) -> Expected:
     }
 
 
-def differences(found: Expected, wanted: Expected, relative: float = RELATIVE) -> list[str]:
+def differences(found: Expected, wanted: Expected, relative: float = RELATIVE, absolute: float = 0.0) -> list[str]:
     problems = [f"{key} is too much" for key in found.keys() - wanted.keys()]
     problems += [f"{key} is missing" for key in wanted.keys() - found.keys()]
     for key in found.keys() & wanted.keys():
@@ -66,15 +66,15 @@ def differences(found: Expected, wanted: Expected, relative: float = RELATIVE) -
             problems.append(f"{key} has values at {sorted(found[key])}, not {sorted(wanted[key])}")
             continue
         for moment, value in wanted[key].items():
-            if not alike(found[key][moment], value, relative):
+            if not alike(found[key][moment], value, relative, absolute):
                 problems.append(f"{key} at {moment} is {found[key][moment]!r}, not {value!r}")
     return problems
 
 
-def alike(found: float, wanted: float, relative: float = RELATIVE) -> bool:
+def alike(found: float, wanted: float, relative: float = RELATIVE, absolute: float = 0.0) -> bool:
     if math.isnan(wanted) or math.isinf(wanted) or math.isnan(found):
         return (math.isnan(found) and math.isnan(wanted)) or found == wanted
-    return abs(found - wanted) <= relative * abs(wanted)
+    return abs(found - wanted) <= max(absolute, relative * abs(wanted))
 
 
 def test_the_suite_is_large_enough() -> None:
