@@ -23,9 +23,9 @@ PUBLIC = {
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message Metric MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
-        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
-        StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble ValueType
-        VectorReader VectorRecord VectorStatistics VectorTable
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesStatistics SeriesTable
+        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble
+        ValueType VectorReader VectorRecord VectorStatistics VectorTable
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
@@ -67,6 +67,8 @@ INTERNAL = {
     "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
+    "SeriesReader": {"evaluate"},
+    "SeriesTable": {"evaluate"},
     "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,

@@ -4,7 +4,7 @@ The packages, from the top down; each imports only from those below it. A write 
 journal; docs/architecture.md draws its way.
 
     cli            the command `penstock`
-    http           remote write, OTLP and line protocol, decoded into columns
+    http           Prometheus' HTTP API, remote write, OTLP and line protocol
     aio            the same store in asyncio
     spark          Spark's source, sink and streams; maintenance on Spark
     server, client the owner's socket for other processes; the same store from another process
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -121,6 +121,7 @@ _HOMES = {
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.table",
+    "SeriesStatistics": "series.table",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
@@ -185,6 +186,7 @@ __all__ = [
     "Rollup",
     "SeriesOptions",
     "SeriesReader",
+    "SeriesStatistics",
     "SeriesTable",
     "ShardBounds",
     "StagedFile",

@@ -42,7 +42,15 @@ from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose."""
+    """Base of all errors that Penstock raises on purpose. Its message is one line, whatever it quotes."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_in_one_line(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _in_one_line(text: str) -> str:
+    lines = text.splitlines()
+    return text if len(lines) == 1 else " ".join(line.strip() for line in lines if line.strip())
 
 
 class RetryLater(PenstockError):
@@ -170,6 +178,7 @@ class StoreLocked(Reopen):
     """Another process, or this one, has the folder open."""
 
     here = False  # whether it is this process
+    read_only = False  # whether those who have it open only read it
 
 
 class PartitionPaused(PenstockError):

@@ -65,11 +65,21 @@ def select(state: SeriesState, selector: str = "{}", start: int = TIME_MIN, end:
     return found
 
 
+def listed(state: SeriesState) -> set[tuple[int, Labels]]:
+    """The series of each bucket that a shard lists."""
+    return {
+        (bucket, some)
+        for bucket, ids in state.match((), TIME_MIN, TIME_MAX)
+        for some in map(decode_labels, state.labels_of(bucket, ids))
+    }
+
+
 class SeriesModel:
     """A dict that does the same, one part after the other."""
 
     def __init__(self, options: SeriesOptions = OPTIONS) -> None:
         self.samples: Contents = {}
+        self.listed: set[tuple[int, Labels]] = set()  # bucket and series: written, and not deleted from a whole bucket
         self.metadata: dict[str, MetricMetadata] = {}
         self._options = options
 
@@ -77,14 +87,23 @@ class SeriesModel:
         if isinstance(part, SampleBlock):
             for row, time, bits in zip(part.index.tolist(), part.times.tolist(), part.bits.tolist(), strict=True):
                 self.samples[part.series.labels(row), time] = bits
+                self.listed.add((self._options.bucket(time), part.series.labels(row)))
         elif isinstance(part, MetricMetadata):
             self.metadata[part.metric] = part
         elif isinstance(part, SeriesDelete):
             gone = self.select(part.selector, part.start, part.end)
             self.samples = {key: bits for key, bits in self.samples.items() if key not in gone}
+            matchers, start = parse_selector(part.selector), self._options.bucket_start
+            self.listed -= {
+                (bucket, some)
+                for bucket, some in self.listed
+                if part.start <= start(bucket) and part.end >= start(bucket + 1)
+                if all(matcher.matches(dict(some).get(matcher.name, "")) for matcher in matchers)
+            }
         elif isinstance(part, BucketTrim):
             floor = self._options.bucket(part.floor)
             self.samples = {k: bits for k, bits in self.samples.items() if self._options.bucket(k[1]) >= floor}
+            self.listed = {(bucket, some) for bucket, some in self.listed if bucket >= floor}
 
     def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
         matchers = parse_selector(selector)
@@ -96,7 +115,7 @@ class SeriesModel:
 
     def copy(self) -> SeriesModel:
         copy = SeriesModel(self._options)
-        copy.samples, copy.metadata = dict(self.samples), dict(self.metadata)
+        copy.samples, copy.metadata, copy.listed = dict(self.samples), dict(self.metadata), set(self.listed)
         return copy
 
 
@@ -136,6 +155,22 @@ class SeriesPlace(TreePlace):
             return select(state, selector, start, end)
         finally:
             state.close()
+
+    def listed(self) -> set[tuple[int, Labels]]:
+        state = self.machine.snapshot()
+        try:
+            return listed(state)
+        finally:
+            state.close()
+
+    def counts(self) -> dict[int, int]:
+        """How many series each bucket has, by admission's count."""
+        state = self.machine.snapshot()
+        try:
+            buckets = {bucket for bucket, _, _ in state.metric_counts(TIME_MIN, TIME_MAX)}
+        finally:
+            state.close()
+        return {bucket: self.machine.series_count(bucket) for bucket in buckets}
 
     def index_rows(self) -> dict[bytes, bytes]:
         """The rows of the index: dictionary, labels, sets of ids, metadata."""

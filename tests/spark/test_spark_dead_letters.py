@@ -189,6 +189,29 @@ def by_broadcast(frame: Any) -> dict[str, Any]:
     return by_cast(keys.join(F.broadcast(frame), "key"))
 
 
+def test_samples_whose_time_a_table_refuses(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """They are found one by one, as rows that fail are, and the stream goes on."""
+    samples = orders.store.series("samples", shards=2)
+    orders.feed(200, {3: b"0:999999999999", 150: b"1:888888888888"})
+
+    def route(frame: Any) -> dict[str, Any]:
+        amount = F.split(F.col("payload").cast("string"), ":")[1].cast("long")
+        seconds = (F.unix_timestamp() + F.when(amount > 1_000_000, 90_000).otherwise(0)).cast("timestamp")
+        return by_cast(frame) | {
+            "samples": frame.select(
+                F.lit("amount").alias("metric"),
+                F.create_map(F.lit("n"), amount.cast("string")).alias("labels"),
+                seconds.alias("time"),
+                amount.cast("double").alias("value"),
+            )
+        }
+
+    run(spark, orders, tmp_path, route)
+    orders.check("penstock.errors.Invalid: a sample is")
+    assert "in the future, and table samples accepts 86,400 s (future_s)" in orders.letters()[0]["reason"]
+    assert samples.aggregate("amount", function="count").column("value").to_pylist() == [198.0]
+
+
 def test_a_function_that_broadcasts_its_input_is_halved(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """Such a plan cannot be evaluated on single rows: each half is a commit."""
     orders.feed(8, {5: b"x"})
@@ -223,9 +246,31 @@ def test_too_many_broken_records(spark: Any, orders: Orders, tmp_path: Path) -> 
 def test_halving_has_a_budget(spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broken_records, "HALVES_MAX", 2)
     orders.feed(8, {5: b"x"})
-    with pytest.raises(StreamFailed, match="its records were not found within 120 s and 2 commits"):
+    words = "its broken records were not found within 2 commits .*: give penstock.spark.stream a smaller max_rows="
+    with pytest.raises(StreamFailed, match=words):
         run(spark, orders, tmp_path, by_broadcast)
     assert orders.letters() == []
+
+
+def test_the_time_of_a_search_counts_from_its_start(
+    spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Spark needs before, to start its processes and to fail, is not a part of it."""
+    now_s = 0.0
+
+    class SlowClock:
+        def monotonic_s(self) -> float:
+            return now_s
+
+    def slow(frame: Any) -> dict[str, Any]:
+        nonlocal now_s
+        now_s += 2 * broken_records.SEARCH_S if now_s == 0 else 0.0
+        return by_cast(frame)
+
+    monkeypatch.setattr(broken_records, "clock", SlowClock())
+    orders.feed(20, {5: b"x"})
+    assert run(spark, orders, tmp_path, slow).dead == 1
+    orders.check("[CAST_INVALID_INPUT]")
 
 
 @pytest.mark.parametrize("value", [0, True, "5", 2.0])
@@ -320,6 +365,28 @@ def test_failing_tasks_are_quiet_only_where_they_are_expected(spark: Any) -> Non
     assert levels() == {"OFF"}
     second.__exit__(None, None, None)
     assert levels() == {str(manager.getRootLogger().getLevel())}
+
+
+def test_headers_are_carried(spark: Any, store: Store, tmp_path: Path) -> None:
+    store.queue("traced", headers=True).put_many([b"1", b"x"], headers=[{"trace": "1"}, {"trace": "2"}], durable=True)
+    store.queue("dead")
+    store.queue("copied")
+
+    def route(frame: Any) -> dict[str, Any]:
+        number = F.col("payload").cast("string").cast("int").cast("string").cast("binary")
+        return {"copied": frame.select(number.alias("payload"))}
+
+    def start() -> Any:
+        return penstock.spark.stream(
+            spark, store.path, source="traced", consumer="c", batch=route, dead_letter="dead", available_now=True
+        )
+
+    with pytest.raises(Invalid, match=r"traced have headers.*: call store\.queue\('dead'\)\.alter\(headers=True\)$"):
+        start()
+    store.queue("dead").alter(headers=True)
+    assert penstock.spark.wait(start(), 250).dead == 1
+    (letter,) = store.queue("dead").read()
+    assert (letter.headers, penstock.spark.dead_letter_payload(letter.payload)) == ({"trace": b"2"}, b"x")
 
 
 # -- reasons

@@ -333,7 +333,7 @@ class Driver:
         self.process = subprocess.Popen(
             [sys.executable, script, point, str(self._marks), *chain(*streams)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=(tmp_path / "stderr").open("w"),
             start_new_session=True,
             text=True,
         )
@@ -423,17 +423,40 @@ def test_a_driver_that_wakes_beside_its_successor(spark: Any, both: dict[str, In
     with Driver(tmp_path, both, "staged") as driver:
         driver.wait_until_still()
         driver.signal(signal.SIGSTOP)
-        for name, given in both.items():
-            run(spark, given.store.path, tmp_path / f"other-{name}", name, max_rows=600)
+        # One of them with a checkpoint of its own, one with that of the driver in the other process.
+        checkpoints = [tmp_path / f"{place}-{name}" for place, name in zip(("other", "checkpoint"), both, strict=True)]
+        for checkpoint, (name, given) in zip(checkpoints, both.items(), strict=True):
+            run(spark, given.store.path, checkpoint, name, max_rows=600)
             given.check(name)
         driver.let_go()
         driver.signal(signal.SIGCONT)
         for given in both.values():
             given.feed(100)  # which the one that woke up would like to have
         assert [told.partition(" is")[0] for told in driver.end()] == ["PositionConflict: consumer c"] * 2
-        for name, given in both.items():
-            run(spark, given.store.path, tmp_path / f"other-{name}", name)
+        for checkpoint, (name, given) in zip(checkpoints, both.items(), strict=True):
+            run(spark, given.store.path, checkpoint, name)
             given.check(name)
+
+
+@pytest.mark.campaign
+def test_a_jvm_that_is_killed_is_one_line(spark: Any, both: dict[str, Input], tmp_path: Path) -> None:
+    only = {"one": both["one"]}
+    only["one"].feed(100)
+    with Driver(tmp_path, only, "staged") as driver:
+        driver.wait_until_still()
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            name, _, fields = status.read_text().rpartition(")")
+            if name.endswith("(java") and int(fields.split()[1]) == driver.process.pid:
+                os.kill(int(status.parent.name), signal.SIGKILL)
+        time.sleep(1)
+        driver.let_go()
+        (told,) = driver.end()
+    assert told.startswith("StreamFailed: Spark's JVM has ended"), told
+    assert "restart this program" in told
+    assert "\n" not in told
+    logged = (tmp_path / "stderr").read_text()
+    assert "Traceback" not in logged, logged
+    go_on(spark, only, tmp_path)
 
 
 def test_offsets_as_an_option() -> None:

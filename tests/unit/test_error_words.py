@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import GateShut, Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
+from penstock.errors import (
+    CorruptionError,
+    DiskFailed,
+    GateShut,
+    Invalid,
+    KindMismatch,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    StreamFailed,
+    TokenTooOld,
+)
 from penstock.lsm.maintenance import Maintenance
 
 
@@ -50,6 +63,25 @@ def test_words(store: Any, act: Callable[[Any], object], kind: type[PenstockErro
     with pytest.raises(kind) as caught:
         act(store)
     assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_error_quotes_becomes_one_line() -> None:
+    quoted = "the rows do not fit (first line\n\n  second line\r\nthird line): cast them"
+    for kind in (Invalid, DiskFailed, OutcomeUnknown, StreamFailed):
+        error = kind(quoted)
+        assert str(error) == "the rows do not fit (first line second line third line): cast them"
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(Invalid("two  spaces")) == "two  spaces"
+    assert str(CorruptionError("/a", 3, "one\ntwo")) == "/a at byte 3: one two; restore this file from a copy"
+    assert str(Invalid()) == ""
+
+
+def test_rows_that_do_not_fit_are_refused_in_one_line(store: Any) -> None:
+    rows = pa.table({"key": [b"k"], "value": pa.array([b"\xff\n\n"]).view(pa.binary())})
+    texts = rows.set_column(1, "value", pa.Array.from_buffers(pa.string(), 1, rows["value"].chunk(0).buffers()))
+    with pytest.raises(Invalid) as caught:
+        store.load("texts", texts)
     assert "\n" not in str(caught.value)
 
 

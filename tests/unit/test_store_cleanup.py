@@ -12,6 +12,7 @@ from penstock.errors import PenstockError, Poisoned
 from penstock.host.files import FileSystem
 from penstock.log import Log
 from penstock.log.chain import SegmentName
+from penstock.manifest.records import JobKind
 from penstock.queue.options import Retention
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -130,3 +131,27 @@ def test_the_control_an_unlink_that_raises(monkeypatch: pytest.MonkeyPatch) -> N
         work(store, clock, 0)
     with pytest.raises(Poisoned):
         store._consensus.propose([b"anything"])
+
+
+def test_a_drop_while_a_job_works_on_another_shard(caplog: pytest.LogCaptureFixture) -> None:
+    """The job holds the gate of the whole table: its files are removed when it has ended, and nothing is logged."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock) as store:
+        table = store.kv("rows", shards=2)
+        table.put_many({b"%d" % number: bytes(100) for number in range(100)}, durable=True)
+        info = store.port.table("rows")
+        assert info is not None
+        jobs = store._jobs
+        job = jobs.enqueue(JobKind.COMPACTION, db_id=info.table_id, payload=b"")
+        lease = jobs.acquire("here", [JobKind.COMPACTION], info.table_id)
+        assert lease is not None
+        assert lease.job.job_id == job
+        store.drop("rows")
+        folder = f"/store/tables/{info.table_id}"
+        for _ in range(3):
+            store._retry_task()
+        assert disk.exists(folder)
+        jobs.complete(lease)
+        store._retry_task()
+        assert not disk.exists(folder)
+    assert not caplog.records, caplog.text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +17,7 @@ from owner_processes import owners, until
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned
+from penstock.errors import Closed, OutcomeUnknown, PenstockError
 from penstock.host.os_files import OsFileSystem
 from penstock.store.flusher import CHECK_US
 
@@ -61,15 +64,46 @@ def test_an_owner_writes_only_in_the_folder_that_it_opened(path: Path, change: C
     change(path)
     before = contents(path)
     time.sleep(2 * CHECK_US / 1_000_000)  # its owner checks no more often
-    with pytest.raises(OutcomeUnknown, match="was moved, deleted or replaced while it was open"):
+    gone = f"{path} was moved, deleted or replaced while it was open.*: close this store and open the path again$"
+    with pytest.raises(OutcomeUnknown, match=f"may be durable or not because {gone}"):
         users.put(b"ada", b"1817", durable=True)  # it would be synced to a file that nobody finds
-    with pytest.raises(Poisoned, match="was moved, deleted or replaced"):
-        users.put(b"ada", b"1818")
-    for act in (store.recover, store.checkpoint, lambda: store.compact("users"), store.close):
+    for refused in (lambda: users.put(b"ada", b"1818"), lambda: users.put(b"ada", b"", if_absent=True), store.recover):
+        with pytest.raises(Closed, match=f"^{gone}"):
+            refused()
+    for act in (store.checkpoint, lambda: store.compact("users"), store.close):
         with suppress(PenstockError):
             act()
     assert contents(path) == before
     assert path.exists() == bool(before)
+
+
+def test_a_folder_that_is_gone_is_one_line(path: Path) -> None:
+    """For the program that opened it, whose tasks all fail; and for its clients, who need not wait."""
+    program = """
+        store = penstock.open(sys.argv[1])
+        for number in range(3):
+            store.kv("users", shards=4).put_many({b"%d" % n: b"x" for n in range(1_000)}, durable=True)
+        client = penstock.connect(sys.argv[1], timeout_s=300)
+        users = client.kv("users")
+        users.put(b"k", b"v", durable=True)
+        os.rename(sys.argv[1], sys.argv[1] + "-moved")
+        time.sleep(3)
+        for act in (lambda: users.put(b"k", b"v", durable=True), lambda: users.put(b"k", b"v"), store.close):
+            try:
+                act()
+            except penstock.errors.PenstockError as error:
+                print(type(error).__name__, error)
+        os._exit(0)
+    """
+    code = "import os, sys, time, penstock\n" + textwrap.dedent(program)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    assert ended.stderr.startswith(f"{path} was moved, deleted or replaced while it was open")
+    said = ended.stdout.splitlines()
+    assert len(said) == 3, ended.stdout
+    assert all("was moved, deleted or replaced" in line and "recover()" not in line for line in said), ended.stdout
 
 
 def test_the_sockets_of_the_next_owner_stay(path: Path) -> None:
@@ -78,7 +112,7 @@ def test_the_sockets_of_the_next_owner_stay(path: Path) -> None:
     first = penstock.open(path)
     replace_by_a_copy(path)
     with penstock.open(path) as second:
-        with pytest.raises(Poisoned, match="was moved, deleted or replaced"):
+        with pytest.raises(Closed, match="was moved, deleted or replaced"):
             first.close()
         with connect(path, timeout_s=10.0) as client:
             client.kv("users").put(b"ada", b"1816", durable=True)

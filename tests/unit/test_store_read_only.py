@@ -36,6 +36,9 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "drop": lambda store: store.drop("users"),
     "load": lambda store: store.load("users", pa.table({"key": [b"k"], "value": [b"v"]})),
     "stage": lambda store: store.stage("users"),
+    "prepare": lambda store: store.prepare("users", pa.table({"key": [b"k"], "value": [b"v"]})),
+    "batch": lambda store: store.batch(),
+    "flush": lambda store: store.flush(),
     "token": lambda store: store.queue("events").put(b"m", token=("p", 1)),
     "checkpoint": lambda store: store.checkpoint(),
     "compact": lambda store: store.compact("users"),
@@ -159,10 +162,6 @@ def test_writes_are_refused(folder: Path) -> None:
             with pytest.raises(ReadOnly, match="read_only=True") as caught:
                 write(store)
             assert "\n" not in str(caught.value), name
-        for name in ("users", "events"):
-            with pytest.raises(ReadOnly), store.batch() as batch:
-                batch.table(name).put(*{"users": (b"k", b"v"), "events": (b"m",)}[name])
-        store.flush()
         assert content(store) == read
     assert tree(folder) == before
     with pytest.raises(Closed):
@@ -185,9 +184,26 @@ def test_one_owner_or_readers(folder: Path) -> None:
         owner.kv("users").put(b"k", b"v", durable=True)
     with penstock.open(folder, read_only=True) as first, penstock.open(folder, read_only=True) as second:
         assert first.kv("users").get(b"k") == second.kv("users").get(b"k") == b"v"
-        with pytest.raises(StoreLocked, match="read-only"):
-            penstock.open(folder, timeout_s=0.1)
+        with pytest.raises(StoreLocked, match="open read-only .* in process this one: close it there first"):
+            penstock.open(folder)
     penstock.open(folder).close()
+
+
+def test_a_reader_in_another_process_is_named(folder: Path) -> None:
+    """At once, and by its process id: nobody can open the store before that reader has closed it."""
+    program = f"import penstock; s = penstock.open({str(folder)!r}, read_only=True); print('open', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"open\n"
+        for act in (penstock.open, penstock.connect):
+            with pytest.raises(StoreLocked) as caught:
+                act(folder)
+            assert str(caught.value) == (
+                f"{folder} is open read-only (read_only=True) in process {reader.pid}: close it there first"
+            )
+        reader.communicate(b"\n", timeout=30)
+    with penstock.connect(folder) as client:
+        assert client.tables()
 
 
 def test_an_owner_in_another_process(folder: Path) -> None:

@@ -112,6 +112,17 @@ def formed(
     return functools.wraps(method)(call)
 
 
+def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncForm[S], P], T]:
+    """Make the asyncio form of a method that only makes an object: it is not awaited."""
+    name = method.__name__
+
+    def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = getattr(self._sync, name)(*args, **kwargs)
+        return result
+
+    return functools.wraps(method)(call)
+
+
 def iterated(
     method: Callable[Concatenate[S, P], Iterator[T]],
 ) -> Callable[Concatenate[AsyncForm[S], P], AsyncIterator[T]]:

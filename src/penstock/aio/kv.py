@@ -32,7 +32,7 @@ class AsyncKvReader(AsyncForm[K]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.kv("users")
     ...         async with store.snapshot() as snapshot:
-    ...             users = await snapshot.kv("users")
+    ...             users = snapshot.kv("users")
     ...             return await users.get(b"ada", b"unknown")
     >>> asyncio.run(main())
     b'unknown'
@@ -83,7 +83,7 @@ class AsyncTextKvReader(AsyncForm[X]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.kv("cities", key="utf8")
     ...         async with store.snapshot() as snapshot:
-    ...             cities = await snapshot.kv("cities", key="utf8")
+    ...             cities = snapshot.kv("cities", key="utf8")
     ...             return await cities.count()
     >>> asyncio.run(main())
     0
@@ -216,65 +216,65 @@ class AsyncKvOfSnapshot(AsyncForm[StoreSnapshot]):
     """The kv tables of a snapshot."""
 
     @overload
-    async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> AsyncKvReader[KvReader[bytes]]: ...
+    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> AsyncKvReader[KvReader[bytes]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["utf8"]) -> AsyncKvReader[KvReader[str]]: ...
+    def kv(self, name: str, *, value: Literal["utf8"]) -> AsyncKvReader[KvReader[str]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["json"]) -> AsyncKvReader[KvReader[Json]]: ...
+    def kv(self, name: str, *, value: Literal["json"]) -> AsyncKvReader[KvReader[Json]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["int64"]) -> AsyncKvReader[KvReader[int]]: ...
+    def kv(self, name: str, *, value: Literal["int64"]) -> AsyncKvReader[KvReader[int]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
+    def kv(self, name: str, *, value: Literal["float64"]) -> AsyncKvReader[KvReader[float]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
+    def kv(self, name: str, *, value: DecimalType) -> AsyncKvReader[KvReader[Decimal]]: ...
 
     @overload
-    async def kv(self, name: str, *, value: StructType) -> AsyncKvReader[KvReader[dict[str, object]]]: ...
+    def kv(self, name: str, *, value: StructType) -> AsyncKvReader[KvReader[dict[str, object]]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None
     ) -> AsyncTextKvReader[TextKvReader[bytes]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]
     ) -> AsyncTextKvReader[TextKvReader[str]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: Literal["json"]
     ) -> AsyncTextKvReader[TextKvReader[Json]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: Literal["int64"]
     ) -> AsyncTextKvReader[TextKvReader[int]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: Literal["float64"]
     ) -> AsyncTextKvReader[TextKvReader[float]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: DecimalType
     ) -> AsyncTextKvReader[TextKvReader[Decimal]]: ...
 
     @overload
-    async def kv(
+    def kv(
         self, name: str, *, key: Literal["utf8"], value: StructType
     ) -> AsyncTextKvReader[TextKvReader[dict[str, object]]]: ...
 
-    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
+    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return a kv table at that LSN."""
         find: Callable[..., Any] = self._sync.kv
-        table = await self._threads.run(partial(find, name, value=value, key=key))
+        table = find(name, value=value, key=key)
         return (AsyncTextKvReader if isinstance(table, TextKvReader) else AsyncKvReader)(table, self._threads)
 
 
@@ -282,50 +282,48 @@ class AsyncKvOfBatch(AsyncForm[StoreBatch]):
     """The kv tables of a batch: ordinary ones, which collect in memory."""
 
     @overload
-    async def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
+    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
+    def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
+    def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
+    def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
 
     @overload
-    async def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
+    def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
 
     @overload
-    async def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
+    def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
 
     @overload
-    async def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
+    def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
 
     @overload
-    async def kv(
-        self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None
-    ) -> TextKvTable[bytes]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvTable[bytes]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvTable[str]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvTable[str]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvTable[Json]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvTable[Json]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvTable[int]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvTable[int]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvTable[float]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvTable[float]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
 
     @overload
-    async def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
+    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
 
-    async def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
+    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
         """Return an existing kv table, whose writes join this batch."""
         find: Callable[..., Any] = self._sync.kv
-        return await self._threads.run(partial(find, name, value=value, key=key))
+        return find(name, value=value, key=key)

@@ -87,7 +87,7 @@ class AsyncQueueView(AsyncForm[Q]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.queue("events")
     ...         async with store.snapshot() as snapshot:
-    ...             events = await snapshot.queue("events")
+    ...             events = snapshot.queue("events")
     ...             return await events.read()
     >>> asyncio.run(main())
     []

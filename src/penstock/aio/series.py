@@ -20,7 +20,7 @@ class AsyncSeriesReader(AsyncForm[R]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.series("metrics")
     ...         async with store.snapshot() as snapshot:
-    ...             metrics = await snapshot.series("metrics")
+    ...             metrics = snapshot.series("metrics")
     ...             return await metrics.labels()
     >>> asyncio.run(main())
     []
@@ -36,6 +36,7 @@ class AsyncSeriesReader(AsyncForm[R]):
     label_values = awaited(SeriesReader.label_values)
     metadata = awaited(SeriesReader.metadata)
     cardinality = awaited(SeriesReader.cardinality)
+    statistics = awaited(SeriesReader.statistics)
     scan_arrow = iterated(SeriesReader.scan_arrow)
 
 

@@ -37,9 +37,9 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
     True
     """
 
-    queue = awaited_as(AsyncQueueView[QueueView], StoreSnapshot.queue)
-    series = awaited_as(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
-    vector = awaited_as(AsyncVectorReader, StoreSnapshot.vector)
+    queue = formed(AsyncQueueView[QueueView], StoreSnapshot.queue)
+    series = formed(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
+    vector = formed(AsyncVectorReader, StoreSnapshot.vector)
     tables = awaited(StoreSnapshot.tables)
     close = awaited(StoreSnapshot.close)
 

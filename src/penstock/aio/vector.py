@@ -16,7 +16,7 @@ class AsyncVectorReader(AsyncForm[VectorReader]):
     ...     async with penstock.aio.open("data/") as store:
     ...         await store.vector("docs", dimensions=2)
     ...         async with store.snapshot() as snapshot:
-    ...             docs = await snapshot.vector("docs")
+    ...             docs = snapshot.vector("docs")
     ...             return await docs.count()
     >>> asyncio.run(main())
     0

@@ -87,12 +87,22 @@ class LocalOwnerLocator:
                 self._start_owner(deadline_s)
                 answer = self._ask_owner(deadline_s)
             return answer
-        except (ProcessLimit, StoreLocked, WaitExpired):  # its owner does not answer yet, or never will
+        except (ProcessLimit, StoreLocked, WaitExpired) as error:  # its owner does not answer yet, or never will
+            if isinstance(error, StoreLocked):
+                self._refuse_beside_readers()
             if self._is_late(deadline_s):
                 raise
             return None
         finally:
             opening.release()
+
+    def _refuse_beside_readers(self) -> None:
+        """Raise `StoreLocked` if processes read the store without an owner: none can start before they close it."""
+        try:
+            self._fs.lock(f"{self.folder}/LOCK").release()
+        except StoreLocked as locked:
+            if locked.read_only:
+                raise locked from None
 
     def _start_owner(self, deadline_s: float) -> None:
         """Start an owner, unless one started here is still coming up, and wait until it serves. Requires: OPENING."""

@@ -9,13 +9,14 @@ thread then, even if the client is suspended. (4) `_lock` is never held during a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.errors import Backpressure, Closed, Invalid, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.forking import abandon
@@ -26,6 +27,7 @@ T = TypeVar("T")
 Page = list[tuple[int, Any]]  # record batches, each with the number of its range in the request
 OWNER_TIMEOUT_S = 30.0  # for an owner to be found (again) and to answer
 FORGET_S = 5.0  # for requests whose answer nobody needs
+_NUMBERED = re.compile(r"number (\d+)(?= was dropped)")  # as `dropped_table` says it
 CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
 
 
@@ -67,6 +69,8 @@ class Connection:
         self._owner: wire.Owner | None = None  # guarded by _lock; of the newest line
         self._closed = False  # guarded by _lock
         self._in_child = False
+        self.table_names: dict[int, str] = {}  # of every table that this client saw, for errors
+        self.missing = 0  # how often the owner did not find something, or was another one: see `FlightPort.recent`
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking a lock that no thread there will release."""
@@ -159,7 +163,7 @@ class Connection:
         try:
             answers = threads.run_interruptible(lambda: list(line.do_action(action, options)), undo=undo_answers)
         except flight.FlightError as error:
-            raise _error_of(error) from None
+            raise self._error_of(error) from None
         return _joined(answers)
 
     def read(self, reading: wire.Reading, *, wait_s: float = 0.0) -> tuple[Page, bool]:
@@ -188,7 +192,7 @@ class Connection:
                 source, more = (0, False) if mark is None else wire.read_mark(mark.to_pybytes())
                 batches.append((source, chunk.data))
         except flight.FlightError as error:
-            raise _error_of(error) from None
+            raise self._error_of(error) from None
         except pa.ArrowException as error:  # the stream ended within a batch
             raise GoneError(_first_line(error), untouched=False) from None
         return batches, more
@@ -224,6 +228,29 @@ class Connection:
                 self._send(line, wire.pack(request), min(FORGET_S, self._owner_timeout_s))
             except (GoneError, PenstockError):
                 return
+
+    # -- errors
+
+    def error_of(self, fault: wire.ErrorMessage) -> PenstockError:
+        """Return the error of a fault; an owner knows no names of tables that were dropped before it began."""
+        error = wire.error_of(fault)
+        if not isinstance(error, NotFound):
+            return error
+        self.missing += 1
+        return NotFound(_NUMBERED.sub(lambda match: self.table_names.get(int(match[1]), match[0]), str(error)))
+
+    def _error_of(self, error: flight.FlightError) -> Exception:
+        """Return the error that an error of the transport carries."""
+        fault = wire.decode_fault(error.extra_info)
+        if fault is not None:
+            if fault.name in (wire.GONE, wire.ENDING):
+                return GoneError(fault.message, untouched=fault.name == wire.GONE)
+            return self.error_of(fault)
+        if isinstance(error, flight.FlightTimedOutError):
+            return GoneError("no answer in time", untouched=False)
+        if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):
+            return Invalid(f"the owner refused the request: {_first_line(error)}")
+        return GoneError(_first_line(error), untouched=False)
 
     # -- the line
 
@@ -265,6 +292,7 @@ class Connection:
                 self._owner, self._line = owner, line
 
     def _drop(self, line: flight.FlightClient) -> None:
+        self.missing += 1
         with self._lock:
             if self._line is line:
                 self._line = None
@@ -281,20 +309,6 @@ class Connection:
             line, self._line = self._line, None
         if line is not None:
             line.close()
-
-
-def _error_of(error: flight.FlightError) -> Exception:
-    """Return the error that an error of the transport carries."""
-    fault = wire.decode_fault(error.extra_info)
-    if fault is not None:
-        if fault.name in (wire.GONE, wire.ENDING):
-            return GoneError(fault.message, untouched=fault.name == wire.GONE)
-        return wire.error_of(fault)
-    if isinstance(error, flight.FlightTimedOutError):
-        return GoneError("no answer in time", untouched=False)
-    if isinstance(error, (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)):
-        return Invalid(f"the owner refused the request: {_first_line(error)}")
-    return GoneError(_first_line(error), untouched=False)
 
 
 def _joined(answers: list[Any]) -> bytes:

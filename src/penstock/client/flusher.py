@@ -175,7 +175,7 @@ class RemoteFlusher:
             return wire.SentSection(partition, b"", list(part.files))
         kind = self._kind_of(partition)
         if kind is None:
-            raise NotFound(f"table {table_of(partition)} is not known here")
+            raise NotFound(f"table number {table_of(partition)} is not known here: get it from the store again")
         return wire.SentSection(partition, kind.encode(part))
 
     # -- sending
@@ -220,7 +220,8 @@ class RemoteFlusher:
         first = message[0]
         if first.bytes > GROUP_BYTES_MAX or len(first.sections) > wire.SECTIONS_MAX:
             size = f"{len(first.sections)} sections and {first.bytes} bytes"
-            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: split it"))
+            hint = "split it, or load its rows with store.load"
+            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: {hint}"))
             return False
         for outgoing in message:
             own = outgoing.condition.token is None
@@ -242,7 +243,7 @@ class RemoteFlusher:
         for outgoing, outcome in zip(self._message, outcomes, strict=False):
             if not self._queue or self._queue[0] is not outgoing:  # processed before an interrupt
                 continue
-            error = None if outcome.fault is None else wire.error_of(outcome.fault)
+            error = None if outcome.fault is None else self._connection.error_of(outcome.fault)
             if error is None:
                 self._done(outgoing, outcome, again=again)
             elif isinstance(error, RetryLater) and outgoing.plain and not self._stays_full(error, again=again):

@@ -45,6 +45,7 @@ GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is being sent; more than this waits, so that both sides work at once
 AHEAD_S = 5.0  # how long a write waits for room
 SNAPSHOT_LEASE_S = 300.0
+RECENT_S = 1.0  # how long `store.kv(name)` and the like answer without a request
 SETTINGS = CoordinatorSettings(bytes_max=72 << 20)
 
 
@@ -56,6 +57,7 @@ class FlightPort(FlightReading):
         self._clock = clock
         self._lock = threads.lock("client.port")
         self._kinds: dict[int, Kind] = {}  # guarded by _lock; by table
+        self._recent: dict[str, tuple[TableInfo, float, int]] = {}  # guarded by _lock; see `recent`
         self.holder = f"client-{random.randbytes(16).hex()}"
         self._farewells: dict[tuple[int, str], bytes] = {}  # calls to make at close: their arguments
         self._flusher = RemoteFlusher(connection, self._kind_of, producer=self.holder, clock=clock, send_s=send_s)
@@ -72,11 +74,30 @@ class FlightPort(FlightReading):
         with self._lock:
             return self._kinds.get(table_of(partition))
 
-    def learn(self, tables: Sequence[TableInfo]) -> None:
-        """Remember the kinds of tables: they encode the writes to them."""
+    def learn(self, tables: Sequence[TableInfo], *, now: bool = False) -> None:
+        """Remember tables: their kinds encode the writes to them. `now`: the owner has just described them."""
         kinds = {info.table_id: kind_named(info.kind, info.name) for info in tables}
+        until_s, missing = self._clock.monotonic_s() + RECENT_S, self._connection.missing
         with self._lock:
             self._kinds.update(kinds)
+            self._connection.table_names.update({info.table_id: info.name for info in tables})
+            if now:
+                self._recent.update({info.name: (info, until_s, missing) for info in tables})
+
+    def recent(self, name: str) -> TableInfo | None:
+        """Return a table that the owner described less than RECENT_S ago, without a request; None if it did not.
+
+        Another client may have dropped or altered it since; so it is asked again after any call that found something
+        missing.
+        """
+        with self._lock:
+            info, until_s, missing = self._recent.get(name, (None, 0.0, 0))
+        fresh = missing == self._connection.missing and self._clock.monotonic_s() < until_s
+        return info if fresh else None
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._recent.pop(name, None)
 
     # -- writing
 
@@ -219,26 +240,32 @@ class FlightPort(FlightReading):
 
     def table(self, name: str) -> TableInfo | None:
         tables = self._connection.ask(wire.FindTable(name), list[TableInfo])
-        self.learn(tables)
+        self.learn(tables, now=True)
         return tables[0] if tables else None
 
     def tables(self) -> list[TableInfo]:
         tables = self._connection.ask(wire.ListTables(), list[TableInfo])
-        self.learn(tables)
+        self.learn(tables, now=True)
         return tables
 
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         info = self._connection.ask(wire.CreateTable(name, kind, shards, options), TableInfo)
-        self.learn([info])
+        self.learn([info], now=True)
         return info
 
     def drop(self, name: str) -> None:
         self._flush_writes()
-        self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
+        try:
+            self._connection.ask(wire.DropTable(name), None, repeat=False)  # type: ignore[arg-type]
+        finally:
+            self._forget(name)
 
     def alter(self, info: TableInfo, options: bytes) -> TableInfo:
         check_altered(info, options)
-        return self._connection.ask(wire.AlterTable(info.table_id, info.options, options), TableInfo)
+        self._forget(info.name)
+        altered = self._connection.ask(wire.AlterTable(info.table_id, info.options, options), TableInfo)
+        self.learn([altered], now=True)
+        return altered
 
     def check(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why."""

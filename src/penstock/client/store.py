@@ -158,6 +158,10 @@ class RemoteStore(Tables):
         self._check_usable()
         self._port.recover()
 
+    def _known(self, name: str) -> TableInfo | None:
+        self._check_usable()
+        return self._port.recent(name) or self._find(name)
+
     def _check_usable(self) -> None:
         if threads.process_id() != self._process:
             raise Closed("this connection was made before a fork: connect in this process")

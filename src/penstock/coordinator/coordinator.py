@@ -190,6 +190,8 @@ class WriteCoordinator(Generic[D, F, V]):
         failure = self._executor.failure
         if ran_out_of_space(failure):
             raise DiskFull(f"writes wait for space on the disk ({failure}): free some, then retry") from failure
+        if isinstance(failure, Closed):  # for good: no recovery brings the store's folder, or its owner, back
+            raise Closed(str(failure)) from failure
         if failure is not None:
             raise Poisoned(f"writes are refused after a failure ({failure}): call recover()") from failure
         if self._closing:
@@ -278,20 +280,19 @@ class WriteCoordinator(Generic[D, F, V]):
         """Raise if the waiter's epoch can no longer be reached. Requires: _lock, and that it is not reached."""
         failure, durable = self._executor.failure, waiter.epoch <= self._buffer.layers.durable
         if failure is not None and not durable:
-            raise self._outcome_unknown(str(failure)) from failure
+            raise self._outcome_unknown(failure) from failure
         if failure is not None and self._executor.apply_failed:
             reason = f"epoch {waiter.epoch} is durable, but its apply failed ({failure}): call recover()"
             raise Poisoned(reason) from failure
         if self._closed:
             raise Closed(f"the coordinator was shut down before it reached epoch {waiter.epoch}: open the store again")
 
-    def _outcome_unknown(self, reason: str) -> OutcomeUnknown:
+    def _outcome_unknown(self, reason: object) -> OutcomeUnknown:
         first, last = self._buffer.layers.durable + 1, self._epochs.last
-        return OutcomeUnknown(
-            f"epochs {first} to {last} may be durable or not ({reason}): call recover(), or check after a restart",
-            first=first,
-            last=last,
-        )
+        remedy = f"({reason}): call recover(), or check after a restart"
+        if isinstance(reason, Closed):
+            remedy = f"because {reason}"
+        return OutcomeUnknown(f"epochs {first} to {last} may be durable or not {remedy}", first=first, last=last)
 
     # -- reading
 

@@ -46,7 +46,7 @@ from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import Batch, D, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
 from penstock.coordinator.waiting import RECHECK_S, Waiter, Waiters
-from penstock.errors import Poisoned, WaitExpired
+from penstock.errors import Closed, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.threads import Mutex
@@ -371,6 +371,8 @@ class FlushExecutor(Generic[D, F, V]):
             with self._lock:
                 self.failure = error
                 self.apply_failed = len(self._buffer.layers.results) > 0
+            if isinstance(error, Closed):
+                raise
             raise Poisoned(f"recovery failed ({error}): remove the cause, then recover again") from error
         with self._lock:
             self.failure = None

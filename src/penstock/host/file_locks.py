@@ -55,7 +55,28 @@ def _refusal(path: str, fd: int) -> StoreLocked:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner would refuse this, too
     except OSError:
         return StoreLocked(f"{path} is locked by another process: close it there first")
-    return StoreLocked(f"{path} is locked by a process that opened the store read-only: close it there first")
+    fcntl.flock(fd, fcntl.LOCK_UN)  # this process is not one of the readers
+    error = StoreLocked(
+        f"{parent(path)} is open read-only (read_only=True) in {_readers(status)}: close it there first"
+    )
+    error.read_only = True
+    return error
+
+
+def _readers(status: os.stat_result) -> str:
+    """Name the processes that share a lock on a file; Linux lists them, if they are not in another container."""
+    try:
+        with open("/proc/locks", encoding="ascii") as listed:
+            locks = [line.split() for line in listed]
+    except OSError:
+        locks = []
+    # A line is: number, FLOCK, ADVISORY, READ, process, device and inode, start, end.
+    readers = {lock[4] for lock in locks if lock[1:4:2] == ["FLOCK", "READ"] and lock[5].endswith(f":{status.st_ino}")}
+    pids = sorted(int(pid) for pid in readers if pid.isdecimal() and int(pid) > 0)
+    if not pids:
+        return "another process"
+    named = ", ".join("this one" if pid == os.getpid() else str(pid) for pid in pids)
+    return f"process{'es' if len(pids) > 1 else ''} {named}"
 
 
 class OsLock:

@@ -276,14 +276,20 @@ class _Helper:
         self._given = threading.Lock()
         self._given.acquire()
         self._call: _HelpedCall | None = None
+        self.is_running = False  # it waits for a call, or makes one
+
+    def start(self) -> None:
+        """Start the thread; after an interrupt `is_running` says whether it stays."""
         try:
             threading.Thread(target=self._run, name="penstock-helper", daemon=True).start()
         except BaseException as error:
             self._given.release()  # if the thread was started after all, it ends at once
             raise _start_error(error) from None
+        self.is_running = True
 
     def give(self, call: _HelpedCall) -> None:
         self._call = call
+        call.is_given = True  # an interrupt comes before these two lines, or after the third
         self._given.release()
 
     def _run(self) -> None:
@@ -298,6 +304,7 @@ class _Helper:
 class _HelpedCall:
     def __init__(self, act: Callable[[], Any]) -> None:
         self._act = act
+        self.is_given = False  # to a helper, which makes it
         self.value: Any = None
         self.error: BaseException | None = None
         self.ended = threading.Lock()
@@ -337,7 +344,7 @@ class _HelpedCall:
 
 
 _HELPERS_KEPT = 4
-_helpers: list[_Helper] = []  # idle ones; `append` and `pop` are atomic
+_helpers: list[_Helper] = []  # idle ones; each of its methods is atomic
 
 
 def run_interruptible(act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
@@ -348,20 +355,25 @@ def run_interruptible(act: Callable[[], T], *, undo: Callable[[T], object] | Non
     """
     if not in_main_thread():
         return act()
-    try:
-        helper = _helpers.pop()
-    except IndexError:
-        try:
-            helper = _Helper()
-        except RuntimeError:  # the interpreter is ending
-            return act()
     call = _HelpedCall(act)
-    helper.give(call)
+    helper: _Helper | None = None
     try:
+        if _helpers:
+            helper = _helpers[0]  # only this thread removes them
+            _helpers.remove(helper)
+        else:
+            helper = _Helper()
+            helper.start()
+        helper.give(call)
         call.ended.acquire()
-    except BaseException:
-        if undo is not None:
-            call.drop(undo)
+    except BaseException as error:
+        if call.is_given:
+            if undo is not None:
+                call.drop(undo)
+        elif isinstance(error, RuntimeError) and "can't" in str(error):  # no thread: the interpreter is ending
+            return act()
+        elif helper is not None and helper.is_running and helper not in _helpers:
+            _helpers.append(helper)  # it has nothing to do, and would wait for ever
         raise
     if call.error is not None:
         try:

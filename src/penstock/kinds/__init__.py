@@ -10,7 +10,6 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
     Selectable     a selector is read in ranges of keys                   Spark reads
-    NeighbourSearchable  a query finds the nearest vectors, also in files  Spark searches
     Derived        tables are computed from others by jobs                rollups
     Serviced       the owner does more for a table than read and write    leases, retention
 
@@ -34,7 +33,6 @@ from penstock.kinds.capabilities import (
     FileReadable,
     Host,
     Loadable,
-    NeighbourSearchable,
     PreparedRows,
     Queryable,
     QueryContext,
@@ -47,7 +45,6 @@ from penstock.kinds.capabilities import (
     StreamSource,
     TableService,
     as_loadable,
-    as_neighbour_searchable,
     as_queryable,
     as_replaceable,
     as_selectable,
@@ -100,7 +97,6 @@ __all__ = [
     "Loadable",
     "Machine",
     "MachineContext",
-    "NeighbourSearchable",
     "Piece",
     "PieceSnapshot",
     "Port",
@@ -123,7 +119,6 @@ __all__ = [
     "Waiting",
     "WritableTable",
     "as_loadable",
-    "as_neighbour_searchable",
     "as_queryable",
     "as_replaceable",
     "as_selectable",

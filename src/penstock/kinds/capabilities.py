@@ -29,7 +29,7 @@ class StreamColumns:
     shard: str
     sequence: str
     payload: str
-    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where the row has them
+    carried: tuple[str, ...] = ()  # columns copied to a dead letter, where both tables have them
 
 
 class StreamSource(Protocol):
@@ -167,22 +167,6 @@ class Queryable(Protocol):
         """
 
 
-@runtime_checkable
-class NeighbourSearchable(Queryable, Protocol):
-    """A query finds the nearest vectors, and can be answered from files by another process than the owner."""
-
-    def neighbour_query(
-        self, info: TableInfo, vectors: Any, k: int, *, where: dict[str, Any] | None, probes: int, exact: bool
-    ) -> tuple[str, bytes]:
-        """Return the query for an Arrow column of vectors, and its argument; `Invalid` if they do not fit.
-
-        Its record batches have the columns query (the position in the column), rank, id, distance and attributes.
-        """
-
-    def open_shard(self, piece: Piece, root: str, identity: bytes) -> Any | None:
-        """Return a shard for `query` from a piece that spans it; None if its files are unreadable from here."""
-
-
 class TableService(Protocol):
     """What the owner does for one table beyond reading and writing. Created on first use."""
 
@@ -285,6 +269,10 @@ class Derived(Protocol):
 
     derived_by: JobKind  # the kind of these jobs
 
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        """Raise an error if a new table cannot be computed as its options say; `find` looks up a table by name."""
+        return
+
     def is_derived(self, info: TableInfo) -> bool:
         """Whether this table, or its index, is computed."""
 
@@ -319,11 +307,6 @@ def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
 def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
     """Return the kind if its rows can be selected, or raise `KindMismatch`."""
     return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
-
-
-def as_neighbour_searchable(kind: Kind, info: TableInfo) -> NeighbourSearchable:
-    """Return the kind if its tables are searched by vectors, or raise `KindMismatch`."""
-    return kind if isinstance(kind, NeighbourSearchable) else _lacks(info, "which has no vectors: use a vector table")
 
 
 _serviced: set[type] = set()  # classes that were found to be: the check of a protocol takes longer than many a call

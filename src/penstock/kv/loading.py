@@ -24,6 +24,7 @@ from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import BuildContext, PreparedRows, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
+from penstock.kv.structs import has_fields
 from penstock.kv.values import MERGES, Options, arrow_type, key_type, stored_values
 from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
 from penstock.lsm.operators import check_operand
@@ -61,7 +62,7 @@ def _fits(actual: Any, wanted: Any) -> bool:
     if pa.types.is_null(actual):
         return True  # no rows, or deletes only
     if pa.types.is_struct(wanted):
-        return bool(pa.types.is_struct(actual) and [f.name for f in actual] == [f.name for f in wanted])
+        return has_fields(actual, wanted)
     if pa.types.is_decimal(wanted):
         return bool(pa.types.is_decimal(actual) or (pa.types.is_integer(actual) and actual != pa.uint64()))
     if pa.types.is_integer(wanted):

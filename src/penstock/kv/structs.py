@@ -59,6 +59,21 @@ def widens(narrow: Any, wide: Any) -> bool:
     return fields[: narrow.num_fields] == list(narrow) and all(field.nullable for field in fields[narrow.num_fields :])
 
 
+def has_fields(actual: Any, wanted: Any) -> bool:
+    """Whether a type has the fields of a struct, in order and no others; those that may be null may be missing."""
+    if pa.types.is_list(wanted):
+        return has_fields(getattr(actual, "value_type", None), wanted.value_type)
+    if not pa.types.is_struct(wanted):
+        return True  # whether its values fit, the cast says
+    if not isinstance(actual, pa.StructType):
+        return isinstance(actual, pa.DataType) and pa.types.is_null(actual)
+    given = {field.name: field.type for field in actual}
+    known = [field.name for field in wanted if field.name in given]
+    return known == [field.name for field in actual] and all(
+        has_fields(given[field.name], field.type) if field.name in given else field.nullable for field in wanted
+    )
+
+
 def _stored_type(arrow: Any, depth: int) -> Any:
     """Return the Arrow type in which values of a type are stored; `Invalid` if they cannot be."""
     types = pa.types

@@ -172,7 +172,8 @@ class ManifestEdit:
         old = WAL_STATE.get(self._view, operation.key)
         for kind, gate in old.gates() if old is not None else ():
             if gate.active_job_id is not None:
-                raise Invalid(f"partition {operation.key}: job {gate.active_job_id} holds its gate of kind {kind}")
+                where = f"table {operation.key.db_id}, shard {operation.key.shard}"
+                raise GateShut(f"{where}: job {gate.active_job_id} holds the gate of kind {kind}")
         WAL_STATE.delete(self._view, operation.key)
 
     def _upsert_chunk(self, prepared: tuple[UpsertChunk, bytes, bytes, bytes, bytes]) -> None:

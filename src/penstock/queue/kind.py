@@ -65,7 +65,7 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     options_default = encode_queue_options(QueueOptions())
     settings = QueueSettings()
     conditions = CONDITIONS
-    columns = StreamColumns("shard", "sequence", "payload", carried=("key", "timestamp"))
+    columns = StreamColumns("shard", "sequence", "payload", carried=("key", "timestamp", "headers"))
     staged_suffix = ".arrow"
     read_only_calls = READ_ONLY_CALLS
     repeatable_calls = REPEATABLE_CALLS

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import FixTheCall, Invalid, LeaseLost, Restore
+from penstock.errors import Closed, FixTheCall, Invalid, LeaseLost, PenstockError, Restore
 from penstock.host import threads
 from penstock.host.waiting import repeating
 from penstock.manifest.jobs import Lease
@@ -196,5 +196,8 @@ class JobRunner:
 def _log_failure(lease: Lease, error: Exception) -> None:
     if isinstance(error, WorkFailed):
         _log.error("job %d failed on its engine:\n%s", lease.job.job_id, error.trace)
+    elif isinstance(error, PenstockError):
+        level = logging.INFO if isinstance(error, Closed) else logging.ERROR  # a table or the store has gone meanwhile
+        _log.log(level, "job %d failed: %s", lease.job.job_id, error)
     elif not isinstance(error, WorkCancelled):
         _log.error("job %d failed", lease.job.job_id, exc_info=error)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from penstock.errors import Invalid
+from penstock.errors import Closed, Invalid, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.scheduler import plan
@@ -121,6 +121,10 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         return self._table.statistics(self._settings.workers)
 
+    def stop_tasks(self) -> None:
+        """Begin no more runs of tasks, without waiting for those that run; a task may call this."""
+        self._table.close()
+
     def shutdown(self, timeout_s: float | None = None) -> ShutdownReport:
         """Ask tasks to end, run spawned functions, and wait for both at most `timeout_s`. May be called again."""
         timeout_s = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
@@ -167,12 +171,17 @@ def _execute(table: TaskTable, run: TaskRun) -> None:
     """Run a claimed run and record its end; no error of a task leaves this function."""
     interval_s = run.interval_s
     error: str | None = None
+    failure: BaseException | None = None
     try:
         outcome = run.execute(TaskContext(task_name=run.name, run_id=run.run_id, shutdown=table.stop))
         if run.periodic:
             interval_s = plan.next_interval_s(run.base_s, run.interval_s, outcome)
-    except BaseException as failure:  # SystemExit too: a task must not end a worker
-        error = f"{type(failure).__name__}: {failure}"
+    except BaseException as caught:  # SystemExit too: a task must not end a worker
+        failure, error = caught, f"{type(caught).__name__}: {caught}"
+    is_new = table.finish(run, interval_s=interval_s, error=error)
+    if isinstance(failure, Closed) and is_new:
+        _log.error("%s", failure)
+    elif failure is not None and is_new:
         what = "is retried" if run.periodic else "is not retried"
-        _log.error("%s failed in run %d (%s) and %s", run.name, run.run_id, error, what, exc_info=True)
-    table.finish(run, interval_s=interval_s, error=error)
+        trace = None if isinstance(failure, PenstockError) else failure  # of a bug: a typed error says all in its line
+        _log.error("%s failed in run %d (%s) and %s", run.name, run.run_id, error, what, exc_info=trace)

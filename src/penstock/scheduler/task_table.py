@@ -171,9 +171,13 @@ class TaskTable:
                     return None
                 self._changed.wait(min(plan.wait_s(states, now_s), _WAIT_S_MAX))
 
-    def finish(self, run: TaskRun, *, interval_s: float, error: str | None) -> None:
-        """Record the end of a claimed run. With `error` it failed, and `interval_s` is ignored."""
+    def finish(self, run: TaskRun, *, interval_s: float, error: str | None) -> bool:
+        """Record the end of a claimed run. With `error` it failed, and `interval_s` is ignored.
+
+        Return whether the error is to be logged: not if a task failed with it last, and has not succeeded since.
+        """
         with self._changed:
+            known = any(entry.failures_in_row and entry.last_error == error for entry in self._entries.values())
             self._running.remove(run)
             now_s = self._clock.monotonic_s()
             if run.periodic:
@@ -182,6 +186,7 @@ class TaskTable:
                 self._spawned_runs += 1
                 self._spawned_failures += error is not None
             self._changed.notify_all()
+            return error is not None and not known
 
     def _finish(self, entry: _TaskEntry, run: TaskRun, now_s: float, interval_s: float, error: str | None) -> None:
         entry.running = False

@@ -76,24 +76,35 @@ class LabelColumns:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def arrays(self, rows: npt.NDArray[np.intp]) -> tuple[Any, Any]:
-        """Return the metrics and the label maps of some series."""
+    def arrays(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp] | None = None) -> tuple[Any, Any]:
+        """Return the metrics and the label maps of some series, each as often as `counts` says (None: once)."""
         metrics: list[str] = []
-        maps: list[list[tuple[str, str]]] = []
+        names: list[str] = []
+        values: list[str] = []
+        ends: list[int] = [0]
         for row in rows.tolist():
             pairs = dict(decode_labels(self._labels[row]))
             metrics.append(pairs.pop(METRIC, ""))
-            maps.append(list(pairs.items()))
-        return pa.array(metrics, pa.string()), pa.array(maps, LABELS)
+            names += pairs
+            values += pairs.values()
+            ends.append(len(names))
+        metric, name, value = (pa.array(texts, pa.string()) for texts in (metrics, names, values))
+        offsets = np.array(ends, np.int32)
+        if counts is not None:  # of texts and not of maps: Arrow takes maps slowly
+            series = np.repeat(np.arange(len(rows)), counts)
+            sizes = np.diff(offsets)[series]
+            repeated = np.concatenate(([0], np.cumsum(sizes)))
+            places = pa.array(np.arange(repeated[-1]) + np.repeat(offsets[series] - repeated[:-1], sizes))
+            metric, name, value = metric.take(pa.array(series)), name.take(places), value.take(places)
+            offsets = repeated.astype(np.int32)
+        return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
 def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
     """Return samples as a record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    metrics, maps = labels.arrays(rows[starts])
-    lengths = np.diff(starts, append=len(rows))
-    index = pa.array(np.repeat(np.arange(len(starts)), lengths))
-    columns = [metrics.take(index), maps.take(index), _fixed(TIME, times), _fixed(pa.float64(), bits)]
+    starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+    metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
+    columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]
     return pa.record_batch(columns, schema=SAMPLES)
 
 

@@ -7,6 +7,7 @@
     label_values   values of one label
     metadata       type, unit and help of metrics
     cardinality    series of each metric, values of each label
+    statistics     where the samples of each shard are, and the series of each bucket
     aggregate      see `aggregate`
 
 A series that has samples in several buckets is put together again by its labels, in slices of few series, so that
@@ -47,6 +48,14 @@ CARDINALITY = pa.schema(
         pa.field("of", pa.string(), nullable=False),  # metric: series of a metric; label: values of a label
         pa.field("name", pa.string(), nullable=False),
         pa.field("count", pa.int64(), nullable=False),
+    ]
+)
+
+
+STATISTICS = pa.schema(
+    [
+        pa.field(name, pa.int64(), nullable=False)
+        for name in ("shards", "buckets", "series", "memory_bytes", "files", "file_bytes", "runs_max")
     ]
 )
 
@@ -283,6 +292,22 @@ def _cardinality(
     yield pa.record_batch(arrays, schema=CARDINALITY)
 
 
+def _statistics(
+    query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
+) -> Iterator[Any]:
+    by_bucket: Counter[int] = Counter()
+    found: list[dict[str, int]] = []
+    for shard in shards:
+        context.check()
+        for bucket, _, count in shard.metric_counts(query.start, query.end):
+            by_bucket[bucket] += count
+        found.append(shard.statistics())
+    numbers = {name: sum(each[name] for each in found) for name in ("memory_bytes", "files", "file_bytes")}
+    numbers |= {"shards": len(shards), "buckets": len(by_bucket), "series": max(by_bucket.values(), default=0)}
+    numbers["runs_max"] = max((each["runs"] for each in found), default=0)
+    yield pa.record_batch([pa.array([numbers[name]], pa.int64()) for name in STATISTICS.names], schema=STATISTICS)
+
+
 def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
@@ -296,6 +321,7 @@ QUERIES: dict[str, _Answer] = {
     "label_values": _label_values,
     "metadata": _metadata,
     "cardinality": _cardinality,
+    "statistics": _statistics,
 }
 SCHEMAS = {
     "select": SAMPLES,
@@ -305,4 +331,5 @@ SCHEMAS = {
     "label_values": NAMES,
     "metadata": METADATA,
     "cardinality": CARDINALITY,
+    "statistics": STATISTICS,
 }

@@ -105,6 +105,8 @@ def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: floa
     """Ask an owner that a client started to yield; `StoreLocked` if it does not before the deadline."""
     if locked.here:
         raise StoreLocked(f"{path} is open in this process: use that store, or close it first") from None
+    if locked.read_only:
+        raise locked
     answer, reason = None, str(locked)
     try:
         answer = locator.ask_owner(path, "yield", deadline_s - clock.monotonic_s())

@@ -20,16 +20,18 @@ import java.nio.file.Files;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashSet;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Properties;
 import java.util.Set;
 import java.util.UUID;
-import org.apache.spark.NarrowDependency;
+import org.apache.spark.Dependency;
 import org.apache.spark.Partition;
 import org.apache.spark.TaskContext;
 import org.apache.spark.TaskContext$;
 import org.apache.spark.TaskContextImpl;
 import org.apache.spark.TaskKilledException;
+import org.apache.spark.api.java.function.Function2;
 import org.apache.spark.memory.MemoryManager;
 import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.rdd.RDD;
@@ -41,12 +43,14 @@ import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import scala.jdk.javaapi.CollectionConverters;
 import scala.runtime.AbstractPartialFunction;
 
-public final class RowSearch extends RDD {
+// A function of the rows of one partition, for `mapPartitionsWithIndex`. The rows come `slices` times, for as many tasks.
+public final class RowSearch implements Function2 {
     static final String SEARCHING = "penstock.searching"; // a local property of jobs, set once the plan is made
 
-    final RDD source; // the rows to search
     final RDD[] plans; // of one row of the source or many, by way of a Gate
-    final int slices; // tasks for each partition of the source
+    final Partition[][] parts; // of each plan
+    final int sources; // partitions of the source
+    final int slices; // tasks for each of them
     final int shardColumn;
     final int sequenceColumn;
     final int errorColumn; // of the plans' output: a row that is not null there is a failure; -1: none
@@ -54,15 +58,15 @@ public final class RowSearch extends RDD {
     final long seconds; // after which a task stops
 
     public RowSearch(
-            RDD source, SparkPlan[] plans, int slices, int shardColumn, int sequenceColumn, int errorColumn,
-            int rowsMax, long seconds) {
-        super(source.context(), (scala.collection.immutable.Seq) scala.collection.immutable.Nil$.MODULE$,
-            tag(String.class));
-        this.source = source;
+            SparkPlan[] plans, int sources, int slices, int shardColumn, int sequenceColumn, int errorColumn,
+            int rowsMax, long seconds) throws Exception {
         this.plans = new RDD[plans.length];
+        this.parts = new Partition[plans.length][];
         for (int at = 0; at < plans.length; at++) {
             this.plans[at] = rowsOf(plans[at]);
+            this.parts[at] = this.plans[at].partitions();
         }
+        this.sources = sources;
         this.slices = slices;
         this.shardColumn = shardColumn;
         this.sequenceColumn = sequenceColumn;
@@ -71,64 +75,61 @@ public final class RowSearch extends RDD {
         this.seconds = seconds;
     }
 
-    static scala.reflect.ClassTag tag(Class kind) {
-        return scala.reflect.ClassTag$.MODULE$.apply(kind);
-    }
-
     // The rows of a plan without the shuffles of its input, which has one partition: all rows that belong together are.
-    static RDD rowsOf(SparkPlan plan) {
+    static RDD rowsOf(SparkPlan plan) throws Exception {
         SparkPlan whole = (SparkPlan) plan.transformUp(new WithoutShuffles());
-        return new SQLExecutionRDD(whole.execute(), plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+        RDD rows = new SQLExecutionRDD(whole.execute(), plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+        shuffle(whole);
+        resolve(rows);
+        return rows;
     }
 
-    public scala.collection.immutable.Seq getDependencies() {
-        List all = new ArrayList();
-        all.add(new Needs(source, source.partitions().length));
-        for (int at = 0; at < plans.length; at++) {
-            all.add(new Needs(plans[at], -1));
+    // Does the shuffles of what the input is joined with: tasks read their output.
+    static void shuffle(SparkPlan plan) throws Exception {
+        if (plan instanceof ShuffleExchangeExec) { // with those below it
+            scala.concurrent.Awaitable done = ((ShuffleExchangeExec) plan).mapOutputStatisticsFuture();
+            scala.concurrent.Await$.MODULE$.result(done, scala.concurrent.duration.Duration$.MODULE$.Inf());
+            return;
         }
-        return CollectionConverters.asScala(all).toSeq();
+        scala.collection.Iterator children = plan.children().iterator();
+        while (children.hasNext()) {
+            shuffle((SparkPlan) children.next());
+        }
     }
 
-    public Partition[] getPartitions() {
-        Partition[] sources = source.partitions();
-        Partition[][] parts = new Partition[plans.length][];
-        for (int at = 0; at < plans.length; at++) {
-            parts[at] = plans[at].partitions();
+    // Lets an RDD and those below it find their dependencies, as Spark does for the RDD of a job: a task cannot.
+    static void resolve(RDD rdd) {
+        scala.collection.Iterator all = rdd.dependencies().iterator();
+        while (all.hasNext()) {
+            resolve(((Dependency) all.next()).rdd());
         }
-        Partition[] all = new Partition[sources.length * slices];
-        for (int at = 0; at < all.length; at++) {
-            all[at] = new Slice(at, sources[at % sources.length], at / sources.length, parts);
-        }
-        return all;
     }
 
-    // Yields "SHARD SEQUENCE ERROR" for each failing row, or one text that begins with "?" and says why it gave up.
-    public scala.collection.Iterator compute(Partition split, TaskContext context) {
-        Slice slice = (Slice) split;
+    // Returns "SHARD SEQUENCE ERROR" for each failing row, or one text that begins with "?" and says why it gave up.
+    public Object call(Object partition, Object source) {
+        int slice = ((Integer) partition).intValue() / sources;
         List rows = new ArrayList();
-        scala.collection.Iterator all = source.iterator(slice.source, context);
+        Iterator all = (Iterator) source;
         for (int number = 0; all.hasNext(); number++) {
             InternalRow row = (InternalRow) all.next();
-            if (number % slices == slice.number) {
+            if (number % slices == slice) {
                 rows.add(row.copy());
             }
         }
         List failing = new ArrayList();
         try {
-            new Search(this, slice, context, failing).run(rows);
+            new Search(this, TaskContext.get(), failing).run(rows);
         } catch (TooMany enough) { // those that were found say so
         } catch (GaveUp reason) {
             failing.clear();
             failing.add("?" + reason.getMessage());
         }
-        return CollectionConverters.asScala(failing.iterator());
+        return failing.iterator();
     }
 
     // One task's search.
     static final class Search {
         private final RowSearch job;
-        private final Slice slice;
         private final TaskContextImpl context;
         private final List failing;
         private final long deadline;
@@ -137,9 +138,8 @@ public final class RowSearch extends RDD {
         private int only; // the plan that is evaluated; -1: all
         private final Set reported = new HashSet();
 
-        Search(RowSearch job, Slice slice, TaskContext context, List failing) {
+        Search(RowSearch job, TaskContext context, List failing) {
             this.job = job;
-            this.slice = slice;
             this.context = (TaskContextImpl) context;
             this.failing = failing;
             this.deadline = System.nanoTime() + job.seconds * 1000000000L;
@@ -253,16 +253,19 @@ public final class RowSearch extends RDD {
                     continue;
                 }
                 failed = plan;
-                for (int part = 0; part < slice.parts[plan].length; part++) {
+                for (int part = 0; part < job.parts[plan].length; part++) {
                     evaluation.opened = false;
-                    scala.collection.Iterator output = job.plans[plan].iterator(slice.parts[plan][part], evaluation);
-                    while (output.hasNext()) {
+                    scala.collection.Iterator output = job.plans[plan].iterator(job.parts[plan][part], evaluation);
+                    String error = null;
+                    while (output.hasNext()) { // to the end: what is left unread ends a Python process
                         InternalRow row = (InternalRow) output.next();
-                        if (job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
-                            return row.getUTF8String(job.errorColumn).toString();
+                        if (error == null && job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
+                            error = row.getUTF8String(job.errorColumn).toString();
                         }
                     }
-                    String error = evaluation.reported(suspects);
+                    if (error == null) {
+                        error = evaluation.reported(suspects);
+                    }
                     if (error != null) {
                         return error;
                     }
@@ -286,7 +289,7 @@ public final class RowSearch extends RDD {
         private final RDD source; // has one partition
 
         public Gate(RDD source) {
-            super(source, tag(InternalRow.class));
+            super(source, scala.reflect.ClassTag$.MODULE$.apply(InternalRow.class));
             this.source = source;
         }
 
@@ -398,6 +401,7 @@ public final class RowSearch extends RDD {
         }
     }
 
+    // Replaces a shuffle of a plan's input by what it shuffles.
     static final class WithoutShuffles extends AbstractPartialFunction {
         public boolean isDefinedAt(Object node) {
             if (!(node instanceof ShuffleExchangeExec)) {
@@ -425,59 +429,5 @@ public final class RowSearch extends RDD {
     }
 
     static final class TooMany extends RuntimeException {
-    }
-
-    static final class Slice implements Partition {
-        private final int index;
-        final Partition source;
-        final int number;
-        final Partition[][] parts; // of each plan
-
-        Slice(int index, Partition source, int number, Partition[][] parts) {
-            this.index = index;
-            this.source = source;
-            this.number = number;
-            this.parts = parts;
-        }
-
-        public int index() {
-            return index;
-        }
-
-        public int hashCode() {
-            return index;
-        }
-
-        public boolean equals(Object other) {
-            return other instanceof Slice && ((Slice) other).index == index;
-        }
-
-        public boolean org$apache$spark$Partition$$super$equals(Object other) { // a part of Scala's trait
-            return super.equals(other);
-        }
-    }
-
-    // A task may need one partition of the source, by its number, and any of a plan.
-    static final class Needs extends NarrowDependency {
-        private final int sources; // -1: a plan
-        private final int parts;
-
-        Needs(RDD rdd, int sources) {
-            super(rdd);
-            this.sources = sources;
-            this.parts = rdd.partitions().length;
-        }
-
-        public scala.collection.immutable.Seq getParents(int partition) {
-            List parents = new ArrayList();
-            if (sources >= 0) {
-                parents.add(Integer.valueOf(partition % sources));
-            } else {
-                for (int part = 0; part < parts; part++) {
-                    parents.add(Integer.valueOf(part));
-                }
-            }
-            return CollectionConverters.asScala(parents).toSeq();
-        }
     }
 }

@@ -4,9 +4,9 @@
     commit                several tables and a consumer's position in one commit
     stream, progress      a stream from a queue with exactly-once results
     wait, caught_up       wait until a stream ends, or stop it on a signal; wait until it has read all
-    search                the nearest vectors of the rows of a DataFrame
     maintain              run the large jobs of a store on Spark
     verify, export        check all files; write a table as Parquet
+    search                join the rows of a DataFrame with their nearest vectors
 
     format                the format `penstock`; the other modules implement it
     table_ref, arrow      the store and table of an option; types
@@ -14,7 +14,7 @@
     exactly_once          the stream; batch_runner: its batches; committing: a commit; offset_log: Spark's checkpoint
     broken_records        a batch that fails; isolation: the search in Spark's tasks; dead_letters: what is set aside
     maintenance           maintain, verify, export
-    reading, writing, loading, streaming, searching
+    reading, writing, loading, streaming; vectors: search
 
 Nothing else in Penstock imports pyspark.
 """
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.spark.exactly_once import caught_up, progress, stream, wait
     from penstock.spark.format import register
     from penstock.spark.maintenance import Damage, export, maintain, verify
-    from penstock.spark.searching import search
     from penstock.spark.sessions import session, views
+    from penstock.spark.vectors import search
 
 _HOMES = {
     "session": "sessions",
@@ -47,10 +47,10 @@ _HOMES = {
     "StreamProgress": "batch_runner",
     "dead_letter_payload": "dead_letters",
     "maintain": "maintenance",
-    "search": "searching",
     "verify": "maintenance",
     "export": "maintenance",
     "Damage": "maintenance",
+    "search": "vectors",
 }
 __all__ = [
     "Committed",

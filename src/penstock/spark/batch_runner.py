@@ -21,10 +21,11 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
 from penstock.arguments import text
@@ -40,7 +41,7 @@ from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.dead_letters import dead_letters, in_one_line, letter_columns, reason_of
 from penstock.spark.loading import check_schema
 from penstock.spark.offset_log import OffsetLog, Offsets, distance
-from penstock.spark.sessions import STREAM_LOGGERS, muted
+from penstock.spark.sessions import STREAM_LOGGERS, jvm_failures, muted
 from penstock.spark.table_ref import BatchTables, TableRef
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class BatchRunner:
         info = source.table
         self._columns = as_streamable(kind_named(info.kind, info.name), info).columns
         for table in plan.tables.values():
-            self._letter = letter_columns(table)
+            self._letter = letter_columns(table, info)
             self._broken = BrokenRecords(self, self._columns, self._dead_max, self._search_tag)
         position, first = source.position, source.earliest
         lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
@@ -153,8 +154,16 @@ class BatchRunner:
         failure = query.exception()  # None if it was stopped, even in the middle of a batch
         if failure is None or self._stopping:
             return
-        what = f"the stream of {self._consumer} from {self._source.table} failed"
-        raise in_one_line(self.error or failure, what) from None
+        raise in_one_line(self.error or failure, f"{self.name} failed") from None
+
+    @property
+    def name(self) -> str:
+        """The stream, for messages."""
+        return f"the stream of {self._consumer} from {self._source.table}"
+
+    def jvm_failures(self) -> AbstractContextManager[None]:
+        """Return a context in which the end of Spark's JVM is an error of one line."""
+        return jvm_failures(self._spark, f"{self.name} goes on at its position when it is started again")
 
     def stop(self, query: Any) -> None:
         """Stop between two batches: an interrupted batch would be repeated safely, but Spark logs long errors.
@@ -177,7 +186,8 @@ class BatchRunner:
             while not self._turn.acquire(timeout=POLL_S):  # `stop` holds it until this thread has ended
                 self.check_stop()
             try:
-                self._run(frame, number)
+                with self.jvm_failures():
+                    self._run(frame, number)
             finally:
                 self._turn.release()
         except Exception as error:
@@ -194,9 +204,9 @@ class BatchRunner:
         """Log the error in one line, and keep Spark from logging it in hundreds while it ends the query."""
         if not self._stopping:
             assert self.error is not None
-            what = f"the stream of {self._consumer} from {self._source.table} ends"
-            logger.error("%s (%s)", reason_of(self.error), what)
+            logger.error("%s (%s ends)", reason_of(self.error), self.name)
         with ExitStack() as stack:
+            stack.enter_context(suppress(Py4JError, ConnectionError))  # of a JVM that has ended
             stack.enter_context(muted(self._spark, STREAM_LOGGERS))
             ending = stack.pop_all()
 

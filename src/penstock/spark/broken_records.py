@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from penstock.errors import PositionConflict
+from penstock.errors import PositionConflict, StreamFailed
 from penstock.host.clock import SystemClock
 from penstock.kinds import StreamColumns
 from penstock.spark.committing import check_rows, within
-from penstock.spark.dead_letters import in_one_line, is_transient, raised_in_task, reason_of, split_off
+from penstock.spark.dead_letters import is_transient, raised_in_task, reason_of, split_off
 from penstock.spark.isolation import Failures, NotSearchableError, RowPosition, find_failures
 from penstock.spark.offset_log import Offsets, distance
 from penstock.spark.soft_functions import reporting
@@ -35,7 +35,7 @@ from penstock.spark.table_ref import BatchTables
 
 logger = logging.getLogger(__name__)
 clock = SystemClock()
-SEARCH_S = 120.0  # how long the broken records of one batch are searched
+SEARCH_S = 120.0  # how long the broken records of one batch are searched, from the start of the search
 HALVES_MAX = 250  # commits of parts of one batch
 BATCHES_EXPECTED = 20  # after one with broken records
 
@@ -76,7 +76,7 @@ class BrokenRecords:
 
     def write(self, frame: DataFrame, start: Offsets, end: Offsets) -> None:
         """Write [start, end), with its broken records as dead letters."""
-        self._deadline_s = clock.monotonic_s() + SEARCH_S
+        self._deadline_s: float | None = None  # set when a search begins: Spark's own start takes a while
         self._records = self._commits = 0
         reasons: dict[RowPosition, str] = {}
         if self._expected:
@@ -172,7 +172,7 @@ class BrokenRecords:
                 self._columns,
                 error_column=0 if results_too else None,
                 failures_max=self._records_max,
-                timeout_s=max(0.0, self._deadline_s - clock.monotonic_s()),
+                timeout_s=self._left_s(),
             )
         finally:
             context.removeJobTag(self._job_tag)
@@ -195,13 +195,26 @@ class BrokenRecords:
 
     def _check_records(self, records: int) -> None:
         if records > self._records_max:
-            raise in_one_line(self._first, f"more than dead_letter_max={self._records_max} records of one batch fail")
+            raise self._limit_met(f"more than dead_letter_max={self._records_max} records of one batch fail")
+
+    def _left_s(self) -> float:
+        """Return the time that is left for this search; the first call of a batch starts it."""
+        now_s = clock.monotonic_s()
+        if self._deadline_s is None:
+            self._deadline_s = now_s + SEARCH_S
+        return max(0.0, self._deadline_s - now_s)
 
     def _check_budget(self) -> None:
         self._commits += 1
-        if self._commits > HALVES_MAX or clock.monotonic_s() > self._deadline_s:
-            limits = f"{SEARCH_S:g} s and {HALVES_MAX} commits"
-            raise in_one_line(self._first, f"its records were not found within {limits}: lower max_rows")
+        limit = f"{HALVES_MAX} commits of parts of the batch" if self._commits > HALVES_MAX else f"{SEARCH_S:g} s"
+        if self._commits > HALVES_MAX or not self._left_s():
+            what = f"its broken records were not found within {limit}"
+            raise self._limit_met(f"{what}: give penstock.spark.stream a smaller max_rows=")
+
+    def _limit_met(self, what: str) -> StreamFailed:
+        """Return the error of a search that a limit ended: the first error of the batch, and the limit."""
+        task = raised_in_task(str(self._first))
+        return StreamFailed(f"{reason_of(self._first if task is None else task)} ({what})")
 
 
 def _only_position(start: Offsets, end: Offsets) -> RowPosition:

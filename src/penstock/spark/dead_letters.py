@@ -9,6 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -19,6 +20,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock import errors
 from penstock.errors import FixTheCall, Invalid, KindMismatch, PenstockError, PositionConflict, StreamFailed
 from penstock.kinds import StreamColumns, as_streamable
+from penstock.partition.ledger import TableInfo
+from penstock.registry import kind_named
 from penstock.spark.isolation import RowPosition
 from penstock.spark.loading import check_schema
 from penstock.spark.table_ref import PlannedTable
@@ -73,14 +76,26 @@ def raised_in_task(text: str) -> PenstockError | None:
     return error
 
 
-def letter_columns(table: PlannedTable) -> StreamColumns:
-    """Return the columns of the dead-letter table; `Invalid`, before any work, if it is not a queue."""
+def letter_columns(table: PlannedTable, source: TableInfo) -> StreamColumns:
+    """Return the columns of the dead-letter table; `Invalid`, before any work, if it takes no messages of `source`."""
+    name = table.info.name
     try:
         columns = as_streamable(table.kind, table.info).columns
         check_schema(table, StructType([StructField(columns.payload, StringType())]))
-        return columns
     except (Invalid, KindMismatch) as error:
-        raise Invalid(f"dead_letter is {table.info.name}, which takes no messages ({error}): give a queue") from None
+        raise Invalid(f"dead_letter is {name}, which takes no messages ({error}): give a queue") from None
+    taken = table.kind.schema(table.info.options).names
+    for column in set(columns.carried).intersection(_columns_of(source)).difference(taken):
+        raise Invalid(
+            f"messages of {source.name} have {column}, and dead_letter is {name}, which takes none: "
+            f"call store.queue({name!r}).alter({column}=True)"
+        )
+    return replace(columns, carried=tuple(column for column in columns.carried if column in taken))
+
+
+def _columns_of(source: TableInfo) -> list[str]:
+    names: list[str] = kind_named(source.kind, source.name).schema(source.options).names
+    return names
 
 
 def dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: StreamColumns) -> DataFrame:

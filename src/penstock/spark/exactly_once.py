@@ -119,18 +119,21 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
     """
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     runner, stopped = _runner_of(query), False
-    try:
-        with stop_on_signals() as stopping:
-            while query.isActive and not stopping.is_set() and (deadline_s is None or clock.monotonic_s() < deadline_s):
-                query.awaitTermination(1)
-            stopped = stopping.is_set()
-            if stopped:
-                runner.stop(query)
-    except StreamingQueryException:
-        pass  # it is raised below, in one line
-    if not stopped:
-        runner.raise_failure(query)
-    return progress(query)
+    with runner.jvm_failures():
+        try:
+            with stop_on_signals() as stopping:
+                while query.isActive and not stopping.is_set():
+                    if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                        break
+                    query.awaitTermination(1)
+                stopped = stopping.is_set()
+                if stopped:
+                    runner.stop(query)
+        except StreamingQueryException:
+            pass  # it is raised below, in one line
+        if not stopped:
+            runner.raise_failure(query)
+    return runner.current()
 
 
 def caught_up(query: Any, timeout_s: float) -> bool:
@@ -144,12 +147,13 @@ def caught_up(query: Any, timeout_s: float) -> bool:
     retries = Retries(clock, clock.monotonic_s() + seconds(timeout_s, "timeout_s", INTERVAL_S_MAX), pause_s=POLL_S)
     runner = _runner_of(query)
     last = runner.latest()
-    while True:
-        active = query.isActive  # before the position, which may move until the query has ended
-        if not distance(runner.position, last):
-            return True
-        if not active:
-            runner.raise_failure(query)
-            return False
-        if not retries.again():
-            return False
+    with runner.jvm_failures():
+        while True:
+            active = query.isActive  # before the position, which may move until the query has ended
+            if not distance(runner.position, last):
+                return True
+            if not active:
+                runner.raise_failure(query)
+                return False
+            if not retries.again():
+                return False

@@ -77,11 +77,15 @@ def find_failures(
                 executed = context._gateway.new_array(context._jvm.org.apache.spark.sql.execution.SparkPlan, len(plans))
                 for number, plan in enumerate(plans):
                     executed[number] = plan._jdf.queryExecution().executedPlan()
-                slices = max(1, context.defaultParallelism // max(1, len(source.partitions())))
-                arguments = [source, executed, slices, frame.columns.index(columns.shard)]
-                arguments += [frame.columns.index(columns.sequence), -1 if error_column is None else error_column]
-                search = _new(context, loader, "penstock.RowSearch", *arguments, failures_max, int(timeout_s) + 1)
-                texts = [str(text) for text in search.toJavaRDD().collect()]
+                partitions = len(source.partitions())
+                slices = max(1, context.defaultParallelism // max(1, partitions))
+                columns_read = [frame.columns.index(columns.shard), frame.columns.index(columns.sequence)]
+                errors = -1 if error_column is None else error_column
+                limits = [failures_max, int(timeout_s) + 1]
+                arguments = [executed, max(1, partitions), slices, *columns_read, errors, *limits]
+                search = _new(context, loader, "penstock.RowSearch", *arguments)
+                found = _repeated(context, source, slices).mapPartitionsWithIndex(search, False)
+                texts = [str(text) for text in found.collect()]
     except Exception as error:
         raise NotSearchableError(str(error)) from error
     given_up = [text[1:] for text in texts if text.startswith("?")]
@@ -98,6 +102,14 @@ def _failure(text: str) -> tuple[RowPosition, str]:
 def _rows(frame: DataFrame) -> Any:
     """Return the rows of a frame as Spark computes them."""
     return frame._jdf.queryExecution().toRdd()
+
+
+def _repeated(context: Any, rows: Any, times: int) -> Any:
+    """Return the partitions of an RDD several times, one after the other."""
+    every = context._gateway.new_array(context._jvm.org.apache.spark.api.java.JavaRDD, times)
+    for number in range(times):
+        every[number] = rows.toJavaRDD()
+    return context._jsc.union(every)
 
 
 def _gated(loader: Any, frame: DataFrame) -> DataFrame:

@@ -160,7 +160,15 @@ class TableReader(DataSourceReader):
         store = self._ref.store()
         if self._snapshot:
             return store.snapshot(self._snapshot)
-        return store.query_snapshot(query_name(self._plan), lease_s=LEASE_S)
+        return store.query_snapshot(self._query(), lease_s=LEASE_S)
+
+    def _query(self) -> str:
+        """Return the name of this task's query; outside SQL, of its stage."""
+        context = TaskContext.get()
+        if context is None:
+            return f"{self._plan}-{threads.process_id()}"
+        number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
+        return f"{self._plan}-stage-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
     def _batches(
         self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: KeyRangePartition
@@ -186,15 +194,6 @@ class TableReader(DataSourceReader):
             if clock.monotonic_s() > renewed_s + RENEW_S:
                 self._ref.store().snapshot(snapshot.id)  # renews the lease
                 renewed_s = clock.monotonic_s()
-
-
-def query_name(plan: str) -> str:
-    """Return the name of this task's query; outside SQL, of its stage."""
-    context = TaskContext.get()
-    if context is None:
-        return f"{plan}-{threads.process_id()}"
-    number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
-    return f"{plan}-stage-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:

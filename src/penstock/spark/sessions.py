@@ -15,7 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import Invalid
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
+
+from penstock.errors import Invalid, StreamFailed
 from penstock.host import threads
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -35,6 +37,10 @@ TASK_LOGGERS = (
 )
 STREAM_LOGGERS = ("org.apache.spark.sql.execution.streaming",)
 PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver")  # they repeat the same
+JVM_ENDED = (
+    "Spark's JVM has ended (it was killed, or ran out of memory): restart this program, or the notebook's kernel"
+)
+JVM_ENDS_S = 5.0  # from its last answer to the end of its process
 _lock = threads.lock("spark.loggers")
 _muted: Counter[str] = Counter()  # guarded by _lock; how many blocks mute a logger
 
@@ -96,6 +102,39 @@ def muted(spark: Any, loggers: Iterable[str] = TASK_LOGGERS) -> Iterator[None]:
         yield
     finally:
         _set_levels(log4j.apache.logging.log4j, names, -1)
+
+
+@contextmanager
+def jvm_failures(spark: Any, what: str) -> Iterator[None]:
+    """Raise `StreamFailed`, in one line, if the JVM of a session ends while the block runs."""
+    root = logging.getLogger()
+    root.addFilter(_is_not_of_py4j)
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        if isinstance(error, Py4JJavaError) or not _has_ended(spark, error):
+            raise
+        for name in ("py4j.clientserver", "py4j.java_gateway"):
+            logging.getLogger(name).disabled = True  # for good: nothing in this process can use Spark any more
+        raise StreamFailed(f"{JVM_ENDED} ({what})") from None
+    finally:
+        root.removeFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether a record of the root logger is a user's: py4j logs a traceback there for each call that fails."""
+    return record.getMessage() != "Exception while sending command."
+
+
+def _has_ended(spark: Any, error: Exception) -> bool:
+    process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
+    if process is None:  # another program started the JVM
+        return isinstance(error, (Py4JNetworkError, ConnectionError))
+    try:
+        process.wait(JVM_ENDS_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _set_levels(log4j: Any, names: tuple[str, ...], change: int) -> None:

@@ -50,6 +50,9 @@ class StoreBatch(KvOfBatch):
         self._port = port
         self._writes = cast(Port, _BatchPort(self))  # raises for what a batch does not offer
         self._tables: dict[str, TableInfo] = {}  # each is looked up once
+        self._looks_up = True  # a table that is not among them is looked up in the store
+        self._entered = True
+        self._time_us: int | None = None  # the store's, when it was first needed
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
@@ -86,13 +89,32 @@ class StoreBatch(KvOfBatch):
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_open()
+        if not self._entered:
+            raise Invalid("this batch was not entered: use `async with store.batch() as batch`")
         info = self._tables.get(name)
-        if info is None and (info := self._port.table(name)) is not None:
+        if info is None and self._looks_up and (info := self._port.table(name)) is not None:
             self._tables[name] = info
         return info
 
     def _unknown(self, name: str) -> NotFound:
         return NotFound(f"there is no table {name}: create it before the batch")
+
+    def wait_for_entry(self) -> None:
+        """Refuse tables until `look_ahead` was called. For asyncio."""
+        self._entered = False
+
+    def look_ahead(self) -> None:
+        """Learn all tables and the time, so that nothing but the commit waits for the store from here on."""
+        self._check_open()
+        self._tables, self._looks_up = {info.name: info for info in self._port.tables()}, False
+        self.time_us()
+        self._entered = True
+
+    def time_us(self) -> int:
+        """Return the store's time: one for the whole batch."""
+        if self._time_us is None:
+            self._time_us = self._port.time_us()
+        return self._time_us
 
     def load(self, name: str, rows: ArrowSource | PreparedLoad | Sequence[PreparedLoad]) -> int:
         """Add many rows and return their number.
@@ -253,7 +275,7 @@ class _BatchPort:
         """Do nothing: a batch becomes durable at its commit."""
 
     def time_us(self) -> int:
-        return self._batch._port.time_us()
+        return self._batch.time_us()
 
     def now_us(self) -> int:
         return self._batch._port.now_us()

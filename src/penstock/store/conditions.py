@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.coordinator import Epoch
-from penstock.errors import Backpressure, OutcomeUnknown, Poisoned, WaitExpired
+from penstock.errors import Backpressure, Closed, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import ExpectedRow, Machine, RowConditional
@@ -122,4 +122,6 @@ def _wait_for_others(coordinator: Coordinator, left_s: float) -> None:
             f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
         ) from None
     except OutcomeUnknown as error:  # of the other writes: this one was never in the journal
+        if isinstance(error.__cause__, Closed):
+            raise Closed(str(error.__cause__)) from error
         raise Poisoned(f"writes are refused after a failure ({error}): call recover()") from error

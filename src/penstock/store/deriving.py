@@ -92,7 +92,7 @@ class DerivedTables:
             return True
 
     def _run(self, plan: Derivation, stop: StopSignal) -> list[Any]:
-        if self._offers.slots():
+        if self._offers.slots() and plan.parts:
             try:
                 results: Any = self._offers.submit_parts(plan.function, plan.parts).wait(stop.is_set)
                 return list(results)

@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from penstock.errors import PenstockError
+from penstock.errors import GateShut, PenstockError
 from penstock.host.file_operations import rename_durably
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
@@ -78,6 +78,8 @@ class DroppedShards:
             self._shards.popleft()  # first: after a failed fsync nothing is retried
             try:
                 self._remove_shard(descriptor, machine)
+            except GateShut:  # a job on another shard of the table has not ended yet
+                self._shards.append((descriptor, None))
             except (OSError, PenstockError) as error:
                 logger.warning("%s/%s is removed later (%s)", self._root, descriptor.folder, error)
 

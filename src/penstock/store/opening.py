@@ -173,6 +173,7 @@ class OpenedParts(Tables):
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
             options_of=self._options_of,
+            memory_bytes_max=settings.memory_bytes_max,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
@@ -368,6 +369,9 @@ class OpenedParts(Tables):
             self._scheduler.wake(COMPACTION_JOBS)
 
     def _retry_task(self) -> Outcome:
+        if not self._has_folder():  # then whatever a task does would fail
+            self._scheduler.stop_tasks()
+            self._lock.check()
         behind = self._dispatcher.retry()
         self._port.applied()
         self._save_time()
@@ -435,14 +439,24 @@ class OpenedParts(Tables):
             self._port.close()
         finally:
             self._coordinator.shutdown()
-        if not self.read_only:
+        if not self.read_only and self._has_folder():
             self._trimmer.at_close()
+
+    def _has_folder(self) -> bool:
+        """Whether the folder is still the one that was opened; otherwise nothing can be done in it."""
+        try:
+            self._lock.check()
+        except Closed:
+            return False
+        return True
 
     def _close_parts(self, failure: BaseException | None) -> None:
         """Close every part. Raises the first error; if there is a `failure` already, adds a note to that instead."""
         try:
             self._parts.close()
         except Exception as error:
+            if failure is None and isinstance(error, Closed):
+                raise  # the folder is gone
             if failure is None:
                 raise Poisoned(
                     f"{self.path} was closed with an error ({error}): acknowledged writes are durable; open it again"
@@ -457,7 +471,9 @@ class OpenedParts(Tables):
     def _collect_at_close(self) -> None:
         """Remove the inputs of finished compactions; if that fails, the next opening does it."""
         try:
-            if not self.readers.may_be_there():  # otherwise a reader's lease may outlive its pins
+            if (
+                self._has_folder() and not self.readers.may_be_there()
+            ):  # otherwise a reader's lease may outlive its pins
                 self._collector.collect(closing=True)
         except (OSError, PenstockError) as error:
             logger.warning("%s: unused files are removed later (%s)", self.path, error)

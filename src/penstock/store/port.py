@@ -16,7 +16,7 @@ from penstock.errors import Closed, DiskFull, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import BuildContext, Insert, Kind, Loadable, RowConditional, as_loadable, as_serviced
+from penstock.kinds import BuildContext, Derived, Insert, Kind, Loadable, RowConditional, as_loadable, as_serviced
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
@@ -233,6 +233,9 @@ class LocalPort(LiveReading):
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
         self._check_changes()
+        computed = kind_named(kind, name)
+        if isinstance(computed, Derived) and self.table(name) is None:
+            computed.check_source(name, options, self.table)
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -277,7 +280,7 @@ class LocalPort(LiveReading):
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs, self.clock)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard

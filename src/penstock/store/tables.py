@@ -48,6 +48,10 @@ class Tables(KvOfStore):
     def _check_usable(self) -> None:
         """Raise `Closed` if the store is closed."""
 
+    def _check_writable(self) -> None:
+        """Raise `Closed`, or `ReadOnly` if the store was opened to be read only."""
+        self._check_usable()
+
     # -- tables
 
     def queue(
@@ -133,12 +137,12 @@ class Tables(KvOfStore):
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
-        self._check_usable()
+        self._check_writable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
-        self._check_usable()
+        self._check_writable()
         token = None if token is None else check_token(token)
         return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
 

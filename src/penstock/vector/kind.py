@@ -22,10 +22,10 @@ from penstock.kinds import (
     Kind,
     Loadable,
     MachineContext,
-    NeighbourSearchable,
     Piece,
     Port,
     PreparedRows,
+    Queryable,
     QueryContext,
     Reading,
     Serviced,
@@ -40,9 +40,9 @@ from penstock.vector.indexing import IndexPlan, is_due, plan_index
 from penstock.vector.keys import scan_key
 from penstock.vector.machine import VectorMachine, open_vector_machine
 from penstock.vector.options import VectorOptions, decode_vector_options, encode_vector_options, vector_options
-from penstock.vector.reading import VectorState, check_piece, open_shard, read_piece
-from penstock.vector.rows import arrow_rows, check_columns, plain_matrix, schema_of
-from penstock.vector.searching import SearchQuery, check_vector_query, encode_search, run_vector_query
+from penstock.vector.reading import VectorState, check_piece, read_piece
+from penstock.vector.rows import arrow_rows, check_columns, schema_of
+from penstock.vector.searching import check_vector_query, run_vector_query
 from penstock.vector.section import (
     Deletes,
     IndexChange,
@@ -56,7 +56,7 @@ from penstock.vector.service import SEARCH, VectorService, check_search_call
 from penstock.vector.table import VectorReader, VectorTable, split_rows
 
 
-class VectorKind(Kind, Derived, FileReadable, Loadable, NeighbourSearchable, Serviced):
+class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
     """The kind `vector`."""
 
     name = "vector"
@@ -106,7 +106,7 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, NeighbourSearchable, Ser
             raise Invalid(f"options of a vector table are malformed: {error.reason}") from None
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> VectorMachine:
-        return open_vector_machine(context.maintenance, descriptor, options)
+        return open_vector_machine(context.maintenance, descriptor, options, context.memory_bytes_max)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> VectorTable:
         return VectorTable(port, info, durable=durable)
@@ -170,15 +170,6 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, NeighbourSearchable, Ser
         self, info: TableInfo, name: str, argument: bytes, shards: Sequence[VectorState], context: QueryContext
     ) -> Iterator[Any]:
         return run_vector_query(name, argument, decode_vector_options(info.options), shards, context)
-
-    def neighbour_query(
-        self, info: TableInfo, vectors: Any, k: int, *, where: dict[str, Any] | None, probes: int, exact: bool
-    ) -> tuple[str, bytes]:
-        data = plain_matrix(vectors, decode_vector_options(info.options)).astype("<f4").tobytes()
-        return "search", encode_search(SearchQuery(vectors=data, k=k, probes=probes, exact=exact, where=where))
-
-    def open_shard(self, piece: Piece, root: str, identity: bytes) -> VectorState | None:
-        return open_shard(piece, root, identity)
 
     # -- the index
 

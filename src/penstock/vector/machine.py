@@ -10,6 +10,7 @@ was interrupted is applied again as it was prepared.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from penstock.errors import CorruptionError
@@ -20,7 +21,7 @@ from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.vector.draft import Centroids, StoredRows, VectorDraft, read_centroids
 from penstock.vector.keys import DICTIONARY
-from penstock.vector.live import LiveIndex
+from penstock.vector.live import IndexBudget, LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.reading import VectorState, get_record
 from penstock.vector.section import VectorSection, decode_section
@@ -29,10 +30,16 @@ ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
 GET_ATTEMPTS = 100
 
 
-def open_vector_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> VectorMachine:
-    """Open the state machine of a shard."""
+_budgets: weakref.WeakKeyDictionary[Maintenance, IndexBudget] = weakref.WeakKeyDictionary()  # one for each store
+
+
+def open_vector_machine(
+    maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes, memory_bytes_max: int
+) -> VectorMachine:
+    """Open the state machine of a shard; the kernels of a store may take `memory_bytes_max` together."""
+    budget = _budgets.setdefault(maintenance, IndexBudget(memory_bytes_max))
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options))
+    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options), budget)
 
 
 class VectorMachine(Machine):
@@ -42,11 +49,16 @@ class VectorMachine(Machine):
     broken = False  # an apply that fails changes nothing
 
     def __init__(
-        self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: VectorOptions
+        self,
+        tree: Tree,
+        maintenance: Maintenance,
+        descriptor: PartitionDescriptor,
+        options: VectorOptions,
+        budget: IndexBudget | None = None,
     ) -> None:
         self.tree = tree
         self.options = options
-        self.live = LiveIndex(options, tree.snapshot)
+        self.live = LiveIndex(options, tree.snapshot, budget)
         self._maintenance = maintenance
         self._descriptor = descriptor
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in

@@ -27,7 +27,7 @@ from penstock.vector.filters import BoundExpression, compile_condition
 from penstock.vector.keys import DELETED, F32
 from penstock.vector.operators import decode_ids
 from penstock.vector.options import VectorOptions
-from penstock.vector.reading import VectorState, merge_nearest
+from penstock.vector.reading import FileShard, VectorState, merge_nearest
 from penstock.vector.section import check_vectors
 
 K_MAX = 10_000
@@ -156,7 +156,7 @@ def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], con
         yield hits_batch(shards, found, query.k, start)
 
 
-def hits_batch(shards: Sequence[VectorState], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
+def hits_batch(shards: Sequence[VectorState | FileShard], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
     """Return the `k` nearest of what shards found, as a record batch; `first` is the number of the first query."""
     distances, ids, sources = merge_nearest(found, k)
     rows, columns = np.nonzero(ids >= 0)

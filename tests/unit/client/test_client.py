@@ -370,6 +370,63 @@ def test_writes_to_a_dropped_table_fail_and_the_others_do_not(owner: Store, stor
     kept.put(b"c", b"1", durable=True)
 
 
+def test_a_table_by_its_name_in_a_loop_is_one_request(
+    owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[str] = []
+    ask = connection.Connection.ask_raw
+
+    def counted(self: connection.Connection, request: Any, **more: Any) -> bytes:
+        requests.append(type(request).__name__)
+        return ask(self, request, **more)
+
+    monkeypatch.setattr(connection.Connection, "ask_raw", counted)
+    monkeypatch.setattr("penstock.client.port.RECENT_S", 100.0)
+    for number in range(300):
+        store.kv("users").put(b"%d" % number, b"x")
+        store.queue("events").put(b"x")
+    assert requests.count("FindTable") == 2, requests
+    assert store.kv("users").count() == 300
+
+    store.drop("users")  # by this client: it knows
+    with pytest.raises(NotFound, match="there is no table users"):
+        store.kv("users", create=False)
+    store.kv("users").put(b"k", b"1", durable=True)
+    store.queue("events").alter(headers=True)
+    assert "headers" in store.queue("events").schema.names
+
+    owner.drop("users")  # by another process: the call that finds it gone is told, and the next one goes on
+    owner.kv("users")
+    with pytest.raises(NotFound, match="table users was dropped: get it from the store again"):
+        store.kv("users").put(b"k", b"2", durable=True)
+    store.kv("users").put(b"k", b"3", durable=True)
+    assert owner.kv("users")[b"k"] == b"3"
+    monkeypatch.setattr("penstock.client.port.RECENT_S", 0.0)
+    store._port._recent.clear()
+    assert store.kv("users").get(b"k") == b"3"
+    owner.drop("users")
+    assert store.kv("users").get(b"k") is None
+
+
+def test_a_dropped_table_is_named_by_a_later_owner(tmp_path: Path) -> None:
+    """It has no name for the table, whose number it was given; the client has."""
+    with penstock.open(tmp_path) as first:
+        first.kv("users").put(b"k", b"1", durable=True)
+        client = connect(tmp_path)
+        users = client.kv("users")
+        assert users.get(b"k") == b"1"
+        first.drop("users")
+    with penstock.open(tmp_path), client:
+        for act in (
+            lambda: users.get(b"k"),
+            lambda: list(users.scan()),
+            lambda: users.put(b"k", b"2", durable=True),
+            lambda: users.put(b"k", b"2", if_absent=True),
+        ):
+            with pytest.raises(NotFound, match="^table users was dropped: get it from the store again"):
+                act()
+
+
 def test_a_batch_without_a_condition_is_refused_as_a_whole(owner: Store, store: RemoteStore) -> None:
     kept, _ = store.kv("kept"), store.kv("dropped")
     with pytest.raises(NotFound), store.batch() as batch:

@@ -124,6 +124,30 @@ def test_interrupted_calls_are_undone_and_their_helpers_end() -> None:
     assert threads.run_interruptible(lambda: 7) == 7
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupt_at_any_point_loses_no_helper(kept: bool) -> None:
+    """A helper that is neither at work nor kept for the next call would sleep for ever."""
+
+    def act() -> None:
+        threads.run_interruptible(lambda: None)
+
+    def end_helpers() -> None:
+        while threads._helpers and not kept:
+            threads._helpers.pop()._given.release()  # without a call it ends
+
+    def count() -> int:
+        return sum(thread.name == "penstock-helper" and thread.is_alive() for thread in threading.enumerate())
+
+    act()
+    end_helpers()
+    points = 0
+    for _ in every_point(act):
+        points += 1
+        until(lambda: count() == len(threads._helpers))
+        end_helpers()
+    assert points >= 3
+
+
 def test_only_what_a_handler_raised_is_an_interrupt() -> None:
     class Handler:
         def __call__(self, number: int, frame: object) -> None:

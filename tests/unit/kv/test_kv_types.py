@@ -336,11 +336,11 @@ def test_keys_of_text_in_asyncio(tmp_path: Path) -> None:
             assert row.value == 1
             assert await table.get("a") == 1
             async with store.batch() as batch:
-                (await batch.kv("t", key="utf8", value="int64")).put("b", 2, if_absent=True)
+                batch.kv("t", key="utf8", value="int64").put("b", 2, if_absent=True)
             assert [pair async for pair in table.scan()] == [("a", 1), ("b", 2)]
             assert await table.count() == 2
             async with store.snapshot() as snapshot:
-                assert await (await snapshot.kv("t", key="utf8", value="int64")).get("b") == 2
+                assert await snapshot.kv("t", key="utf8", value="int64").get("b") == 2
 
     asyncio.run(use())
 
@@ -429,6 +429,43 @@ def test_structs(store: Any) -> None:
     with store.batch() as batch:
         batch.kv("people").put(b"ida", {"name": "Ida"}, if_absent=True)
     assert len(wider) == 7
+
+
+def test_frames_may_lack_fields_that_may_be_null(store: Any) -> None:
+    table = store.kv("partial", value=WIDER)
+    nulls = dict.fromkeys([field.name for field in WIDER])
+    for frame in (
+        pa.table({"key": [b"arrow"], "value": [{"name": "A", "paid": Decimal("1.10")}]}),
+        pl.DataFrame({"key": [b"polars"], "value": [{"name": "A", "tags": ["x"]}]}),
+        pd.DataFrame({"key": [b"pandas"], "value": [{"name": "A", "at": {"x": 1.5}}]}),
+    ):
+        value = pa.table(frame)["value"].to_pylist()[0]
+        key = pa.table(frame)["key"].to_pylist()[0]
+        table.put_many(frame, durable=True)
+        assert table[key] == nulls | value
+        table.delete(key)
+        store.load("partial", frame)
+        assert table[key] == nulls | value
+    for wrong in (
+        {"born": 1},  # the name must not be null
+        {"name": "A", "more": 1},
+        {"name": "A", "at": {"x": 1.5, "y": 1.5}},
+        {"paid": Decimal("1.10"), "name": "A"},  # in another order
+    ):
+        with pytest.raises(Invalid):
+            table.put_many(pa.table({"key": [b"k"], "value": pa.array([wrong])}))
+    assert b"k" not in table
+
+
+def test_a_sum_may_have_more_digits_than_its_operands(store: Any) -> None:
+    """Nothing is lost up to 38 digits; a reader of typed columns needs a table that was declared with enough."""
+    table = store.kv("sums", value=pa.decimal128(3, 1))
+    for _ in range(30):
+        table.merge(b"k", Decimal("99.9"), operator="add_decimal", durable=True)
+    assert table[b"k"] == Decimal("2997.0")
+    assert table.to_arrow()["value"].to_pylist() == [Decimal("2997.0")]
+    with pytest.raises(Invalid, match="decimals of 3 digits"):
+        table.put(b"k", table[b"k"])
 
 
 def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_progress_is_set_and_gates_stay(manifest: Manifest) -> None:
     assert state is not None
     assert (state.stored_lsn, state.highest_lsn) == (1, 4)
     assert state.gate(JobKind.COMPACTION).active_job_id == 1
-    with pytest.raises(Invalid, match="holds its gate"):
+    with pytest.raises(GateShut, match="^table 1, shard 0: job 1 holds the gate"):
         commit(manifest, lambda txn: txn.delete_wal_state(key))
     with pytest.raises(Invalid, match="gates are in shard 0"):
         commit(

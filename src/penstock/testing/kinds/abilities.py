@@ -237,7 +237,7 @@ class AbilityContract:
             store.flush()
             info = info_of(store.port)
             schema, columns = kind.schema(info.options), kind.columns
-            assert {columns.shard, columns.sequence, columns.payload, *columns.carried} <= set(schema.names)
+            assert {columns.shard, columns.sequence, columns.payload} <= set(schema.names)
             source = kind.source(store.port, info)
             first, last = source.offsets("earliest"), source.offsets("latest")
             for shard, partition in enumerate(partitions_of(info)):
