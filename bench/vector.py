@@ -101,6 +101,8 @@ def one_by_one(search: One, count: int = QUERIES) -> Callable[[], float]:
 
 
 def installed(name: str) -> bool:
+    if name == "sqlite_vec" and not hasattr(sqlite3.Connection, "enable_load_extension"):
+        return False  # this Python's SQLite loads no extensions
     return importlib.util.find_spec(name) is not None
 
 
