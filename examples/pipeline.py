@@ -279,10 +279,10 @@ class Query:
 
 
 def chaos(running: Query, run: Run) -> None:
-    """Kill the query a few times while events come in."""
+    """Kill the query a few times while events come in; once in a short run."""
     chance = random.Random(3)
-    while run.now_s < run.seconds - 5:
-        time.sleep(chance.uniform(4, 9))
+    while not run.kills or run.now_s < run.seconds - 5:
+        time.sleep(min(chance.uniform(4, 9), run.seconds / 3))
         running.kill()
         run.kills.append(run.now_s)
         running.start()

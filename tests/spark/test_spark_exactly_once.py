@@ -330,13 +330,14 @@ class Driver:
         self._marks, self._streams = tmp_path / "marks", len(both)
         self._marks.mkdir()
         streams = [[name, given.store.path, str(tmp_path / f"checkpoint-{name}")] for name, given in both.items()]
-        self.process = subprocess.Popen(
-            [sys.executable, script, point, str(self._marks), *chain(*streams)],
-            stdout=subprocess.PIPE,
-            stderr=(tmp_path / "stderr").open("w"),
-            start_new_session=True,
-            text=True,
-        )
+        with (tmp_path / "stderr").open("w") as logged:
+            self.process = subprocess.Popen(
+                [sys.executable, script, point, str(self._marks), *chain(*streams)],
+                stdout=subprocess.PIPE,
+                stderr=logged,
+                start_new_session=True,
+                text=True,
+            )
 
     def wait_until_still(self) -> None:
         deadline_s = time.monotonic() + 240
