@@ -100,6 +100,10 @@ def one_by_one(search: One, count: int = QUERIES) -> Callable[[], float]:
 # -- peers
 
 
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
 def installed(name: str) -> bool:
     if name == "sqlite_vec" and not hasattr(sqlite3.Connection, "enable_load_extension"):
         return False  # this Python's SQLite loads no extensions
@@ -137,9 +141,9 @@ def hnsw_at(index: Any) -> Callable[[int], One]:
 
 
 def usearch_index() -> Callable[[int], One]:
-    from usearch.index import Index
-
-    index = Index(ndim=DIMENSIONS, metric="ip", dtype="f32", connectivity=16, expansion_add=64)
+    index: Any = module("usearch.index").Index(
+        ndim=DIMENSIONS, metric="ip", dtype="f32", connectivity=16, expansion_add=64
+    )
     index.add(np.arange(ROWS), VECTORS, threads=1)
 
     def make(breadth: int) -> One:
@@ -150,9 +154,7 @@ def usearch_index() -> Callable[[int], One]:
 
 
 def hnswlib_index() -> Callable[[int], One]:
-    import hnswlib
-
-    index = hnswlib.Index(space="ip", dim=DIMENSIONS)
+    index = module("hnswlib").Index(space="ip", dim=DIMENSIONS)
     index.init_index(max_elements=ROWS, ef_construction=64, M=16)
     index.add_items(VECTORS, np.arange(ROWS), num_threads=1)
 
@@ -170,9 +172,7 @@ def arrow_rows(start: int, end: int) -> pa.Table:
 
 
 def lance_ingest(path: str) -> float:
-    import lancedb
-
-    table = lancedb.connect(path).create_table("docs", arrow_rows(0, 1))
+    table = module("lancedb").connect(path).create_table("docs", arrow_rows(0, 1))
 
     def work() -> None:
         for start in range(1, ROWS, COMMIT_ROWS):
@@ -182,15 +182,20 @@ def lance_ingest(path: str) -> float:
 
 
 def lance_search(path: str) -> Callable[[int], One]:
-    import lancedb
-    from lancedb.index import IvfFlat
-
-    table = lancedb.connect(path).open_table("docs")
-    table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=LISTS))
+    table = module("lancedb").connect(path).open_table("docs")
+    settings = module("lancedb.index").IvfFlat(distance_type="dot", num_partitions=LISTS)
+    table.create_index("vector", config=settings)
 
     def make(probes: int) -> One:
         def search(query: Matrix) -> Any:
-            found = table.search(query).distance_type("dot").nprobes(probes).limit(K).select(["number"]).to_arrow()
+            found = (
+                table.search(query)
+                .distance_type("dot")
+                .nprobes(probes)
+                .limit(K)
+                .select(["number", "_distance"])
+                .to_arrow()
+            )
             return found.column("number").to_pylist()
 
         return search
@@ -199,11 +204,9 @@ def lance_search(path: str) -> Callable[[int], One]:
 
 
 def sqlite_connect(path: str) -> sqlite3.Connection:
-    import sqlite_vec
-
     database = sqlite3.connect(path, isolation_level=None)
     database.enable_load_extension(True)
-    sqlite_vec.load(database)
+    module("sqlite_vec").load(database)
     database.enable_load_extension(False)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
@@ -237,9 +240,7 @@ def sqlite_search(path: str) -> One:
 
 
 def chroma_collection(path: str) -> Any:
-    import chromadb
-
-    client = chromadb.PersistentClient(path=path)
+    client = module("chromadb").PersistentClient(path=path)
     return client.get_or_create_collection("docs", metadata={"hnsw:space": "ip"})
 
 

@@ -67,7 +67,8 @@ def odd_devices(store: penstock.Store) -> list[OddDevice]:
     if len(rows) <= NEIGHBOURS:
         return []
     matrix = np.array([vector for _, vector in rows], np.float32)
-    found = store.vector(TABLE).search(matrix, k=NEIGHBOURS + 1, where={"site": list(SITES)}).to_pylist()
+    nearest: Any = store.vector(TABLE).search(matrix, k=NEIGHBOURS + 1, where={"site": list(SITES)})
+    found = nearest.to_pylist()
     odd = []
     for number, (device, _) in enumerate(rows):
         others = [hit for hit in found if hit["query"] == number and hit["id"] != device]
