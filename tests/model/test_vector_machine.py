@@ -20,7 +20,7 @@ from vector_place import (
     upserts,
 )
 
-from penstock.vector.machine import ALL_LATER
+from penstock.kinds import ALL_LATER
 from penstock.vector.options import VectorOptions
 from penstock.vector.reading import VectorState
 from penstock.vector.section import IndexChange, VectorSection
