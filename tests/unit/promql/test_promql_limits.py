@@ -120,6 +120,21 @@ def test_sums_are_exact() -> None:
     assert means[2] == np.inf
 
 
+def test_sums_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results() -> list[list[float]]:
+        budget = QueryBudget(QueryLimits(), FakeClock())
+        texts = [f"{name}_over_time({{__name__=~'cpu|odd|requests_total'}}[3m])" for name in ("sum", "avg")]
+        texts.append("stdvar_over_time({__name__=~'cpu|temperature|requests_total'}[3m])")
+        return [
+            evaluate(parse_query(text), SOURCE, GRID, budget, instant=False).samples.values.tolist() for text in texts
+        ]
+
+    whole = results()
+    monkeypatch.setattr("penstock.promql.windows.BLOCK_SAMPLES", 7)
+    for found, wanted in zip(results(), whole, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
 def test_a_sample_is_seen_for_less_than_five_minutes() -> None:
     lone = MemorySource([Series({"__name__": "a"}, [START_MS], [1.0])])
     grid = step_grid((START_MS + 299_999) * 1000, (START_MS + 300_000) * 1000, 1_000)
