@@ -192,6 +192,7 @@ def by_broadcast(frame: Any) -> dict[str, Any]:
     return by_cast(keys.join(F.broadcast(frame), "key"))
 
 
+@pytest.mark.campaign  # in the default suite: `by_table` above, and what a load refuses
 def test_samples_whose_time_a_table_refuses(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """They are found one by one, as rows that fail are, and the stream goes on."""
     samples = orders.store.series("samples", shards=2)
