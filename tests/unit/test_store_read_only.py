@@ -191,9 +191,7 @@ def test_one_owner_or_readers(folder: Path) -> None:
 
 def test_a_reader_in_another_process_is_named(folder: Path) -> None:
     """At once, and by its process id: nobody can open the store before that reader has closed it."""
-    program = (
-        f"import penstock; s = penstock.open({str(folder)!r}, read_only=True); print('open', flush=True); input()"
-    )
+    program = f"import penstock; s = penstock.open({str(folder)!r}, read_only=True); print('open', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"open\n"
