@@ -10,13 +10,28 @@ of the metrics. At the end the numbers are laid side by side; the last row is th
     DATA      a folder, kept and reused      CHAOS=1   kill the query and delete its checkpoint, again and again
 """
 
+# ruff: noqa: E402 - an interrupt is handled before the imports, which take a second
+
 from __future__ import annotations
 
-import json
 import os
+import signal
+
+INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
+
+
+def stop_at_once(*_: object) -> None:
+    """End in one line: for an interrupt before there is anything to clean up, and after all of it."""
+    os.write(1, b"\nstopped\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, stop_at_once)
+
+import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +53,6 @@ THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
 END_WAIT_S = 180.0
 FINISH_S_MAX = 600.0
-INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrupted too, would add a line to another
 
 # -- producing
 
@@ -296,6 +310,7 @@ def main() -> int:
     run = Run(rate, seconds, data / "store", os.environ.get("CHAOS", "") not in ("", "0"))
     print(f"Penstock: {rate:,} events a second for {seconds:.0f} s through Spark, in {run.folder}", flush=True)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return work(run, data)
     except KeyboardInterrupt:
         print(f"\nstopped: what was produced is in {run.folder}, and DATA={data} make run goes on from there")
@@ -414,4 +429,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["query"]:
         query(sys.argv[2], sys.argv[3])
     else:
-        sys.exit(main())
+        code = main()
+        signal.signal(signal.SIGINT, stop_at_once)
+        sys.exit(code)

@@ -21,15 +21,17 @@ PUBLIC = {
     "penstock": """
         Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
-        DecimalType DispatcherSettings Durability Epoch Json KvReader KvRow KvStatistics KvTable LeasedMessage
-        LoadReport LogSettings Message MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
-        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesTable ShardBounds
-        StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble ValueType
+        DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
+        LoadReport LogSettings Message Metric MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
+        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesStatistics SeriesTable
+        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble
+        ValueType VectorReader VectorRecord VectorStatistics VectorTable
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader
-        AsyncSeriesTable AsyncSnapshot AsyncStore AsyncTextKvReader AsyncTextKvTable connect open
+        AsyncSeriesTable AsyncSnapshot AsyncStore AsyncTextKvReader AsyncTextKvTable
+        AsyncVectorReader AsyncVectorTable connect open
     """,
     "penstock.errors": """
         Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
@@ -79,7 +81,7 @@ KNOWN = {
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
     "Conditional",  # a batch, for a consumer's `ack`
-    *("timedelta", "npt", "ArrayLike", "EllipsisType"),
+    *("timedelta", "np", "npt", "ArrayLike", "EllipsisType"),
     *("KeysView", "KvItems", "KvValues"),  # views of a mapping, as those of a dict
 }
 

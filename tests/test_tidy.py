@@ -27,7 +27,8 @@ LAYERS = [
     {"partition"},
     {"coordinator"},
     {"kinds"},
-    {"queue", "kv", "series"},
+    {"promql"},
+    {"queue", "kv", "series", "vector"},
     {"registry"},
     {"store"},
     {"protocol"},
@@ -35,6 +36,7 @@ LAYERS = [
     {"server"},
     {"spark"},
     {"aio"},
+    {"http"},
     {"cli"},
 ]
 

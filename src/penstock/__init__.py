@@ -4,13 +4,15 @@ The packages, from the top down; each imports only from those below it. A write 
 journal; docs/architecture.md draws its way.
 
     cli            the command `penstock`
+    http           remote write, OTLP and line protocol, decoded into columns
     aio            the same store in asyncio
     spark          Spark's source, sink and streams; maintenance on Spark
     server, client the owner's socket for other processes; the same store from another process
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
     registry       which kinds of table there are
-    kv, queue, series  the kinds
+    kv, queue, series, vector  the kinds
+    promql         PromQL: parse, and evaluate on columns
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesTable
+    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -69,6 +71,9 @@ if TYPE_CHECKING:
     from penstock.store.settings import StoreSettings
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.vector.options import Metric
+    from penstock.vector.searching import Hit
+    from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
 
 __version__ = "0.1.0"
 
@@ -92,6 +97,7 @@ _HOMES = {
     "DispatcherSettings": "partition.backlog",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
+    "Hit": "vector.searching",
     "Json": "kv.values",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
@@ -101,6 +107,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "Message": "queue.table",
+    "Metric": "vector.options",
     "MetricMetadata": "series.section",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
@@ -114,6 +121,7 @@ _HOMES = {
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.table",
+    "SeriesStatistics": "series.table",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
@@ -126,6 +134,10 @@ _HOMES = {
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
+    "VectorReader": "vector.table",
+    "VectorRecord": "vector.table",
+    "VectorStatistics": "vector.table",
+    "VectorTable": "vector.table",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -150,6 +162,7 @@ __all__ = [
     "DispatcherSettings",
     "Durability",
     "Epoch",
+    "Hit",
     "Json",
     "KvReader",
     "KvRow",
@@ -159,6 +172,7 @@ __all__ = [
     "LoadReport",
     "LogSettings",
     "Message",
+    "Metric",
     "MetricMetadata",
     "Position",
     "PreparedLoad",
@@ -172,6 +186,7 @@ __all__ = [
     "Rollup",
     "SeriesOptions",
     "SeriesReader",
+    "SeriesStatistics",
     "SeriesTable",
     "ShardBounds",
     "StagedFile",
@@ -184,6 +199,10 @@ __all__ = [
     "TextKvTable",
     "Trouble",
     "ValueType",
+    "VectorReader",
+    "VectorRecord",
+    "VectorStatistics",
+    "VectorTable",
     "__version__",
     "connect",
     "errors",

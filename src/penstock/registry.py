@@ -28,13 +28,14 @@ from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
 from penstock.series.kind import SeriesKind
+from penstock.vector.kind import VectorKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
 GROUP = "penstock.kinds"  # of entry points
 
-KV, QUEUE, SERIES = KvKind(), QueueKind(), SeriesKind()
-BUILT_IN: tuple[Kind, ...] = (KV, QUEUE, SERIES)
+KV, QUEUE, SERIES, VECTOR = KvKind(), QueueKind(), SeriesKind(), VectorKind()
+BUILT_IN: tuple[Kind, ...] = (KV, QUEUE, SERIES, VECTOR)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # kinds of other packages are added on loading
 

@@ -67,7 +67,7 @@ class GuessesInApply(_Machines):
         def apply(self, entry: Entry) -> None:
             bookings = [one for part in entry.sections for one in section.decode(part.payload)]
             puts = {account + random.randbytes(13): AMOUNT.pack(amount) for account, amount in bookings}
-            self._tree.apply(Edit(lsn=entry.lsn, time_us=entry.time_us, puts=puts))
+            self.tree.apply(Edit(lsn=entry.lsn, time_us=entry.time_us, puts=puts))
 
 
 class RefusesInApply(_Machines):
@@ -93,13 +93,13 @@ class ForgetsOnReplay(_Machines):
 class SnapshotsAreLive(_Machines):
     class machine(AccountsMachine):
         def snapshot(self) -> AccountsSnapshot:
-            tree = self._tree
+            tree = self.tree
 
             class Live(AccountsSnapshot):
                 def rows(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
                     return tree.scan(start, end)
 
-            return Live(self._tree.snapshot())
+            return Live(self.tree.snapshot())
 
 
 class QueriesOneShard(AccountsKind):

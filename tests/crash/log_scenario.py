@@ -85,7 +85,7 @@ class User:
     def __init__(self, log: Log, history: History, tag: str) -> None:
         self.log, self.history, self.tag = log, history, tag
         self.count = 0
-        self.to_table_schema: dict[tuple[int, int], bytes] = {}
+        self.meanings: dict[tuple[int, int], bytes] = {}
 
     def append(self, *sizes: int) -> None:
         bodies = []
@@ -110,7 +110,7 @@ class User:
         for record in self.log.cursor(max(self.log.first, self.log.synced - 3)):
             if record.body not in model.possible.get(record.index, set()):
                 raise Violation(f"reading back record {record.index} gives {record.body[:40]!r}")
-            if self.to_table_schema.setdefault((record.incarnation, record.index), record.body) != record.body:
+            if self.meanings.setdefault((record.incarnation, record.index), record.body) != record.body:
                 raise Violation(f"record ({record.incarnation}, {record.index}) means two things")
 
     def front(self, before: int) -> None:
@@ -175,7 +175,7 @@ class LogScenario:
         if log.synced != log.last or log.last != first - 1 + len(records):
             raise Violation("an opened log shows less than it holds")
         user = User(log, history, f"r{len(history.events)}-")
-        user.to_table_schema = dict(Model.of(history).named)
+        user.meanings = dict(Model.of(history).named)
         user.append(440)  # as long as one that may have been torn: what stands behind it must not join in
         user.sync()
         user.append(0, 400)

@@ -9,12 +9,13 @@ under the same sequences, the same of them acknowledged, and each result once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from queue_model import build, contents, machine_of, open_queues, staged_table
+from scenario_user import ScenarioUser
 from store_model import START_US
 
 from penstock.errors import LeaseLost, PenstockError
@@ -136,20 +137,15 @@ def play(history: History) -> tuple[Queues, list[tuple[int, tuple[Any, ...]]]]:
     return model, open_end
 
 
-class QueueUser:
-    """Somebody who uses queues and writes down what happens. After a failure: recover or reopen, and go on."""
+class QueueUser(ScenarioUser):
+    """Somebody who uses queues. After a failure of their files: reopen."""
 
     def __init__(self, disk: SimulatedDisk, history: History) -> None:
-        self.disk, self.history = disk, history
+        self.disk = disk
         times: list[int] = [values[0] for word, *values in history.events if word == "time"]
-        self.clock = FakeClock(time_us=max([START_US, *times]))
-        self._count = max([0, *(v[0] for w, *v in history.events if w not in ("told", "never", "time"))])
-        self.store = open_queues(disk, self.clock)
+        clock = FakeClock(time_us=max([START_US, *times]))
+        super().__init__(open_queues(disk, clock), history, clock)
         self.store.kv("results")
-
-    def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.history.note("time", self.clock.time_us())
 
     def model(self) -> Queues:
         """The state if all that was tried happened."""
@@ -244,38 +240,9 @@ class QueueUser:
 
         self._try("ack", queue, consumer, places, result, act=act)
 
-    def maintain(self, act: Callable[[], object]) -> None:
-        """Work that users do not see: it may fail."""
-        try:
-            act()
-        except (OSError, PenstockError):
-            self._expect_fault()
-            self.advance(120)
-            self._mend()
-
-    def _try(self, word: str, *values: object, act: Callable[[], object], flush: bool = True) -> None:
-        self._count += 1
-        self.history.note(word, self._count, *values)
-        before = self.store._coordinator.last
-        try:
-            act()
-        except (OSError, PenstockError):
-            self._expect_fault()
-            if self.store._coordinator.last == before:
-                self.history.note("never", self._count)
-            self._mend()
-        if flush:
-            self.history.note("told", self._count)
-
-    def _expect_fault(self) -> None:
-        """Where no fault was injected nothing fails: a step that always did would be covered by nothing."""
-        if not self.disk.is_faulty:
-            raise  # noqa: PLE0704 - called while an error is handled
-
     def _mend(self) -> None:
         """After a failure of the journal: recover. Queue files that failed are only mended by opening them again."""
-        self.store.recover()
-        self.store.flush()
+        super()._mend()
         partitions = self.store._dispatcher.partitions()
         if any(partition.failures or _is_poisoned(partition.machine) for partition in partitions):
             with suppress(OSError, PenstockError):

@@ -8,10 +8,10 @@ no sample without its series, no series without its labels (the RFC's issue 95).
 from __future__ import annotations
 
 import numpy as np
+from place_scenario import PlaceScenario
 from series_place import SeriesModel, SeriesPlace, block, labels, select
 
-from penstock.errors import CorruptionError, OutcomeUnknown, PenstockError
-from penstock.manifest.records import JobKind
+from penstock.errors import CorruptionError
 from penstock.series.blocks import Block
 from penstock.series.keys import FORWARD, GROUP_SHIFT, SAMPLES, bucket_of, group_of, number_of
 from penstock.series.section import BucketTrim, Part, SeriesDelete, SeriesSection
@@ -32,62 +32,38 @@ def record(number: int) -> list[Part]:
     return parts
 
 
-class SeriesScenario:
-    """Records, flushes, compactions, collection, reopening."""
+class SeriesScenario(PlaceScenario[SeriesPlace]):
+    """Samples, deletes and trims."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = SeriesPlace(disk, grace_s=0)
-        try:
-            for number in range(1, 9):
-                self._write(place, history, number)
-                self._maintain(place, history, number)
-        finally:
-            place.close()
-        history.note("closed")
+    records = 8
+    flush_every = 2
+    compact_every = 4
 
-    def _write(self, place: SeriesPlace, history: History, number: int) -> None:
+    def make(self, disk: SimulatedDisk) -> SeriesPlace:
+        return SeriesPlace(disk, grace_s=0)
+
+    def write(self, place: SeriesPlace, history: History, number: int) -> None:
         history.note("write", number)
         place.write(*record(number))
 
-    def _maintain(self, place: SeriesPlace, history: History, number: int) -> None:
-        try:
-            if number % 2 == 0:
-                place.flush()
-                history.note("stored", place.tree.stored)
-            if number % 4 == 0:
-                place.compact(everything=number % 8 == 0)
-            place.collector.collect()
-        except (OSError, PenstockError) as error:
-            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
-                raise
-            place.clock.advance(120)  # past the backoff of a failed job
-        self._check(place, history)
-
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        place = SeriesPlace(disk, grace_s=0)
+        place = self.reopen(disk, history)
         try:
-            place.jobs.compensate_orphans()
-            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
-            stored = max([0, *(values[0] for word, *values in history.events if word == "stored")])
-            if place.tree.stored < stored:
-                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
-            history.note("stored", place.tree.stored)
             whole(place)
             for word, *values in list(history.events):
                 if word == "write" and values[0] > place.tree.stored:
                     place.apply(values[0], place.clock.time_us(), SeriesSection(*record(values[0])))
-            self._check(place, history)
-            self._write(place, history, 1 + place.tree.lsn)
-            place.flush()
-            history.note("stored", place.tree.stored)
+            self.check(place, history)
+            self.write(place, history, 1 + place.tree.lsn)
+            self.store(place, history)
             place.compact()
             place.collector.collect()
-            self._check(place, history)
+            self.check(place, history)
             whole(place)
         finally:
             place.close()
 
-    def _check(self, place: SeriesPlace, history: History) -> None:
+    def check(self, place: SeriesPlace, history: History) -> None:
         model = SeriesModel()
         for word, *values in history.events:
             if word == "write":

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from lsm_files import columns, puts
+from scenario_user import ScenarioUser
 from store_model import (
     START_US,
     StoreModel,
@@ -63,16 +64,8 @@ def time_of(history: History) -> int:
     return max([START_US, *times])
 
 
-class StoreUser:
-    """Somebody who uses a store and writes down what happens. After a failure: recover, and go on."""
-
-    def __init__(self, store: Store, history: History, clock: FakeClock) -> None:
-        self.store, self.history, self.clock = store, history, clock
-        self._count = max([0, *(v[0] for w, *v in history.events if w not in ("told", "never", "time"))])
-
-    def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.history.note("time", self.clock.time_us())
+class StoreUser(ScenarioUser):
+    """Somebody who uses kv tables."""
 
     def create(self, name: str, shards: int = 1) -> None:
         self._try("create", name, act=lambda: self.store.kv(name, shards=shards))
@@ -121,33 +114,6 @@ class StoreUser:
                 writer.finish()
                 batch.adopt(table, [sealed(store._fs, store.path, place)])
 
-    def maintain(self, act: Callable[[], object]) -> None:
-        """Work that users do not see: it may fail."""
-        try:
-            act()
-        except (OSError, PenstockError):
-            self._expect_fault()
-            self.clock.advance(120)  # past the backoff of a failed job
-            self.history.note("time", self.clock.time_us())
-            self._mend()
-
-    def _try(self, word: str, *values: object, act: Callable[[], object], flush: bool = True) -> None:
-        self._count += 1
-        self.history.note(word, self._count, *values)
-        before = self.store._coordinator.last
-        try:
-            act()
-        except (OSError, PenstockError):
-            self._expect_fault()
-            if self.store._coordinator.last == before:
-                self.history.note("never", self._count)
-            self._mend()
-        if flush:
-            self._told()
-
-    def _told(self) -> None:
-        self.history.note("told", self._count)
-
     def _flush(self) -> None:
         try:
             self.store.flush()
@@ -155,15 +121,6 @@ class StoreUser:
             self._expect_fault()
             self._mend()
         self._told()
-
-    def _expect_fault(self) -> None:
-        """Where no fault was injected nothing fails: a step that always did would be covered by nothing."""
-        if not self.store._fs.is_faulty:  # type: ignore[attr-defined]
-            raise  # noqa: PLE0704 - called while an error is handled
-
-    def _mend(self) -> None:
-        self.store.recover()
-        self.store.flush()
 
     def check(self) -> None:
         """What is seen now is what was written, durable or not. What failed is mended first: it is not shown."""

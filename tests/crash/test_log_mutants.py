@@ -63,7 +63,7 @@ def tail_not_truncated(patch: Patch) -> None:
     create = Log._create
 
     def in_place(self: Log, first: int, *, cut: bool, tail: Sequence[Record] = ()) -> SegmentWriter:
-        if self._active is not None or not self._chain or self._last:
+        if self._active is not None or not self._chain or self.last:
             return create(self, first, cut=cut, tail=tail)
         reader: SegmentReader = self.open_segment(self._chain[-1])
         if reader.sparse_index() is not None:
@@ -73,7 +73,7 @@ def tail_not_truncated(patch: Patch) -> None:
         segment.index.add(reader.header.first, HEADER_BYTES)
         segment.end = scan_tail(reader).end
         segment.claimed = file.size()
-        self._synced = self._last = Index(scan_tail(reader).last)
+        self.synced = self.last = Index(scan_tail(reader).last)
         segment.file.fsync()
         return segment
 
@@ -153,7 +153,7 @@ def leftover_forgotten(patch: Patch) -> None:
 
 
 def unsynced_shown(patch: Patch) -> None:
-    patch.setattr(Log, "_sync", lambda self: setattr(self, "_synced", self._last))
+    patch.setattr(Log, "_sync", lambda self: setattr(self, "_synced", self.last))
 
 
 def names_vanish_together(patch: Patch) -> None:

@@ -37,7 +37,7 @@ STEPS = (
 
 
 def test_every_crash(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)  # closing stores what is cheap to store
+    monkeypatch.setattr("penstock.store.journal_trimming.LEAVE_BYTES", 0)  # closing stores what is cheap to store
     report = explore(QueueStoreScenario(), modes=("strict",), depth=1)
     assert report.missing(*STEPS, "rmdir /tables/") == []
     assert report.crashes > 200

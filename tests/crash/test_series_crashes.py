@@ -36,7 +36,7 @@ class ShortSeries(SeriesScenario):
     def run(self, disk: SimulatedDisk, history: History) -> None:
         place = SeriesPlace(disk, grace_s=0)
         for number in (1, 2):
-            self._write(place, history, number)
+            self.write(place, history, number)
             place.flush()
             history.note("stored", place.tree.stored)
         place.compact()

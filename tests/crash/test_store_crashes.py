@@ -138,7 +138,7 @@ def test_every_fault_and_every_crash_in_recovery() -> None:
 
 def acknowledged_before_the_fsync(patch: Patch) -> None:
     def unsynced(self: Alone, bodies: Sequence[bytes]) -> Lsn:
-        self._log._synced = self._log.append(bodies)  # it believes so
+        self._log.synced = self._log.append(bodies)  # it believes so
         return Lsn(self._log.synced)
 
     patch.setattr(Alone, "propose", unsynced)

@@ -81,7 +81,7 @@ class Short(TreeScenario):
     def run(self, disk: SimulatedDisk, history: History) -> None:
         place = Place(disk, grace_s=0)
         for number in (1, 2, 3):
-            self._write(place, history, number)
+            self.write(place, history, number)
             place.maintenance.flush(place.tree)
             history.note("stored", place.tree.stored)
         place.maintenance.compact(place.tree)
@@ -101,7 +101,7 @@ class Watched(TreeScenario):
         def look() -> int:
             if watching[0]:
                 watching[0] = False
-                self._check(place, history)
+                self.check(place, history)
                 watching[0] = True
                 reads.append(1)
             return 0
@@ -109,7 +109,7 @@ class Watched(TreeScenario):
         reads: list[int] = []
         disk.on_image = look
         for number in range(1, 10):
-            self._write(place, history, number)
+            self.write(place, history, number)
             watching[0] = True
             self._maintain(place, history, number)
             watching[0] = False

@@ -7,13 +7,10 @@ resumed tree must answer, after the edits above its `stored` are applied again, 
 
 from __future__ import annotations
 
-from typing import Any
-
+from place_scenario import PlaceScenario
 from tree_place import Model, Place, Write
 
-from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.lsm.rows import NEVER
-from penstock.manifest.records import JobKind
 from penstock.testing import History, SimulatedDisk, Violation
 
 
@@ -32,64 +29,41 @@ def batch(number: int) -> list[Write]:
     ]
 
 
-class TreeScenario:
-    """Edits, flushes, compactions, collection, reopening."""
+class TreeScenario(PlaceScenario[Place]):
+    """Edits of all kinds."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = Place(disk, grace_s=0)
-        try:
-            for number in range(1, 10):
-                self._write(place, history, number)
-                self._maintain(place, history, number)
-        finally:
-            place.close()
-        history.note("closed")
+    records = 9
+    flush_every = 1
+    compact_every = 3
 
-    def _write(self, place: Place, history: History, number: int) -> None:
+    def make(self, disk: SimulatedDisk) -> Place:
+        return Place(disk, grace_s=0)
+
+    def write(self, place: Place, history: History, number: int) -> None:
         history.note("edit", number, place.clock.time_us())
         place.write(batch(number))
 
-    def _maintain(self, place: Place, history: History, number: int) -> None:
-        try:
-            place.maintenance.flush(place.tree)
-            history.note("stored", place.tree.stored)
-            if number % 3 == 0:
-                place.maintenance.compact(place.tree, everything=number % 6 == 0)
-            place.collector.collect()
-        except (OSError, PenstockError) as error:
-            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
-                raise
-            place.clock.advance(120)  # past the backoff of a failed job
-        self._check(place, history)
-
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        place = Place(disk, grace_s=0)
+        place = self.reopen(disk, history)
         try:
-            place.jobs.compensate_orphans()
-            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
-            stored = max([0, *(value for word, value, *_ in _events(history) if word == "stored")])
-            if place.tree.stored < stored:
-                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
-            history.note("stored", place.tree.stored)
             for word, *values in history.events:
                 if word == "edit" and values[0] > place.tree.stored:
                     place.write_at(batch(values[0]), values[0], values[1])
-            self._check(place, history)
+            self.check(place, history)
             place.collector.collect()
             place.clock.advance(1)
             place.collector.collect()
             self._no_strays(place)
-            self._write(place, history, 1 + max([0, *(v for w, v, *_ in _events(history) if w == "edit")]))
-            place.maintenance.flush(place.tree)
-            history.note("stored", place.tree.stored)
-            place.maintenance.compact(place.tree, everything=True)
+            self.write(place, history, 1 + max([0, *(event[1] for event in history.events if event[0] == "edit")]))
+            self.store(place, history)
+            place.compact()
             place.collector.collect()
-            self._check(place, history)
+            self.check(place, history)
             self._no_strays(place)
         finally:
             place.close()
 
-    def _check(self, place: Place, history: History) -> None:
+    def check(self, place: Place, history: History) -> None:
         model = Model()
         for word, *values in history.events:
             if word == "edit":
@@ -106,7 +80,3 @@ class TreeScenario:
         strays = set(place.files()) - names
         if strays:
             raise Violation(f"files that nobody lists are left: {sorted(strays)}")
-
-
-def _events(history: History) -> list[tuple[Any, ...]]:
-    return [event for event in history.events if len(event) > 1]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
-from tree_place import SETTINGS, STORE
+from tree_place import SETTINGS, TreePlace
 
 from penstock.journal.partitions import partition_id
-from penstock.lsm.collection import CollectionSettings, Collector
-from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree_settings import TreeSettings
-from penstock.manifest.jobs import JobQueue
-from penstock.manifest.manifest import Manifest
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.series.keys import SAMPLES
 from penstock.series.labels import Labels, LabelTable, decode_labels
@@ -32,8 +27,7 @@ from penstock.series.section import (
     encode_section,
 )
 from penstock.series.selectors import parse_selector
-from penstock.testing import FakeClock, SimulatedDisk
-from penstock.testing.manifest import MemoryEngine
+from penstock.testing import SimulatedDisk
 
 OPTIONS = SeriesOptions(bucket_s=300)
 DESCRIPTOR = PartitionDescriptor(partition_id(1, 0), 1, 0, "metrics", "series")
@@ -71,11 +65,21 @@ def select(state: SeriesState, selector: str = "{}", start: int = TIME_MIN, end:
     return found
 
 
+def listed(state: SeriesState) -> set[tuple[int, Labels]]:
+    """The series of each bucket that a shard lists."""
+    return {
+        (bucket, some)
+        for bucket, ids in state.match((), TIME_MIN, TIME_MAX)
+        for some in map(decode_labels, state.labels_of(bucket, ids))
+    }
+
+
 class SeriesModel:
     """A dict that does the same, one part after the other."""
 
     def __init__(self, options: SeriesOptions = OPTIONS) -> None:
         self.samples: Contents = {}
+        self.listed: set[tuple[int, Labels]] = set()  # bucket and series: written, and not deleted from a whole bucket
         self.metadata: dict[str, MetricMetadata] = {}
         self._options = options
 
@@ -83,14 +87,23 @@ class SeriesModel:
         if isinstance(part, SampleBlock):
             for row, time, bits in zip(part.index.tolist(), part.times.tolist(), part.bits.tolist(), strict=True):
                 self.samples[part.series.labels(row), time] = bits
+                self.listed.add((self._options.bucket(time), part.series.labels(row)))
         elif isinstance(part, MetricMetadata):
             self.metadata[part.metric] = part
         elif isinstance(part, SeriesDelete):
             gone = self.select(part.selector, part.start, part.end)
             self.samples = {key: bits for key, bits in self.samples.items() if key not in gone}
+            matchers, start = parse_selector(part.selector), self._options.bucket_start
+            self.listed -= {
+                (bucket, some)
+                for bucket, some in self.listed
+                if part.start <= start(bucket) and part.end >= start(bucket + 1)
+                if all(matcher.matches(dict(some).get(matcher.name, "")) for matcher in matchers)
+            }
         elif isinstance(part, BucketTrim):
             floor = self._options.bucket(part.floor)
             self.samples = {k: bits for k, bits in self.samples.items() if self._options.bucket(k[1]) >= floor}
+            self.listed = {(bucket, some) for bucket, some in self.listed if bucket >= floor}
 
     def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
         matchers = parse_selector(selector)
@@ -102,12 +115,12 @@ class SeriesModel:
 
     def copy(self) -> SeriesModel:
         copy = SeriesModel(self._options)
-        copy.samples, copy.metadata = dict(self.samples), dict(self.metadata)
+        copy.samples, copy.metadata, copy.listed = dict(self.samples), dict(self.metadata), set(self.listed)
         return copy
 
 
-class SeriesPlace:
-    """Where a shard lives; records are kept so that a reopened shard can be brought up to date."""
+class SeriesPlace(TreePlace):
+    """Where a series shard lives."""
 
     def __init__(
         self,
@@ -117,37 +130,15 @@ class SeriesPlace:
         settings: TreeSettings = SETTINGS,
         grace_s: float = 60.0,
     ) -> None:
-        self.disk = disk or SimulatedDisk()
-        self.clock = FakeClock()
         self.records: list[tuple[int, int, bytes]] = []  # lsn, time, section
-        self._options, self._settings, self._grace_s = options, settings, grace_s
-        self.open()
+        self._options = options
+        super().__init__(disk, settings=settings, memtable=SeriesMemtable, grace_s=grace_s)
 
-    def open(self) -> None:
-        self.disk.mkdir("/store")
-        self.disk.fsync_dir("/")
-        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
-        self.jobs = JobQueue(self.manifest, random=random.Random(1))
-        self.maintenance = Maintenance(
-            self.manifest, self.jobs, fs=self.disk, root="/store", store=STORE, clock=self.clock
-        )
-        self.collector = Collector(
-            self.maintenance, self.manifest, fs=self.disk, root="/store", clock=self.clock,
-            settings=CollectionSettings(grace_s=self._grace_s),
-        )  # fmt: skip
-        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings, SeriesMemtable)
+    def replay(self) -> None:
         self.machine = SeriesMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
-        self.jobs.compensate_orphans()
         for lsn, time_us, payload in self.records:
             if lsn > self.tree.stored:
                 self.apply(lsn, time_us, decode_section(payload))
-
-    def close(self) -> None:
-        self.manifest.close()
-
-    def reopen(self) -> None:
-        self.close()
-        self.open()
 
     def write(self, *parts: Part) -> int:
         lsn, time_us, section = 1 + self.tree.lsn, self.clock.time_us(), SeriesSection(*parts)
@@ -158,18 +149,28 @@ class SeriesPlace:
     def apply(self, lsn: int, time_us: int, section: SeriesSection) -> None:
         self.machine.apply(Entry(lsn, time_us, (), (section,)))
 
-    def flush(self) -> None:
-        self.maintenance.flush(self.tree)
-
-    def compact(self, *, everything: bool = True) -> None:
-        self.maintenance.compact(self.tree, everything=everything)
-
     def select(self, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
         state = self.machine.snapshot()
         try:
             return select(state, selector, start, end)
         finally:
             state.close()
+
+    def listed(self) -> set[tuple[int, Labels]]:
+        state = self.machine.snapshot()
+        try:
+            return listed(state)
+        finally:
+            state.close()
+
+    def counts(self) -> dict[int, int]:
+        """How many series each bucket has, by admission's count."""
+        state = self.machine.snapshot()
+        try:
+            buckets = {bucket for bucket, _, _ in state.metric_counts(TIME_MIN, TIME_MAX)}
+        finally:
+            state.close()
+        return {bucket: self.machine.series_count(bucket) for bucket in buckets}
 
     def index_rows(self) -> dict[bytes, bytes]:
         """The rows of the index: dictionary, labels, sets of ids, metadata."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from series_place import Contents, SeriesModel, SeriesPlace, block, labels, select
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from place_rules import MaintenanceRules
+from series_place import Contents, SeriesModel, SeriesPlace, block, labels, listed, select
 
 import penstock.series.blocks as blocks_module
+import penstock.series.drafts as drafts_module
 import penstock.series.ids as ids_module
 import penstock.series.labels as labels_module
 import penstock.series.memtable as memtable_module
@@ -31,6 +27,7 @@ from penstock.series import index
 from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones, encode
 from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
+from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.reading import SeriesState
 from penstock.series.section import BucketTrim, MetricMetadata, Part, SeriesDelete, SeriesSection
 
@@ -59,7 +56,8 @@ def parts(draw: st.DrawFn) -> list[Part]:
             found.append(block(draw(samples)))
         elif kind == "d":
             start = draw(times)
-            found.append(SeriesDelete(draw(selectors), start, start + draw(st.sampled_from([1, MINUTE, 9 * MINUTE]))))
+            length = draw(st.sampled_from([1, MINUTE, 9 * MINUTE, 60 * MINUTE]))
+            found.append(SeriesDelete(draw(selectors), start, start + length))
         elif kind == "t":
             found.append(BucketTrim(draw(st.sampled_from([-5, 0, 5])) * MINUTE))
         else:
@@ -84,7 +82,9 @@ def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divi
         patches.setattr(ids_module, "TABLES_REMEMBERED_MAX", 1)
 
 
-class SeriesMachineRules(RuleBasedStateMachine):
+class SeriesMachineRules(MaintenanceRules):
+    place: SeriesPlace
+
     @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
     def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
@@ -102,22 +102,6 @@ class SeriesMachineRules(RuleBasedStateMachine):
         self.place.write(*some)
         for part in some:
             self.model.add(part)
-
-    @rule()
-    def flush(self) -> None:
-        self.place.flush()
-
-    @rule(everything=st.booleans())
-    def compact(self, everything: bool) -> None:
-        self.place.compact(everything=everything)
-
-    @rule()
-    def freeze(self) -> None:
-        self.place.tree.freeze()
-
-    @rule()
-    def collect(self) -> None:
-        self.place.collector.collect()
 
     @precondition(lambda self: len(self.snapshots) < 3)
     @rule()
@@ -146,7 +130,9 @@ class SeriesMachineRules(RuleBasedStateMachine):
         state, model = self.place.machine.snapshot(), self.model.copy()
         for part in some:
             model.add(part)
-        assert select(self.place.machine.overlay(state, [SeriesSection(*some)], 0)) == model.samples
+        over = self.place.machine.overlay(state, [SeriesSection(*some)], 0)
+        assert select(over) == model.samples
+        assert listed(over) == model.listed
         state.close()
 
     @rule(selector=selectors, start=times, length=st.sampled_from([0, 1, MINUTE, 10 * MINUTE]))
@@ -158,6 +144,8 @@ class SeriesMachineRules(RuleBasedStateMachine):
         if hasattr(self, "place"):
             state = self.place.machine.snapshot()
             assert select(state) == self.model.samples
+            assert listed(state) == self.model.listed
+            assert self.place.counts() == Counter(bucket for bucket, _ in self.model.listed)
             assert {some.metric: some for some in state.metadata()} == self.model.metadata
             state.close()
 
@@ -189,7 +177,7 @@ def chance_parts(chance: random.Random) -> list[Part]:
             found.append(block(rows))
         elif kind == "d":
             start = moment()
-            length = chance.choice([3, MINUTE, 9 * MINUTE])
+            length = chance.choice([3, MINUTE, 9 * MINUTE, 30 * MINUTE])
             found.append(SeriesDelete(chance.choice(SELECTORS), start, start + length))
         else:
             found.append(BucketTrim(chance.choice([-5, 0, 5]) * MINUTE))
@@ -224,10 +212,35 @@ def drive(seed: int) -> None:
                 place.reopen()
                 assert place.index_rows() == before
             assert place.select() == model.samples
+            assert place.listed() == model.listed
+            assert place.counts() == Counter(bucket for bucket, _ in model.listed)
+            check_summaries(place, chance.choice([0, 2, MINUTE, 5 * MINUTE]))
             selector, start = chance.choice(SELECTORS), chance.randint(-8, 24) * chance.choice([1, MINUTE])
             end = start + chance.choice([2, 5, MINUTE, 7 * MINUTE])
             assert place.select(selector, start, end) == model.select(selector, start, end)
         place.close()
+
+
+def check_summaries(place: SeriesPlace, step_us: int) -> None:
+    """Samples and summaries of runs together count, and end, as the samples alone."""
+    state = place.machine.snapshot()
+    for bucket, ids in state.match((), TIME_MIN, TIME_MAX):
+        expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for columns in state.read(bucket, ids, TIME_MIN, TIME_MAX):
+            for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
+                expected.setdefault((number, time // step_us if step_us else 0), []).append((time, bits))
+        found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for columns, runs in state.read_summarized(bucket, ids, TIME_MIN, TIME_MAX, step_us):
+            for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
+                found.setdefault((number, time // step_us if step_us else 0), []).append((time, bits, 1))
+            rows = zip(runs.id.tolist(), runs.last_time.tolist(), runs.last.tolist(), runs.count.tolist(), strict=True)
+            for number, time, bits, count in rows:
+                found.setdefault((int(number), int(time) // step_us if step_us else 0), []).append((time, bits, count))
+        assert found.keys() == expected.keys()
+        for key, some in found.items():
+            assert sum(count for *_, count in some) == len(expected[key])
+            assert max(some)[:2] == max(expected[key])
+    state.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -259,9 +272,9 @@ def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
 def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:
     """Two series of one fingerprint are taken for one."""
     patch.setattr(
-        ids_module.RecordDraft,
+        drafts_module.RecordDraft,
         "_find",
-        lambda self, bucket, key, some: next(iter(index.dictionary_ids(self._view.get(key))), 0),
+        lambda self, bucket, stored, some: next(iter(index.dictionary_ids(stored)), 0),
     )
 
 
@@ -274,16 +287,16 @@ def remembered_after_trim(patch: pytest.MonkeyPatch) -> None:
     """Ids of a dropped bucket are used again without their labels."""
     right = ids_module.SeriesIds.remember
 
-    def remember(self: ids_module.SeriesIds, draft: ids_module.RecordDraft) -> None:
-        draft.trimmed = 0
-        right(self, draft)
+    def remember(self: ids_module.SeriesIds, learned: ids_module.LearnedIds) -> None:
+        learned.trimmed = 0
+        right(self, learned)
 
     patch.setattr(ids_module.SeriesIds, "remember", remember)
 
 
 def chunk_by_chunk_times(patch: pytest.MonkeyPatch) -> None:
     """A run at the end of the range is read whole."""
-    patch.setattr(Block, "between", lambda self, ids, start, end: self.read(self.select(ids, start, end)))
+    patch.setattr(Block, "between", lambda self, which, start, end: self.read(which))
 
 
 def samples_of_dropped_buckets(patch: pytest.MonkeyPatch) -> None:
@@ -323,19 +336,38 @@ def borders_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slices_module, "_clipped", clipped)
 
 
+def refilled_series_stay_empty(patch: pytest.MonkeyPatch) -> None:
+    """A series that gets samples after its deletion is still left out."""
+    patch.setattr(drafts_module.RecordDraft, "_refill", lambda *_: None)
+
+
+def empty_after_a_part(patch: pytest.MonkeyPatch) -> None:
+    """A delete of a part of a bucket makes its series empty."""
+    patch.setattr(drafts_module, "TIME_MIN", 1 << 62)
+    patch.setattr(drafts_module, "TIME_MAX", -(1 << 62))
+
+
+def overwritten_runs_are_summarized(patch: pytest.MonkeyPatch) -> None:
+    """What a newer block or a delete touches is taken from the directory of the older one."""
+    patch.setattr(reading_module._Part, "_touched", lambda *_: np.zeros(0, np.uint32))
+
+
 @pytest.mark.parametrize(
     ("seed_bug", "seed"),
     [
+        (refilled_series_stay_empty, 3),
+        (empty_after_a_part, 1),
+        (overwritten_runs_are_summarized, 0),
         (first_write_wins, 0),
         (tombstones_forgotten, 1),
         (fingerprint_is_identity, 0),
         (memory_not_read, 0),
-        (remembered_after_trim, 4),
+        (remembered_after_trim, 8),
         (chunk_by_chunk_times, 0),
-        (samples_of_dropped_buckets, 4),
+        (samples_of_dropped_buckets, 1),
         (samples_doubled_by_a_merge, 1),
-        (division_forgotten, 1),
-        (borders_forgotten, 24),
+        (division_forgotten, 8),
+        (borders_forgotten, 8),
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None], seed: int) -> None:

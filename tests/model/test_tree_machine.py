@@ -5,16 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from lsm_files import puts
 from lsm_files import write as write_sstable
+from place_rules import MaintenanceRules
 from tree_place import Model, Place, Write
 
 from penstock.lsm import memtable
@@ -62,7 +56,9 @@ def writes(draw: st.DrawFn) -> list[Write]:
     return found
 
 
-class TreeMachine(RuleBasedStateMachine):
+class TreeMachineRules(MaintenanceRules):
+    place: Place
+
     @initialize(bare=st.booleans())
     def start(self, bare: bool) -> None:
         self.patches = pytest.MonkeyPatch()
@@ -110,22 +106,6 @@ class TreeMachine(RuleBasedStateMachine):
         now_us = max(place.clock.time_us(), place.tree.time_us)
         place.maintenance.adopt(place.tree, ids, place.tree.lsn + 1, now_us)
         self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us, place.tree.lsn)
-
-    @rule()
-    def flush(self) -> None:
-        self.place.maintenance.flush(self.place.tree)
-
-    @rule(everything=st.booleans())
-    def compact(self, everything: bool) -> None:
-        self.place.maintenance.compact(self.place.tree, everything=everything)
-
-    @rule()
-    def freeze(self) -> None:
-        self.place.tree.freeze()
-
-    @rule()
-    def collect(self) -> None:
-        self.place.collector.collect()
 
     @precondition(lambda self: len(self.snapshots) < 4)
     @rule()
@@ -189,7 +169,7 @@ def arrow(batches: object) -> list[tuple[bytes, bytes, int]]:
     return found
 
 
-TestTree = TreeMachine.TestCase
+TestTree = TreeMachineRules.TestCase
 TestTree.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
@@ -197,4 +177,4 @@ TestTree.settings = settings(max_examples=40, stateful_step_count=25, deadline=N
 @pytest.mark.timeout(3600)
 def test_tree_for_long() -> None:
     long = settings(max_examples=2_000, stateful_step_count=50, deadline=None)
-    run_state_machine_as_test(TreeMachine, settings=long)
+    run_state_machine_as_test(TreeMachineRules, settings=long)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.lsm.collection import CollectionSettings, Collector
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.memtable import Edit
+from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.operators import check_operand, union_items, union_of
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree_settings import TreeSettings
@@ -36,14 +37,20 @@ class Write(NamedTuple):
     expires_us: int = NEVER
 
 
-class Place:
-    """Where a tree lives; edits are kept so that a reopened tree can be brought up to date."""
+class TreePlace(ABC):
+    """Where the tree of a shard lives. What was applied is kept, so that a reopened tree can be brought up to date."""
 
-    def __init__(self, disk: SimulatedDisk | None = None, *, grace_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        settings: TreeSettings = SETTINGS,
+        memtable: type[Memtable] = Memtable,
+        grace_s: float = 60.0,
+    ) -> None:
         self.disk = disk or SimulatedDisk()
         self.clock = FakeClock()
-        self.edits: list[Edit] = []
-        self._grace_s = grace_s
+        self._settings, self._memtable, self._grace_s = settings, memtable, grace_s
         self.open()
 
     def open(self) -> None:
@@ -67,11 +74,13 @@ class Place:
             clock=self.clock,
             settings=CollectionSettings(grace_s=self._grace_s),
         )
-        self.tree = self.maintenance.open_tree(1, 0, "tables/1", SETTINGS)
+        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings, self._memtable)
         self.jobs.compensate_orphans()
-        for edit in self.edits:
-            if edit.lsn > self.tree.stored:
-                self.tree.apply(edit)
+        self.replay()
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Apply what the tree has not stored."""
 
     def close(self) -> None:
         self.manifest.close()
@@ -79,6 +88,28 @@ class Place:
     def reopen(self) -> None:
         self.close()
         self.open()
+
+    def flush(self) -> None:
+        self.maintenance.flush(self.tree)
+
+    def compact(self, *, everything: bool = True) -> None:
+        self.maintenance.compact(self.tree, everything=everything)
+
+    def files(self) -> list[str]:
+        return sorted(self.disk.listdir("/store/tables/1"))
+
+
+class Place(TreePlace):
+    """Where a tree lives to which edits are applied."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, *, grace_s: float = 60.0) -> None:
+        self.edits: list[Edit] = []
+        super().__init__(disk, grace_s=grace_s)
+
+    def replay(self) -> None:
+        for edit in self.edits:
+            if edit.lsn > self.tree.stored:
+                self.tree.apply(edit)
 
     def write(self, writes: Sequence[Write]) -> Edit:
         return self.write_at(writes, 1 + self.tree.lsn, self.clock.time_us())
@@ -88,9 +119,6 @@ class Place:
         self.edits.append(edit)
         self.tree.apply(edit)
         return edit
-
-    def files(self) -> list[str]:
-        return sorted(self.disk.listdir("/store/tables/1"))
 
 
 def to_edit(writes: Sequence[Write], lsn: int, time_us: int) -> Edit:

@@ -189,6 +189,29 @@ def by_broadcast(frame: Any) -> dict[str, Any]:
     return by_cast(keys.join(F.broadcast(frame), "key"))
 
 
+def test_samples_whose_time_a_table_refuses(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """They are found one by one, as rows that fail are, and the stream goes on."""
+    samples = orders.store.series("samples", shards=2)
+    orders.feed(200, {3: b"0:999999999999", 150: b"1:888888888888"})
+
+    def route(frame: Any) -> dict[str, Any]:
+        amount = F.split(F.col("payload").cast("string"), ":")[1].cast("long")
+        seconds = (F.unix_timestamp() + F.when(amount > 1_000_000, 90_000).otherwise(0)).cast("timestamp")
+        return by_cast(frame) | {
+            "samples": frame.select(
+                F.lit("amount").alias("metric"),
+                F.create_map(F.lit("n"), amount.cast("string")).alias("labels"),
+                seconds.alias("time"),
+                amount.cast("double").alias("value"),
+            )
+        }
+
+    run(spark, orders, tmp_path, route)
+    orders.check("penstock.errors.Invalid: a sample is")
+    assert "in the future, and table samples accepts 86,400 s (future_s)" in orders.letters()[0]["reason"]
+    assert samples.aggregate("amount", function="count").column("value").to_pylist() == [198.0]
+
+
 def test_a_function_that_broadcasts_its_input_is_halved(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """Such a plan cannot be evaluated on single rows: each half is a commit."""
     orders.feed(8, {5: b"x"})

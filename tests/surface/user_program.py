@@ -93,9 +93,16 @@ async def awaited(path: str) -> None:
         async for _, count in totals.scan():
             assert_type(count, int)
         async with store.batch() as batch:
-            assert_type(await batch.kv("names", value="utf8"), KvTable[str])
+            assert_type(batch.kv("names", value="utf8"), KvTable[str])
+            assert_type(batch.queue("events"), penstock.QueueTable)
+        cities = await store.kv("cities", key="utf8", value="int64")
+        assert_type(cities, penstock.aio.AsyncTextKvTable[int])
+        assert_type(await cities.get("Zürich"), int | None)
+        assert_type(await (await store.queue("events")).put(b"z"), Epoch)
+        assert_type(await store.series("loads", shards=1), penstock.aio.AsyncSeriesTable)
         async with store.snapshot() as snapshot:
-            assert_type(await (await snapshot.kv("names", value="utf8")).get(b"ada"), str | None)
+            assert_type(await snapshot.kv("names", value="utf8").get(b"ada"), str | None)
+            assert_type(snapshot.queue("events"), penstock.aio.AsyncQueueView[penstock.QueueView])
 
 
 def main(path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import penstock
 from penstock import aio
 from penstock.aio.bridge import THREADS_MAX
+from penstock.client.connection import Connection
 from penstock.errors import Closed, Invalid, NotFound
 
 Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
@@ -57,13 +59,13 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
         events, totals = await store.queue("events"), await store.kv("totals", value="int64")
         for _ in range(2):
             async with store.batch(token=("loader", 1)) as batch:
-                (await batch.queue("events")).put_many([b"a", b"b", b"c"])
+                batch.queue("events").put_many([b"a", b"b", b"c"])
         assert batch.duplicate
         consumer = events.consumer("worker")
         seen = []
         async for message in consumer:
             async with store.batch() as batch:
-                (await batch.kv("totals", value="int64")).merge(message.payload, 1, operator="add_i64")
+                batch.kv("totals", value="int64").merge(message.payload, 1, operator="add_i64")
                 await consumer.ack(message, batch=batch)
             seen.append(message.payload)
             if len(seen) == 3:
@@ -72,8 +74,81 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
         assert (await consumer.lag(), await consumer.position()) == (0, {0: 4})
         async with store.snapshot() as snapshot:
             await totals.put(b"a", 100, durable=True)
-            assert await (await snapshot.kv("totals", value="int64")).get(b"a") == 1
-            assert len(await (await snapshot.queue("events")).read()) == 3
+            assert await snapshot.kv("totals", value="int64").get(b"a") == 1
+            assert len(await snapshot.queue("events").read()) == 3
+
+    run(scenario)
+
+
+NOT_AWAITED = {
+    "AsyncStore": {"batch", "snapshot"},
+    "AsyncBatch": {"kv", "queue", "series", "vector"},
+    "AsyncSnapshot": {"kv", "queue", "series", "vector"},
+    "AsyncQueueTable": {"consumer"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in aio.__all__ if name.startswith("Async")])
+def test_what_is_awaited_follows_one_rule(name: str) -> None:
+    """Every method is awaited, or iterated, but those that only make an object."""
+    methods = {
+        method: value
+        for base in getattr(aio, name).__mro__
+        for method, value in vars(base).items()
+        if base.__module__.startswith("penstock.aio") and not method.startswith("_") and not isinstance(value, property)
+    }
+    plain = {
+        method
+        for method, value in methods.items()
+        if not inspect.iscoroutinefunction(value) and not inspect.isasyncgenfunction(value)
+    }
+    assert plain == NOT_AWAITED.get(name, set())
+
+
+def test_what_is_not_awaited_waits_for_nothing(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the thread of the event loop, so no request may be made there."""
+    ask, read = Connection.ask_raw, Connection.read
+
+    def checked(act: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            assert threading.current_thread() is not threading.main_thread(), "the event loop waits"
+            return act(*given, **more)
+
+        return call
+
+    monkeypatch.setattr(Connection, "ask_raw", checked(ask))
+    monkeypatch.setattr(Connection, "read", checked(read))
+
+    async def scenario(store: aio.AsyncStore) -> None:
+        events, users = await store.queue("events", headers=True), await store.kv("users", value="int64")
+        await store.series("metrics")
+        async with store.batch() as batch:
+            counts = batch.kv("users", value="int64")
+            counts.merge(b"k", 1, operator="add_i64")
+            counts.put(b"l", 2, ttl_s=3600)
+            counts.put(b"m", 2, if_absent=True)
+            batch.queue("events").put(b"m", headers={"a": "b"})
+            batch.series("metrics").write("cpu", 1.0)
+            with pytest.raises(NotFound, match="there is no table others: create it before the batch"):
+                batch.kv("others")
+        consumer = events.consumer("worker")
+        (message,) = await consumer.get(1, 30)
+        assert message.headers == {"a": b"b"}
+        async with store.snapshot() as snapshot:
+            assert await snapshot.kv("users", value="int64").get(b"k") == 1
+            assert len(await snapshot.queue("events").read()) == 1
+            assert await snapshot.series("metrics").label_values("__name__") == ["cpu"]
+            with pytest.raises(NotFound):
+                snapshot.kv("others")
+        assert await users.get(b"l") == 2
+        begun = await store.batch()  # without a block
+        begun.kv("users", value="int64").merge(b"k", 1, operator="add_i64")
+        await begun.commit()
+        assert await users.get(b"k") == 2
+        with pytest.raises(Invalid, match="async with"):
+            store.batch().kv("users")
 
     run(scenario)
 
@@ -83,7 +158,7 @@ def test_a_batch_that_fails_writes_nothing(run: Callable[[Scenario], None]) -> N
         users = await store.kv("users")
         with pytest.raises(ZeroDivisionError):
             async with store.batch() as batch:
-                (await batch.kv("users")).put(b"ada", b"1")
+                batch.kv("users").put(b"ada", b"1")
                 raise ZeroDivisionError
         assert await users.get(b"ada") is None
 

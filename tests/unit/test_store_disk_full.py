@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from store_model import SETTINGS, open_simulated
 
@@ -97,6 +98,29 @@ def test_a_full_disk_takes_deletes_and_gives_space_back(small_disk: Path, write:
     with open_store(path, settings=SMALL) as store:
         assert dict(store.kv("kept").scan()) == {b"b": b"2", b"after": b"x"}
         assert not list(store.kv("rows").scan())
+
+
+def test_samples_on_a_full_disk(small_disk: Path) -> None:
+    """What was taken stays readable, deletes are taken and give space back, and a new opening finds the same."""
+    path, chance, taken = str(small_disk / "store"), np.random.default_rng(1), 0
+    with open_store(path, settings=SMALL) as store:
+        metrics = store.series("metrics", shards=2)
+        store.kv("kept")
+        with pytest.raises(DiskFull):
+            for number in range(20_000):
+                times = 1_700_000_000_000_000 + 2_000 * number + np.arange(2_000)
+                metrics.write_columns("noise", chance.normal(size=2_000), {"n": str(number % 70)}, times=times)
+                taken += 2_000
+        store.flush()
+        assert metrics.aggregate("noise", function="count").column("value").to_pylist() == [taken]
+    with open_store(path, settings=SMALL) as store:
+        metrics = store.series("metrics")
+        assert metrics.aggregate("noise", function="count").column("value").to_pylist() == [taken]
+        metrics.delete('noise{n!="7"}', durable=True)
+        wait_until_taken(store)
+        metrics.write("up", 1.0, durable=True)
+        assert metrics.label_values("n") == ["7"]
+        assert metrics.cardinality().metrics == {"noise": 1, "up": 1}
 
 
 def test_rows_that_a_range_deleted_need_no_room(small_disk: Path) -> None:

@@ -6,8 +6,11 @@
         async for key, value in users.scan():
             ...
 
-A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network. Calls that
-only collect in memory are not awaited: the tables of a batch are ordinary ones, and `async with` commits them.
+The rule: every call that reads or writes is awaited, or iterated by `async for`. Not awaited is what only makes an
+object (`queue.consumer(name)`, `batch.kv(name)`, `snapshot.kv(name)` and the like) or puts something into a batch,
+whose tables are ordinary ones; `store.batch()` and `store.snapshot()` go with `async with`.
+
+A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network.
 
 Cancellation: a call that has begun runs to its end, and the cancellation is raised after it. So no call outlives a
 cancelled task, and its writes happened or not, as after any other call. Only waiting for messages ends early: a message
@@ -16,22 +19,17 @@ that arrives at that moment is returned to the queue.
 Thread: one event loop for each store; the threads are the store's.
 """
 
+from penstock.aio.batch import AsyncBatch
+from penstock.aio.kv import AsyncKvReader, AsyncKvTable, AsyncTextKvReader, AsyncTextKvTable
+from penstock.aio.queue import AsyncConsumer, AsyncQueueTable, AsyncQueueView
+from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.store import (
-    AsyncBatch,
-    AsyncConsumer,
-    AsyncKvReader,
-    AsyncKvTable,
-    AsyncQueueTable,
-    AsyncQueueView,
-    AsyncSeriesReader,
-    AsyncSeriesTable,
     AsyncSnapshot,
     AsyncStore,
-    AsyncTextKvReader,
-    AsyncTextKvTable,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
+from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 
 __all__ = [
     "AsyncBatch",
@@ -46,6 +44,8 @@ __all__ = [
     "AsyncStore",
     "AsyncTextKvReader",
     "AsyncTextKvTable",
+    "AsyncVectorReader",
+    "AsyncVectorTable",
     "connect",
     "open",
 ]

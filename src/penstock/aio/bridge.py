@@ -22,6 +22,7 @@ ROWS_AT_ONCE = 1_000  # of a scan, per change of threads
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
+F = TypeVar("F")
 P = ParamSpec("P")
 
 
@@ -83,6 +84,41 @@ def awaited(
 
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+
+    return functools.wraps(method)(call)
+
+
+def awaited_as(
+    form: Callable[[T, CallThreads], F], method: Callable[Concatenate[S, P], T]
+) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, F]]:
+    """Make the asyncio form of a method whose result, which must be awaited, has an asyncio form, too."""
+    name = method.__name__
+
+    async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return form(await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs)), self._threads)
+
+    return functools.wraps(method)(call)
+
+
+def formed(
+    form: Callable[[T, CallThreads], F], method: Callable[Concatenate[S, P], T]
+) -> Callable[Concatenate[AsyncForm[S], P], F]:
+    """Make the asyncio form of a method that does not wait, and whose result has an asyncio form."""
+    name = method.__name__
+
+    def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return form(getattr(self._sync, name)(*args, **kwargs), self._threads)
+
+    return functools.wraps(method)(call)
+
+
+def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncForm[S], P], T]:
+    """Make the asyncio form of a method that only makes an object: it is not awaited."""
+    name = method.__name__
+
+    def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = getattr(self._sync, name)(*args, **kwargs)
+        return result
 
     return functools.wraps(method)(call)
 

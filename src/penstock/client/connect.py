@@ -97,7 +97,7 @@ class LocalOwnerLocator:
             opening.release()
 
     def _refuse_beside_readers(self) -> None:
-        """Raise `StoreLocked` if processes read the store without an owner: then none can start before they close it."""
+        """Raise `StoreLocked` if processes read the store without an owner: none can start before they close it."""
         try:
             self._fs.lock(f"{self.folder}/LOCK").release()
         except StoreLocked as locked:

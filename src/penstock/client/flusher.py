@@ -60,13 +60,8 @@ BACKOFF_S = 0.05
 class WholeGroup(PendingGroup):
     """A group that its writer submitted as one: it is atomic."""
 
-    __slots__ = ("awaited", "error")
-
-    def __init__(self, group: PendingGroup, *, awaited: bool) -> None:
-        super().__init__(group.condition)
-        self.sections = group.sections
-        self.awaited = awaited  # its writer waits for `verdict` and `error`
-        self.error: PenstockError | None = None
+    awaited: bool = False  # its writer waits for `verdict` and `error`
+    error: PenstockError | None = None
 
 
 class _Outgoing:
@@ -225,7 +220,8 @@ class RemoteFlusher:
         first = message[0]
         if first.bytes > GROUP_BYTES_MAX or len(first.sections) > wire.SECTIONS_MAX:
             size = f"{len(first.sections)} sections and {first.bytes} bytes"
-            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: split it"))
+            hint = "split it, or load its rows with store.load"
+            self._not_done(first, Invalid(f"a batch of {size} does not fit into a message to the owner: {hint}"))
             return False
         for outgoing in message:
             own = outgoing.condition.token is None

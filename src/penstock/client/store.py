@@ -14,7 +14,8 @@ from typing import Any
 from penstock.arguments import seconds
 from penstock.client.connection import Connection, OwnerLocator
 from penstock.client.flusher import SEND_S
-from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort, FlightSnapshot
+from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort
+from penstock.client.reading import FlightSnapshot
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Closed, Invalid
 from penstock.host import threads

@@ -20,7 +20,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.coordinator.background import Background
 from penstock.coordinator.executor import FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer, Layers, Subscription
-from penstock.coordinator.protocols import Acknowledgement, D, Epoch, EpochTracker, F, Flusher, V
+from penstock.coordinator.protocols import Acknowledgement, D, Epoch, EpochTracker, F, Flusher, V, new_tuple
 from penstock.coordinator.settings import CoordinatorSettings, CoordinatorStatistics, State, Trigger
 from penstock.coordinator.waiting import RECHECK_S, Admission, Waiter, WaitingWrite
 from penstock.errors import Closed, DiskFull, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
@@ -165,7 +165,7 @@ class WriteCoordinator(Generic[D, F, V]):
                     if left_s <= 0:
                         raise self._admission.backpressure(f"no room came within {timeout_s} s")
                     if waiting is None:
-                        waiting = WaitingWrite(size)
+                        waiting = WaitingWrite(self._epochs.none, applied=False, size=size)
                         self._admission.join(waiting)
                     self._on_change()
                 left_s = self._sleep(waiting, deadline_s, left_s)
@@ -216,7 +216,7 @@ class WriteCoordinator(Generic[D, F, V]):
         if epoch is None or not epochs.none < epoch <= self._buffer.layers.durable:
             target = epochs.last if epoch is None else epochs.check(epoch)
             self._await(Waiter(target, applied=False), timeout_s)
-        return Acknowledgement(self._buffer.layers.durable, self._durability)
+        return new_tuple(Acknowledgement, (self._buffer.layers.durable, self._durability))
 
     def wait_applied(self, epoch: int | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> Acknowledgement:
         """Wait until the view holds `epoch` (None: every write so far), so that all readers see it.
@@ -228,7 +228,7 @@ class WriteCoordinator(Generic[D, F, V]):
             last = epochs.last
             target = last if epoch is None or epoch == last else epochs.check(epoch)
             self._await(Waiter(target, applied=True), timeout_s)
-        return Acknowledgement(self._buffer.layers.durable, self._durability)
+        return new_tuple(Acknowledgement, (self._buffer.layers.durable, self._durability))
 
     def _wait_view(self, target: Epoch, timeout_s: float) -> None:
         """Wait for a view that holds `target`, which may be an epoch not yet assigned."""

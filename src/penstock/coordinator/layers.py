@@ -25,12 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from penstock.coordinator.protocols import Batch, D, Epoch, V
+from penstock.coordinator.protocols import Batch, D, Epoch, V, new_tuple
 
 V_co = TypeVar("V_co", covariant=True)
-
-T = TypeVar("T")
-_new: Callable[[type[T], tuple[Any, ...]], T] = tuple.__new__  # type: ignore[assignment]
 
 
 class Layers(NamedTuple, Generic[D, V]):
@@ -53,12 +50,10 @@ class Layers(NamedTuple, Generic[D, V]):
             return self.deltas
         return self.deltas[: len(self.deltas) - sum(len(batch.deltas) for batch in self.batches)]
 
-    # `_new` builds the tuple directly: the constructor is one more call, and every flush builds three.
-
     def seal(self, pending: D, last: Epoch) -> Layers[D, V]:
         """Return layers with the pending delta, which ends at `last`, among `deltas`, and a new one in its place."""
         before, deltas, view, applied, durable, taken, _, batches, results = self
-        return _new(Layers, (pending, (before, *deltas), view, applied, durable, taken, last, batches, results))
+        return new_tuple(Layers, (pending, (before, *deltas), view, applied, durable, taken, last, batches, results))
 
     def fold(self, folded: D) -> Self:
         """Return layers with one delta in place of all sealed deltas that are in no batch."""
@@ -72,21 +67,21 @@ class Layers(NamedTuple, Generic[D, V]):
             taking, deltas = (*taking, before), (before, *deltas)
         else:
             pending = before
-        batches = (*batches, _new(Batch, (taking, taken + 1, last, size)))
-        return _new(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
+        batches = (*batches, new_tuple(Batch, (taking, taken + 1, last, size)))
+        return new_tuple(Layers, (pending, deltas, view, applied, durable, last, last, batches, results))
 
     def mark_durable(self, result: Any) -> Layers[D, V]:
         """Return layers with the oldest batch that was not durable marked durable."""
         pending, deltas, view, applied, _, taken, sealed, batches, results = self
         last = batches[len(results)].last
-        return _new(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
+        return new_tuple(Layers, (pending, deltas, view, applied, last, taken, sealed, batches, (*results, result)))
 
     def retire(self, view: V) -> Layers[D, V]:
         """Return layers with the oldest batch in the view, and without its deltas."""
         pending, deltas, _, _, durable, taken, sealed, batches, results = self
         batch = batches[0]
         deltas = deltas[: len(deltas) - len(batch.deltas)]
-        return _new(Layers, (pending, deltas, view, batch.last, durable, taken, sealed, batches[1:], results[1:]))
+        return new_tuple(Layers, (pending, deltas, view, batch.last, durable, taken, sealed, batches[1:], results[1:]))
 
 
 class Subscription(Generic[V_co]):

@@ -12,12 +12,14 @@ Invariant: an epoch of another incarnation always raises an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import Generic, NamedTuple, NewType, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, NewType, Protocol, Self, TypeVar
 
 from penstock.errors import Invalid, Lost
 
 Epoch = NewType("Epoch", int)
+T = TypeVar("T")
 
 COUNT_BITS = 40
 COUNT_MAX = (1 << COUNT_BITS) - 1
@@ -98,6 +100,9 @@ class Acknowledgement(NamedTuple):
     epoch: Epoch
     durability: Durability
 
+
+# Builds a named tuple directly: its constructor is one more call, and every flush builds a handful of them.
+new_tuple: Callable[[type[T], tuple[Any, ...]], T] = tuple.__new__  # type: ignore[assignment]
 
 D = TypeVar("D", bound=Delta)
 D_co = TypeVar("D_co", bound=Delta, covariant=True)

@@ -18,6 +18,8 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Generic
 
+import msgspec
+
 from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import D, Epoch, V
 from penstock.coordinator.settings import CoordinatorSettings
@@ -26,21 +28,18 @@ from penstock.errors import Backpressure, DiskFull
 RECHECK_S = 0.5
 
 
-class Waiter:
+class Waiter(msgspec.Struct, eq=False):
     """A thread that waits for an epoch. It is also the owner of a turn: see `executor`."""
 
-    __slots__ = ("_signal", "applied", "epoch", "gathered", "joined", "next", "reached", "thread", "works")
-
-    def __init__(self, epoch: Epoch, *, applied: bool, works: bool = True) -> None:
-        self.epoch = epoch
-        self.applied = applied  # waits until the view holds the epoch, not only until it is durable
-        self.works = works  # takes a turn when one is free
-        self.thread = threading.get_ident()
-        self.joined = False  # has asked for a turn
-        self.gathered = False  # has waited once for others to share its flush
-        self.reached = False  # its epoch was reached while it slept, and it is no longer in `Waiters`
-        self.next: Waiter | None = None  # to be woken when this wait ends: see `take_reached`
-        self._signal: threading.Lock | None = None  # made on first use: a thread that finds a turn free never sleeps
+    epoch: Epoch
+    applied: bool  # waits until the view holds the epoch, not only until it is durable
+    works: bool = True  # takes a turn when one is free
+    thread: int = msgspec.field(default_factory=threading.get_ident)
+    joined: bool = False  # has asked for a turn
+    gathered: bool = False  # has waited once for others to share its flush
+    reached: bool = False  # its epoch was reached while it slept, and it is no longer in `Waiters`
+    next: Waiter | None = None  # to be woken when this wait ends: see `take_reached`
+    _signal: threading.Lock | None = None  # made on first use: a thread that finds a turn free never sleeps
 
     def prepare(self) -> None:
         """Create the signal. Call before the waiter can be woken."""
@@ -115,11 +114,9 @@ def _epoch_of(waiter: Waiter) -> Epoch:
 class WaitingWrite(Waiter):
     """A write that has no room yet."""
 
-    __slots__ = ("size",)
+    size: int = 0
 
-    def __init__(self, size: int) -> None:
-        super().__init__(Epoch(0), applied=False)
-        self.size = size
+    def __post_init__(self) -> None:
         self.prepare()
 
 

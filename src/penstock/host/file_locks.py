@@ -55,7 +55,10 @@ def _refusal(path: str, fd: int) -> StoreLocked:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner would refuse this, too
     except OSError:
         return StoreLocked(f"{path} is locked by another process: close it there first")
-    error = StoreLocked(f"{parent(path)} is open read-only (read_only=True) in {_readers(status)}: close it there first")
+    fcntl.flock(fd, fcntl.LOCK_UN)  # this process is not one of the readers
+    error = StoreLocked(
+        f"{parent(path)} is open read-only (read_only=True) in {_readers(status)}: close it there first"
+    )
     error.read_only = True
     return error
 

@@ -21,6 +21,8 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 
     port           `Port`, and what passes through it
     core           `Kind`, its state machines and their snapshots
+    table          the base of the API classes of tables
+    tree_machine   the base of state machines whose shard is one LSM tree
     capabilities   the protocols above, and the functions that ask for them
 """
 
@@ -72,8 +74,12 @@ from penstock.kinds.port import (
     SnapshotReading,
     partitions_of,
 )
+from penstock.kinds.table import DURABLE_S, ReadableTable, WritableTable
+from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
 
 __all__ = [
+    "ALL_LATER",
+    "DURABLE_S",
     "QUERY_BYTES_MAX",
     "QUERY_S",
     "QUERY_S_MAX",
@@ -97,6 +103,7 @@ __all__ = [
     "PreparedRows",
     "QueryContext",
     "Queryable",
+    "ReadableTable",
     "Reading",
     "Replaceable",
     "RowConditional",
@@ -108,7 +115,9 @@ __all__ = [
     "StreamSource",
     "Streamable",
     "TableService",
+    "TreeMachine",
     "Waiting",
+    "WritableTable",
     "as_loadable",
     "as_queryable",
     "as_replaceable",

@@ -16,6 +16,7 @@ from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
+from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile
 from penstock.scheduler.offers import JobPart
@@ -205,7 +206,11 @@ class Host(Protocol):
     def identity(self) -> bytes:
         """The store's UUID."""
 
-    def machine(self, partition: PartitionId) -> Any: ...
+    def machine(self, partition: PartitionId) -> Any:
+        """Return the state machine of a shard, opened on first use."""
+
+    def opened(self, partition: PartitionId) -> Any:
+        """Return the state machine of a shard if it is open, else None."""
 
     def ledger_row(self, key: bytes) -> bytes | None:
         """Return a row of the ledger."""
@@ -260,10 +265,20 @@ class Derivation(Protocol):
 
 @runtime_checkable
 class Derived(Protocol):
-    """Tables can be computed from other tables, by durable jobs of the owner."""
+    """Tables, or indexes of tables, are computed by durable jobs of the owner."""
+
+    derived_by: JobKind  # the kind of these jobs
+
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        """Raise an error if a new table cannot be computed as its options say; `find` looks up a table by name."""
+        return
 
     def is_derived(self, info: TableInfo) -> bool:
-        """Whether this table is computed."""
+        """Whether this table, or its index, is computed."""
+
+    def is_due(self, info: TableInfo, host: Host) -> bool:
+        """Whether a job is worth its while: quick, and no promise that there is something to compute."""
+        return True
 
     def derive(self, info: TableInfo, host: Host) -> Derivation | None:
         """Plan the next computation of a table; None if it holds all that there is. Repeating one is safe."""
@@ -294,9 +309,16 @@ def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
     return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
 
 
+_serviced: set[type] = set()  # classes that were found to be: the check of a protocol takes longer than many a call
+
+
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
     """Return the kind if its tables have services, or raise `KindMismatch`."""
-    return kind if isinstance(kind, Serviced) else _lacks(info, "which takes no calls: read and write it")
+    if type(kind) not in _serviced:
+        if not isinstance(kind, Serviced):
+            _lacks(info, "which takes no calls: read and write it")
+        _serviced.add(type(kind))
+    return kind  # type: ignore[return-value]
 
 
 def _lacks(info: TableInfo, what: str) -> NoReturn:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.coordinator import Acknowledgement, Epoch
+from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.journal.partitions import PartitionId, partition_id
@@ -45,6 +46,7 @@ class BuildContext:
     time_us: int  # the store's time when the work began
     maker: str  # host and process, recorded in the files
     fs: FileSystem = field(default_factory=OsFileSystem)
+    clock: Clock = field(default_factory=SystemClock)  # of the process that builds
     hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # send a finished file to the owner
 
 

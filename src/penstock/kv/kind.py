@@ -71,13 +71,13 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         wanted, options = options_of(value, key), table._options
         narrower = wanted.value == options.value == "struct" and widens(arrow_type(wanted), arrow_type(options))
         if value is not None and not narrower and wanted != msgspec.structs.replace(options, key=wanted.key):
-            held = table.value_type
-            if not isinstance(held, str):  # a struct may have hundreds of fields
+            actual = table.value_type
+            if not isinstance(actual, str):  # a struct may have hundreds of fields
                 raise KindMismatch(
-                    f"table {table.name} holds {in_short(held)}, not {in_short(value)}: leave value= out"
+                    f"table {table.name} holds {in_short(actual)}, not {in_short(value)}: leave value= out"
                 )
             other = value if isinstance(value, str) else in_short(value)
-            raise KindMismatch(f"table {table.name} holds {held}, not {other}: say value={held!r}")
+            raise KindMismatch(f"table {table.name} holds {actual}, not {other}: say value={actual!r}")
         if key is not None and wanted.key != options.key:
             raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
         return table

@@ -41,17 +41,17 @@ SORT_BYTES = 128 << 20
 _NOT_ROWS = ("lsn",)  # columns of a table that are ignored in a load
 
 
-def load_schema(given: Any, options: Options) -> Any:
+def load_schema(input_schema: Any, options: Options) -> Any:
     """Return the schema that rows are cast to; `Invalid` if their columns do not fit."""
     fields = [pa.field("key", key_type(options), nullable=False), pa.field("value", arrow_type(options))]
-    names = [name for name in given.names if name not in _NOT_ROWS]
+    names = [name for name in input_schema.names if name not in _NOT_ROWS]
     if "op" in names:
         fields.append(pa.field("op", pa.string()))
     wanted = {field.name for field in fields}
     if set(names) != wanted or len(names) != len(wanted):
         raise Invalid(f"rows of a kv table have the columns key and value, and perhaps op, not {', '.join(names)}")
     for field in fields:
-        column_type = given.field(field.name).type
+        column_type = input_schema.field(field.name).type
         if not _fits(column_type, field.type):
             raise Invalid(f"column {field.name} is {column_type}, but the table holds {field.type}: cast it first")
     return pa.schema(fields)

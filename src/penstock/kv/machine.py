@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from penstock.host import threads
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Waiting
+from penstock.kinds import ALL_LATER, TreeMachine, Waiting
 from penstock.kv import section
 from penstock.kv.pieces import KvState
 from penstock.kv.validation import check_table
@@ -22,29 +22,14 @@ from penstock.lsm.view import View, resolve
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, decode_reference
 
-ALL_LATER = 1 << 62  # stands for the LSN of rows that are not applied yet
 
-
-class KvMachine:
+class KvMachine(TreeMachine):
     """The state machine of a kv shard."""
 
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
-
     def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
-        self.tree = tree
+        super().__init__(tree, maintenance, descriptor)
         self._table_options = options  # decoded on use: damaged options do not prevent opening the store
-        self.get = tree.get  # bound once: a get is little more than this call
-        self._maintenance = maintenance
-        self._descriptor = descriptor
-
-    @property
-    def applied(self) -> int:
-        return self.tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self.tree.stored
+        self.get = tree.get  # type: ignore[method-assign]  # bound once: a get is little more than this call
 
     def apply(self, entry: Entry) -> None:
         if entry.sections and entry.sections[0].header.form == REFERENCE:
@@ -57,8 +42,6 @@ class KvMachine:
             self.tree.put(*pair, entry.lsn, entry.time_us)
             return
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
-
-    def renew(self) -> None: ...
 
     def snapshot(self) -> KvState:
         return KvState(self._descriptor.partition, self.tree.snapshot())
@@ -100,16 +83,3 @@ class KvMachine:
         options = decode_options(self._table_options)
         ids = [file.chunk_id for file in files]
         self._maintenance.check_adoptable(self.tree, ids, check=lambda table: check_table(table, options))
-
-    def is_read(self) -> bool:
-        return self.tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self.tree)
-
-    def close(self) -> None:
-        self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

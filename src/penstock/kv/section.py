@@ -34,7 +34,7 @@ class Rows(dict[bytes, "bytes | Operation"]):
     """A map from key to value (a put that never expires) or to an operation."""
 
     plain = True  # values only
-    size_bytes: int | None = None  # set when it is encoded: it no longer changes then
+    size_bytes: int | None = None  # of keys and values, if they are many: set when it is encoded, and final then
 
     @classmethod
     def of(cls, values: dict[bytes, bytes]) -> Rows:
@@ -66,12 +66,11 @@ Section: TypeAlias = Rows | Ranges
 
 def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -> None:
     """Insert a put that never expires: the hot path."""
-    try:
-        delta.open[partition][key] = value  # type: ignore[index]
-    except (KeyError, TypeError):  # the first write of its group, or of its shard
-        sections = delta.begin() if delta.open is None else delta.open
+    sections = delta.begin() if delta.open is None else delta.open
+    rows = sections.get(partition)
+    if rows is None:
         rows = sections[partition] = Rows()
-        rows[key] = value
+    rows[key] = value
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:
@@ -117,7 +116,6 @@ def encode(section: Section) -> bytes:
     """Encode a section as columns."""
     if len(section) == 1 and isinstance(section, Rows) and section.plain:  # the same bytes as below, only faster
         ((key, value),) = section.items()
-        section.size_bytes = len(key) + len(value)
         return _ONE_PUT.pack(PLAIN, 1, len(key), len(value)) + key + value  # type: ignore[operator]
     if isinstance(section, Ranges):
         starts, ends = [a for a, _ in section], [b for _, b in section]

@@ -18,7 +18,7 @@ from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, OutcomeUnknown, PenstockError
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Conditional, Port, Reading, partitions_of
+from penstock.kinds import DURABLE_S, Conditional, Port, ReadableTable, Reading, WritableTable
 from penstock.kv import queries, section
 from penstock.kv.conditions import ROW, encode_argument, expected_lsn
 from penstock.kv.frames import frame_rows, parts_of
@@ -84,7 +84,7 @@ class KvRow(NamedTuple, Generic[V]):
     lsn: int
 
 
-class KvReader(ReadableMapping[bytes, V]):
+class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     """A read-only kv table, live or in a snapshot: a mapping of bytes to values.
 
     >>> with store.snapshot() as snapshot:
@@ -93,22 +93,12 @@ class KvReader(ReadableMapping[bytes, V]):
     """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
+        super().__init__(port, info)
         self._lookup = port.lookup
-        self._info = info
-        self._partitions = partitions_of(info)
         self._options = decode_options(info.options)
         self._decode: Callable[[bytes], V] = decoder(self._options)
         self._raw = self._options.value == "bytes"
         self._one = self._partitions[0] if info.shards == 1 else None
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
 
     @property
     def value_type(self) -> ValueType | DecimalType | StructType:
@@ -234,10 +224,6 @@ class KvReader(ReadableMapping[bytes, V]):
         """Return an Arrow table of (key, value, lsn)."""
         return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
-
 
 def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
     """Yield all items, then close what they were read from."""
@@ -245,7 +231,7 @@ def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
         yield from items
 
 
-class KvTable(KvReader[V], WritableMapping[bytes, V]):
+class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
     """A kv table of an open store: a mutable mapping of bytes to values.
 
     >>> users = store.kv("users")
@@ -297,7 +283,7 @@ class KvTable(KvReader[V], WritableMapping[bytes, V]):
         else:
             epoch = self._write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
+            self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
         return epoch
 
     def put_many(
@@ -345,7 +331,7 @@ class KvTable(KvReader[V], WritableMapping[bytes, V]):
             for part in parts:
                 size = sum(map(len, part)) + sum(map(len, part.values())) + ROW_BYTES * len(part)
                 epoch = self._put_rows(part, size)
-                self._port.flush(epoch, 30.0, table=self._info.table)
+                self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
                 written += len(part)
         except PenstockError as error:
             raise OutcomeUnknown(
@@ -456,8 +442,3 @@ class KvTable(KvReader[V], WritableMapping[bytes, V]):
     def _expiry(self, ttl_s: float) -> int:
         ttl_s = seconds(ttl_s, "ttl_s", TTL_S_MAX, above_zero=True)
         return self._port.time_us() + int(ttl_s * 1_000_000)
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch

@@ -1,6 +1,7 @@
 """A log: segments in a folder as one sequence of records, numbered from 1.
 
-Thread: one writer calls all methods that change the log; any thread may use a `Cursor` of its own and the properties.
+Thread: one writer calls all methods that change the log; any thread may use a `Cursor` of its own and read `first`,
+`last` and `synced`.
 
 Invariants:
 (1) `first - 1 <= synced <= last`; cursors return records up to `synced` only.
@@ -53,8 +54,8 @@ class Log:
         self._chain = Chain([], [])  # replaced whole, never changed: cursors read it without a lock
         self._active: SegmentWriter | None = None  # None: the next append starts a segment
         self._incarnation = 0
-        self._last = Index(0)
-        self._synced = Index(0)
+        self.last = Index(0)  # the newest record; `first - 1` if there is none
+        self.synced = Index(0)  # the last record that is durable
         self._dead: set[SegmentName] = set()  # superseded, possibly still in the folder
         self._cuts: list[int] = []  # every index the log was truncated to since it was opened
         self._failure: BaseException | None = None
@@ -91,22 +92,12 @@ class Log:
         return Index(self._chain[0].first)
 
     @property
-    def last(self) -> Index:
-        """The index of the newest record; `first - 1` if there is none."""
-        return self._last
-
-    @property
-    def synced(self) -> Index:
-        """The last index that is durable."""
-        return self._synced
-
-    @property
     def incarnation(self) -> int:
         return self._incarnation
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(
-            self.first, self._last, self._synced, self._incarnation, len(self._chain), self._failure is not None
+            self.first, self.last, self.synced, self._incarnation, len(self._chain), self._failure is not None
         )
 
     def segment_starts(self) -> list[int]:
@@ -122,7 +113,7 @@ class Log:
         with self.cursor(index) as cursor:
             for record in cursor.read(records_max=1):
                 return record
-        raise NotFound(f"record {index} is not in {self._folder}: it holds {self.first} to {self._synced}")
+        raise NotFound(f"record {index} is not in {self._folder}: it holds {self.first} to {self.synced}")
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over all durable records, oldest first; `CorruptionError` at a damaged one."""
@@ -143,9 +134,9 @@ class Log:
             segment = self._segment_for(size)
             with segment.file.pin():
                 segment.claim(size)
-                segment.write(bodies, first=self._last + 1, synced=self._synced, kind=kind, flags=flags)
-            self._last = Index(self._last + len(bodies))
-        return self._last
+                segment.write(bodies, first=self.last + 1, synced=self.synced, kind=kind, flags=flags)
+            self.last = Index(self.last + len(bodies))
+        return self.last
 
     def commit(self, bodies: Sequence[bytes]) -> Index:
         """Append records as one batch and make it durable; return the index of the last. For errors see `append`.
@@ -161,27 +152,27 @@ class Log:
                 segment = self._segment_for(size)
                 segment.file.hold()
                 segment.claim(size)
-            if self._synced < self._last:  # records were appended without a sync
+            if self.synced < self.last:  # records were appended without a sync
                 self._sync()
-            segment.write_synced(bodies, first=self._last + 1, synced=self._synced)
-            self._last = self._synced = self._last + len(bodies)  # type: ignore[assignment]  # Index() is a call
+            segment.write_synced(bodies, first=self.last + 1, synced=self.synced)
+            self.last = self.synced = self.last + len(bodies)  # type: ignore[assignment]  # Index() is a call
         except _NOTHING_WRITTEN:
             raise
         except BaseException as error:
             self._failure = error
             raise
-        return self._last
+        return self.last
 
     def sync(self) -> Index:
         """Make everything appended durable; return the last durable index."""
         with self._writing():
             self._sync()
-        return self._synced
+        return self.synced
 
     def _sync(self) -> None:
-        if self._active is not None and self._synced < self._last:
+        if self._active is not None and self.synced < self.last:
             self._active.file.fdatasync()
-            self._synced = self._last
+            self.synced = self.last
 
     def _segment_for(self, size: int) -> SegmentWriter:
         active = self._active
@@ -198,9 +189,9 @@ class Log:
     def _next_segment(self) -> SegmentWriter:
         if self._active is not None:
             self._sync()  # before the seal: it claims that all before it is synced
-            self._active.seal(self._last)
+            self._active.seal(self.last)
             self._close_active()
-        return self._install(self._create(self._last + 1, cut=False))
+        return self._install(self._create(self.last + 1, cut=False))
 
     def _create(self, first: int, *, cut: bool, tail: Sequence[Record] = ()) -> SegmentWriter:
         """Create a segment from `first` on that begins with `tail`; it supersedes all records at or above `first`."""
@@ -262,8 +253,8 @@ class Log:
     def truncate_front(self, before: int) -> Index:
         """Drop records below `before`, by whole segments; return the new first index."""
         with self._writing():
-            if before > self._last + 1:
-                raise Invalid(f"cannot drop records before {before}: the last one is {self._last}")
+            if before > self.last + 1:
+                raise Invalid(f"cannot drop records before {before}: the last one is {self.last}")
             if not self._remove_dead(set()):  # before the segment that supersedes them is removed
                 return self.first
             while len(self._chain) > 1 and self._chain[1].first <= before:
@@ -292,11 +283,11 @@ class Log:
     def truncate_back(self, after: int) -> None:
         """Drop every record past `after`, durably."""
         with self._writing():
-            if not self.first - 1 <= after <= self._last:
-                raise Invalid(f"cannot truncate to {after}: the log has records {self.first} to {self._last}")
-            if after == self._last:
+            if not self.first - 1 <= after <= self.last:
+                raise Invalid(f"cannot truncate to {after}: the log has records {self.first} to {self.last}")
+            if after == self.last:
                 return
-            if after > self._synced:
+            if after > self.synced:
                 self._sync()
             self._cut(after)
 
@@ -307,7 +298,7 @@ class Log:
             failure, self._failure = self._failure, None
             try:
                 with self._writing():
-                    self._cut(self._synced)
+                    self._cut(self.synced)
             except BaseException:
                 self._failure = failure
                 raise
@@ -336,7 +327,7 @@ class Log:
         self._remove_dead(dropped)
 
     def _drop_after(self, after: int) -> None:
-        self._synced = self._last = Index(after)
+        self.synced = self.last = Index(after)
         self._cuts.append(after)
 
     def _is_cut(self, name: SegmentName) -> bool:
@@ -387,7 +378,7 @@ class Log:
         replaced = name.first == tail.synced + 1  # replaced whole: then the end of its predecessor counts
         cut = reader.header.cut if replaced else tail.seal is None
         self._install(self._create(tail.synced + 1, cut=cut, tail=tail.unsynced))
-        self._synced = self._last = Index(tail.last)
+        self.synced = self.last = Index(tail.last)
         if replaced:
             self._remove_dead({name})
 
@@ -424,7 +415,7 @@ class Log:
                 with self._writing(), suppress(DiskFull, ProcessLimit):
                     self._sync()
                     self.closed_cleanly = True
-                    self._active.seal(self._last)
+                    self._active.seal(self.last)
         finally:
             self._closed = True
             self._close_active()

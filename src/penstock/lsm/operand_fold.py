@@ -88,13 +88,13 @@ def _fold_numeric(which: I64, work: _FoldWork, result: Folded) -> None:
     last = work.chain_end + work.base_is_put
     operators = work.kinds[work.start[which]]
     for kind in np.unique(operators).tolist():
-        mine = which[operators == kind]
-        counts = (last - work.start)[mine]
+        group = which[operators == kind]
+        counts = (last - work.start)[group]
         heads = np.cumsum(counts) - counts
-        indexes = np.repeat(work.start[mine] - heads, counts) + np.arange(int(counts.sum()))
+        indexes = np.repeat(work.start[group] - heads, counts) + np.arange(int(counts.sum()))
         data = fold_numbers(kind, work.values.numbers(work.order[indexes]), heads).astype("<i8").tobytes()
-        result.kinds[mine] = np.where(work.has_base[mine] | work.bottom, PUT, kind)
-        for j, i in enumerate(mine.tolist()):
+        result.kinds[group] = np.where(work.has_base[group] | work.bottom, PUT, kind)
+        for j, i in enumerate(group.tolist()):
             result.values[i] = data[8 * j : 8 * j + 8]
 
 

@@ -53,11 +53,12 @@ OPERATORS = {
 }
 DECIMAL_BYTES = 16
 
-SERIES_SAMPLES, SERIES_IDS = 32, 33
+SERIES_SAMPLES, SERIES_IDS, VECTOR_IDS = 32, 33, 34
 # By row kind: (values oldest first, whether nothing is below them) -> value.
 KIND_OPERATORS = {
     SERIES_SAMPLES: "penstock.series.operators:series_samples",
     SERIES_IDS: "penstock.series.operators:series_ids",
+    VECTOR_IDS: "penstock.vector.operators:vector_ids",
 }
 
 UNION_ITEMS_MAX = 1 << 16

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import Invalid
+from penstock.host.lazy_imports import load_pandas, pandas_is_loaded
 
 PUT = 0
 DELETE = 1
@@ -83,6 +84,8 @@ def is_binary(kind: Any) -> bool:
 
 def bytes_list(column: Any) -> list[bytes]:
     """Return an Arrow binary array as a list."""
+    if not pandas_is_loaded:
+        load_pandas()
     items: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
     return items
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -27,28 +27,14 @@ from penstock.manifest.jobs import JobQueue
 from penstock.manifest.records import JobKind
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.runner import JobRunner, JobRunnerSettings
-from penstock.scheduler.task import Outcome, StopSignal, TaskContext, TaskLoad
+from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
 from penstock.scheduler.work import WorkCancelled
 
 FLUSH, COMPACTION, CLEAN_UP, METRICS = "flush", "compaction", "clean-up", "metrics"
 FLUSH_JOBS, COMPACTION_JOBS = "flush-jobs", "compaction-jobs"
 
 
-@dataclass(frozen=True)
-class TreeTask:
-    """A task over all trees of a maintenance."""
-
-    name: str
-    interval_s: float
-    work: Callable[[], Outcome]
-    priority: int = 0
-    runs_after: Collection[str] = ()
-
-    def execute(self, context: TaskContext) -> Outcome:
-        return self.work()
-
-
-def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]:
+def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[PeriodicTask]:
     """Return the four tasks, with the intervals of seed 003; work wakes flush and compaction earlier."""
     turn = itertools.count()
 
@@ -74,10 +60,10 @@ def tree_tasks(maintenance: Maintenance, collector: Collector) -> list[TreeTask]
         return None
 
     return [
-        TreeTask(FLUSH, 1.0, flush, priority=2),
-        TreeTask(COMPACTION, 10.0, compact, priority=1, runs_after=(FLUSH,)),
-        TreeTask(CLEAN_UP, 30.0, clean_up, runs_after=(COMPACTION,)),
-        TreeTask(METRICS, 5.0, measure),
+        PeriodicTask(FLUSH, 1.0, flush, priority=2),
+        PeriodicTask(COMPACTION, 10.0, compact, priority=1, runs_after=(FLUSH,)),
+        PeriodicTask(CLEAN_UP, 30.0, clean_up, runs_after=(COMPACTION,)),
+        PeriodicTask(METRICS, 5.0, measure),
     ]
 
 

@@ -59,8 +59,8 @@ class Tree:
         self._maintained = threads.condition("lsm.maintained")
         self._flushing: tuple[Memtable, ...] = ()  # guarded by _lock
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # guarded by _lock
-        self._lsn = stored  # guarded by _lock
-        self._time_us = time_us  # guarded by _lock
+        self.lsn = stored  # the last LSN applied; changed under _lock
+        self.time_us = time_us  # the highest record time applied; changed under _lock
         self.stored_time_us = time_us  # the highest record time in files
         self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
         levels = arrange(TableFile(meta, open_table) for meta in files)
@@ -71,7 +71,7 @@ class Tree:
         self._view = View(version, self._now_us)
 
     def _now_us(self) -> int:
-        return max(self._time_us, self._clock.time_us())
+        return max(self.time_us, self._clock.time_us())
 
     # -- reading
 
@@ -81,19 +81,9 @@ class Tree:
         return self._view
 
     @property
-    def lsn(self) -> int:
-        """The last LSN applied."""
-        return self._lsn
-
-    @property
     def stored(self) -> int:
         """All edits up to this LSN are in files."""
         return self._version.stored
-
-    @property
-    def time_us(self) -> int:
-        """The highest record time applied."""
-        return self._time_us
 
     def get(self, key: bytes) -> bytes | None:
         return self._view.get(key)
@@ -147,12 +137,12 @@ class Tree:
         with self._lock:
             active = self._version.active
             assert active is not None
-            if edit.lsn <= self._lsn:
-                raise Invalid(f"an edit of LSN {edit.lsn} comes after {self._lsn}")
-            self._time_us = max(self._time_us, edit.time_us)  # before the rows: a reader must not see expired rows
+            if edit.lsn <= self.lsn:
+                raise Invalid(f"an edit of LSN {edit.lsn} comes after {self.lsn}")
+            self.time_us = max(self.time_us, edit.time_us)  # before the rows: a reader must not see expired rows
             if active.lsn_last < edit.lsn:
                 active.apply(edit)
-            self._lsn = edit.lsn
+            self.lsn = edit.lsn
             full = active.bytes >= self.settings.memtable_bytes
             if full:
                 self._freeze()
@@ -164,12 +154,12 @@ class Tree:
         with self._lock:
             active = self._version.active
             assert active is not None
-            if lsn <= self._lsn:
-                raise Invalid(f"an edit of LSN {lsn} comes after {self._lsn}")
-            self._time_us = max(self._time_us, time_us)
+            if lsn <= self.lsn:
+                raise Invalid(f"an edit of LSN {lsn} comes after {self.lsn}")
+            self.time_us = max(self.time_us, time_us)
             if active.lsn_last < lsn:
                 active.put(key, value, lsn, time_us)
-            self._lsn = lsn
+            self.lsn = lsn
             full = active.bytes >= self.settings.memtable_bytes
             if full:
                 self._freeze()
@@ -202,26 +192,26 @@ class Tree:
         """Freeze the active memtable for the next flush; return the LSN up to which all rows are frozen."""
         with self._lock:
             self._freeze()
-            return self._lsn
+            return self.lsn
 
     def _freeze(self) -> None:
         version = self._version
         active = version.active
         assert active is not None
-        if active.applying > self._lsn:
+        if active.applying > self.lsn:
             return  # an interrupt left an edit half applied: it must finish before the freeze
         if len(active):
             self._install(
                 replace(
                     version,
-                    active=self._memtable(self._lsn),
+                    active=self._memtable(self.lsn),
                     frozen=(active, *version.frozen),
-                    lsn=self._lsn,
-                    time_us=self._time_us,
+                    lsn=self.lsn,
+                    time_us=self.time_us,
                 )
             )
-        elif version.lsn < self._lsn:
-            self._install(replace(version, lsn=self._lsn, time_us=self._time_us))
+        elif version.lsn < self.lsn:
+            self._install(replace(version, lsn=self.lsn, time_us=self.time_us))
 
     def _merge_small(self) -> None:
         """Merge tiny frozen memtables that snapshots leave; only similar sizes, so that rows are copied rarely."""
@@ -231,7 +221,7 @@ class Tree:
             small = newer.bytes + older.bytes <= self.settings.memtable_bytes and 2 * newer.bytes >= older.bytes
             if not small or older in self._flushing or newer in self._flushing:
                 break
-            frozen[:2] = [merged((older, newer), self._time_us)]
+            frozen[:2] = [merged((older, newer), self.time_us)]
         if len(frozen) < len(self._version.frozen):
             self._install(replace(self._version, frozen=tuple(frozen)))
 
@@ -306,7 +296,7 @@ class Tree:
                 taken += 1
             self._flushing = oldest = self._version.frozen[-taken:]
         try:
-            return merged(oldest[::-1], self._time_us), oldest
+            return merged(oldest[::-1], self.time_us), oldest
         except BaseException:
             self.abandon_flush()
             raise
@@ -352,9 +342,9 @@ class Tree:
         with self._lock:
             version = self._version
             assert not version.frozen
-            self._time_us = max(self._time_us, time_us)
+            self.time_us = max(self.time_us, time_us)
             self.stored_time_us = max(self.stored_time_us, time_us)
-            self._lsn = lsn
+            self.lsn = lsn
             self._install(
                 replace(
                     version,
@@ -362,7 +352,7 @@ class Tree:
                     levels=self._with_runs(files),
                     lsn=lsn,
                     stored=lsn,
-                    time_us=self._time_us,
+                    time_us=self.time_us,
                 )
             )
         self._notify_maintained()
@@ -421,7 +411,7 @@ class Tree:
         with self._lock:
             snapshots = len(self._snapshots)
         return TreeStatistics(
-            lsn=self._lsn,
+            lsn=self.lsn,
             stored=version.stored,
             memtable_bytes=self.memory_bytes(),
             frozen_memtables=len(version.frozen),

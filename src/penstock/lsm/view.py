@@ -46,7 +46,7 @@ class View:
         return self._version
 
     def check_open(self) -> None:
-        """Raise `Closed` if the view was closed: long reads call this now and then."""
+        """Raise `Closed` if the view was closed: long reads call this from time to time."""
 
     # -- points
 
@@ -120,9 +120,9 @@ class View:
         for run in self._version.runs:
             for file in run.overlapping(start, end):
                 table = file.table()
-                found = next(iter(table.pieces(*table.rows_between(start, end))), None)
-                if found is not None:
-                    firsts.append(table.key_at(found[0], found[1]))
+                piece = next(iter(table.pieces(*table.rows_between(start, end))), None)
+                if piece is not None:
+                    firsts.append(table.key_at(piece[0], piece[1]))
                     break
         lowest = min(firsts, default=None)
         return None if lowest is None or (end is not None and lowest >= end) else lowest

@@ -1,4 +1,4 @@
-"""A manifest in memory: a view that copies the tables it changes, and an engine that reads a file and writes none.
+"""A manifest in memory: the base of its engines, and an engine that reads a file and writes none.
 
 Thread: reads from any thread; one writer at a time.
 Invariant: a snapshot never changes, because a transaction copies a table before it changes it.
@@ -60,14 +60,14 @@ class MemoryView:
         return self.tables[table]
 
 
-class ReadOnlyEngine:
-    """The rows of an LMDB file that no process has open, read without LMDB; commits stay in memory."""
+class MemoryTables:
+    """Transactions over tables in memory."""
 
-    def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
+    def __init__(self, path: str, tables: dict[str, dict[bytes, bytes]]) -> None:
         self._path = path
+        self._tables = tables  # replaced whole by a commit
         self._writing = threads.lock("manifest.memory")
         self._closed = False
-        self._tables = _read_tables(fs, path)
 
     @contextmanager
     def read(self) -> Iterator[MemoryView]:
@@ -80,7 +80,11 @@ class ReadOnlyEngine:
             self._check_open()
             view = MemoryView(self._tables)
             yield view
+            self._make_durable(view.tables)
             self._tables = view.tables
+
+    def _make_durable(self, tables: dict[str, dict[bytes, bytes]]) -> None:
+        """Write the tables of a commit before readers see them; by default they stay in memory."""
 
     def grow(self, *, for_deletes: bool) -> bool:
         return False
@@ -88,15 +92,22 @@ class ReadOnlyEngine:
     def maintain(self) -> None:
         self._check_open()
 
-    def copy(self, target: str) -> None:
-        raise Invalid(f"{self._path} was opened read-only: open the store as its owner to back it up")
-
     def close(self) -> None:
         self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self._path} is closed: open it again")
+
+
+class ReadOnlyEngine(MemoryTables):
+    """The rows of an LMDB file that no process has open, read without LMDB; commits stay in memory."""
+
+    def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
+        super().__init__(path, _read_tables(fs, path))
+
+    def copy(self, target: str) -> None:
+        raise Invalid(f"{self._path} was opened read-only: open the store as its owner to back it up")
 
 
 def _read_tables(fs: FileSystem, path: str) -> dict[str, dict[bytes, bytes]]:

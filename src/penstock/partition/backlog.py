@@ -5,7 +5,7 @@ writes are then refused with its name in the error; other partitions continue; `
 entry that fails because of a Penstock bug, not of the disk, is set aside after as many attempts (`aside`), and the
 partition continues without it.
 
-Thread: whoever has the dispatcher's turn.
+Thread: the one that has the dispatcher's turn.
 Invariant: an entry leaves a backlog when it is applied or set aside, and in LSN order.
 """
 

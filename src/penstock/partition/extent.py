@@ -115,9 +115,9 @@ class JournalExtent:
             logger.warning("%s: the end of the journal was not recorded (%s)", self._manifest.path, error)
 
     def _commit(self, log: Log, *, closed: bool) -> None:
-        gone, last = log.first - 1, int(log.synced)
+        dropped, last = log.first - 1, int(log.synced)
         detail = msgspec.msgpack.encode(_End(last, log.incarnation, closed))
-        self._put(WalStateRecord(gone, gone, last, last, restart_epoch=log.incarnation, detail=detail))
+        self._put(WalStateRecord(dropped, dropped, last, last, restart_epoch=log.incarnation, detail=detail))
 
     def _put(self, record: WalStateRecord) -> None:
         txn = self._manifest.begin_write()

@@ -464,7 +464,7 @@ def token_too_old(token: tuple[str, int] | None) -> TokenTooOld:
 
 
 def dropped_table(table: int, name: str | None) -> NotFound:
-    """Return the error of a call on a table that was dropped; `name` is None if it is not known, or not to be told."""
+    """Return the error of a call on a dropped table; `name` is None if it is unknown or must not be disclosed."""
     return NotFound(f"table {name or f'number {table}'} was dropped: get it from the store again, or use another")
 
 

@@ -10,33 +10,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.journal.partitions import PartitionId
 from penstock.partition.ledger import Verdict
 from penstock.partition.reference import Reference
 
 
-class PendingGroup:
+class PendingGroup(msgspec.Struct, eq=False):
     """A future group of a record."""
 
-    __slots__ = ("condition", "judged", "lsn", "refused_by", "sections", "verdict")
-
-    def __init__(self, condition: bytes = b"") -> None:
-        self.condition = condition
-        self.judged = False  # it depended on rows, which were as it expects: see `store.conditions`
-        self.sections: dict[PartitionId, Any] = {}  # a section, or a tuple of consecutive sections
-        self.lsn: int | None = None
-        self.verdict: Verdict | None = None
-        self.refused_by: int | None = None  # the index of the condition that refused it, if one did
+    condition: bytes = b""
+    sections: dict[PartitionId, Any] = {}  # a section, or a tuple of consecutive sections
+    judged: bool = False  # it depended on rows, which were as it expects: see `store.conditions`
+    lsn: int | None = None
+    verdict: Verdict | None = None
+    refused_by: int | None = None  # the index of the condition that refused it, if one did
 
 
-class PendingDelta:
+class PendingDelta(msgspec.Struct, eq=False):
     """A future record, or a few."""
 
-    __slots__ = ("groups", "open")
-
-    def __init__(self) -> None:
-        self.groups: list[PendingGroup] = []
-        self.open: dict[PartitionId, Any] | None = None  # the sections of a last group that takes plain writes
+    groups: list[PendingGroup] = []
+    open: dict[PartitionId, Any] | None = None  # the sections of a last group that takes plain writes
 
     def is_empty(self) -> bool:
         return not self.groups
@@ -56,7 +52,7 @@ class PendingDelta:
         return group.sections
 
     def add(self, group: PendingGroup) -> None:
-        """Append a group that stands alone."""
+        """Append a group that takes no more writes."""
         self.groups.append(group)
         self.open = None
 

@@ -19,7 +19,7 @@ from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, 
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Filters, InThisProcess, Port, Reading, partitions_of
+from penstock.kinds import Filters, Port, ReadableTable, Reading, WritableTable
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
@@ -104,7 +104,7 @@ def in_table_schema(batch: Any, shard: int, schema: pa.Schema = TABLE_SCHEMA) ->
     return pa.record_batch(columns, schema=schema)
 
 
-class QueueView(InThisProcess):
+class QueueView(ReadableTable):
     """A read-only queue, live or in a snapshot.
 
     >>> with store.snapshot() as snapshot:
@@ -112,21 +112,8 @@ class QueueView(InThisProcess):
     1
     """
 
-    def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, {self.shards} {'shard' if self.shards == 1 else 'shards'}>"
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
 
     @property
     def schema(self) -> pa.Schema:
@@ -192,10 +179,6 @@ class QueueView(InThisProcess):
         """Return all messages as an Arrow table."""
         return self.read_arrow()
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
-
 
 def _whole(number: Any) -> int:
     return whole(number, "a sequence or a limit")
@@ -219,7 +202,7 @@ def _messages(batch: Any, shard: int) -> Iterator[Message]:
     return map(Message, itertools.repeat(shard), sequences, times, keys, payloads, *headers)
 
 
-class QueueTable(QueueView):
+class QueueTable(QueueView, WritableTable):
     """A queue of an open store.
 
     >>> events = store.queue("events")
@@ -354,11 +337,6 @@ class QueueTable(QueueView):
         epoch = self._port.commit_and_wait(group, size)
         if group.verdict is Verdict.TOKEN_TOO_OLD:
             raise token_too_old(token)
-        return epoch
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
         return epoch
 
     # -- queries

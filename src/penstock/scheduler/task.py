@@ -7,7 +7,7 @@ are read once, at registration.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -61,6 +61,20 @@ class BackgroundTask(Protocol):
 
     def execute(self, context: TaskContext) -> Outcome:
         """Run once. An error is reported and the task retried later; long runs check `context.shutdown`."""
+
+
+@dataclass(frozen=True)
+class PeriodicTask:
+    """A background task that calls a function."""
+
+    name: str
+    interval_s: float
+    work: Callable[[], Outcome]
+    priority: int = 0
+    runs_after: Collection[str] = ()
+
+    def execute(self, context: TaskContext) -> Outcome:
+        return self.work()
 
 
 @dataclass(frozen=True, kw_only=True)

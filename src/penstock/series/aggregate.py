@@ -14,7 +14,8 @@ Staleness markers are left out. Other NaNs are values: a sum with one is NaN; mi
 
 The work: each slice of samples, ordered by series and time, is cut into runs of one series and step, and each run is
 reduced; runs of one group and step are reduced again, slice after slice. So memory holds one slice and the result;
-only `quantile` holds all values.
+only `quantile` holds all values. Blocks of samples whose directory says all that is needed, because they lie in one
+step, are not decoded. A sum adds the numbers of a step in any order.
 
 Thread: the reader's.
 """
@@ -22,7 +23,7 @@ Thread: the reader's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -33,12 +34,13 @@ from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
 from penstock.series.arrow import LABELS, TIME
-from penstock.series.labels import check_name, decode_labels
+from penstock.series.blocks import RunSummaries
+from penstock.series.labels import U32, check_name, decode_labels
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.queries import SelectedSeries, Slice, check_range, places_of
 from penstock.series.section import STALE_BITS
 from penstock.series.selectors import parse_selector
-from penstock.series.shard import SeriesShard
+from penstock.series.shard import SampleColumns, SeriesShard
 
 FUNCTIONS = ("sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile")
 BY_MAX = 64
@@ -98,20 +100,57 @@ def decode_aggregate(argument: bytes) -> AggregateQuery:
 def aggregate(query: AggregateQuery, shards: Sequence[SeriesShard], context: QueryContext) -> Iterator[Any]:
     """Yield record batches of `AGGREGATES`, ordered by group and time. Requires: `query` was checked."""
     groups: dict[tuple[str, ...], int] = {}
-    totals = _Values(query.quantile) if query.function == "quantile" else Totals(_NEEDS[query.function])
-    samples = _rising_samples if query.function in ("rate", "increase") else _samples
-    for shard in shards:
-        for of_row, some, values in samples(query, shard, groups, context):
-            if len(values):
-                steps = some.times // query.step_us if query.step_us else np.zeros(len(values), np.int64)
-                totals.add(of_row, some, steps, values)
-    yield from _result(query, groups, totals.result(query), context)
+    if query.function == "quantile":
+        values = _Values(query.quantile)
+        for shard in shards:
+            for of_row, bucket, ids in _grouped(query, shard, groups, context):
+                for columns in shard.read(bucket, ids, query.start, query.end):
+                    context.check()
+                    values.add(of_row, *_with_steps(query, _slice_of(ids, columns)))
+        results = values.result()
+    else:
+        totals = Totals(_NEEDS[query.function])
+        for shard in shards:
+            add = _add_rises if query.function in ("rate", "increase") else _add_samples
+            add(totals, query, shard, groups, context)
+        results = totals.result(query)
+    yield from _result(query, groups, results, context)
 
 
-def _samples(
+def _with_steps(query: AggregateQuery, some: Slice) -> tuple[Slice, I64, F64]:
+    steps = some.times // query.step_us if query.step_us else np.zeros(len(some.times), np.int64)
+    return some, steps, some.bits.view(np.float64)
+
+
+def _whole_runs(query: AggregateQuery, ids: U32, runs: RunSummaries) -> _WholeRuns:
+    steps = runs.last_time // query.step_us if query.step_us else np.zeros(len(runs.id), np.int64)
+    return _WholeRuns(places_of(ids, runs.id), steps, runs)
+
+
+def _slice_of(ids: U32, columns: SampleColumns) -> Slice:
+    found, times, bits = columns
+    return without_stale(Slice(places_of(ids, found), times, bits))
+
+
+def _add_samples(
+    totals: Totals,
+    query: AggregateQuery,
+    shard: SeriesShard,
+    groups: dict[tuple[str, ...], int],
+    context: QueryContext,
+) -> None:
+    """Add the samples of a shard."""
+    for of_row, bucket, ids in _grouped(query, shard, groups, context):
+        for columns, runs in shard.read_summarized(bucket, ids, query.start, query.end, query.step_us):
+            context.check()
+            whole = _whole_runs(query, ids, runs) if len(runs.id) else None
+            totals.add(of_row, *_with_steps(query, _slice_of(ids, columns)), whole)
+
+
+def _grouped(
     query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
-) -> Iterator[tuple[I64, Slice, F64]]:
-    """Yield the group of each series, samples and their values; bucket by bucket, without reading label sets."""
+) -> Iterator[tuple[I64, int, U32]]:
+    """Yield for each bucket the group of each of its series, its number and their ids, without reading label sets."""
     matched = shard.match(parse_selector(query.selector), query.start, query.end) if query.start < query.end else []
     for bucket, ids in matched:
         context.check()
@@ -124,16 +163,17 @@ def _samples(
             tuple(values[code] for (values, _), code in zip(columns, row, strict=True)) for row in distinct.tolist()
         ]
         of_row = np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)[of_distinct.reshape(-1)]
-        for found, times, bits in shard.read(bucket, ids, query.start, query.end):
-            context.check()
-            kept = without_stale(Slice(places_of(ids, found), times, bits))
-            yield of_row, kept, kept.bits.view(np.float64)
+        yield of_row, bucket, ids
 
 
-def _rising_samples(
-    query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
-) -> Iterator[tuple[I64, Slice, F64]]:
-    """Yield the group of each series, samples that follow another, and how much they rose, across buckets."""
+def _add_rises(
+    totals: Totals,
+    query: AggregateQuery,
+    shard: SeriesShard,
+    groups: dict[tuple[str, ...], int],
+    context: QueryContext,
+) -> None:
+    """Add how much the samples of a shard rose, across buckets."""
     selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end)
     of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
     before: tuple[int, float] | None = None  # series and value of the last sample of a slice
@@ -141,9 +181,9 @@ def _rising_samples(
         kept = without_stale(some)
         if len(kept.times):
             values = kept.bits.view(np.float64)
-            last = int(kept.rows[-1]), float(values[-1])
-            yield of_row, *_rises(kept, values, before)
-            before = last
+            risen, rises = _rises(kept, values, before)
+            totals.add(of_row, risen, _with_steps(query, risen)[1], rises)
+            before = int(kept.rows[-1]), float(values[-1])
 
 
 def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int]) -> int:
@@ -196,16 +236,24 @@ class Totals:
         self._parts: list[tuple[Any, ...]] = []  # group, step, and a column for each need
         self._runs = 0  # since the last fold
 
-    def add(self, of_row: I64, some: Slice, steps: I64, values: F64) -> None:
-        """Reduce the runs of one series and step."""
-        starts = _run_starts(some.rows, steps)
-        sources = {"count": np.diff(starts, append=len(values)), "time": some.times}
-        reduced = [
-            sources["count"] if need == "count" else _reduced(need, sources.get(need, values), starts)
-            for need in self._needs
-        ]
-        self._parts.append((of_row[some.rows[starts]], steps[starts], *reduced))
-        self._runs += len(starts)
+    def add(self, of_row: I64, some: Slice, steps: I64, values: F64, whole: _WholeRuns | None = None) -> None:
+        """Reduce the samples of one series and step, and add what was reduced when it was stored."""
+        parts: list[tuple[Any, ...]] = []  # series, step, and a column for each need
+        if len(values):
+            starts = _run_starts(some.rows, steps)
+            sources = {"count": np.diff(starts, append=len(values)), "time": some.times}
+            reduced = [
+                sources["count"] if need == "count" else _reduced(need, sources.get(need, values), starts)
+                for need in self._needs
+            ]
+            parts.append((some.rows[starts], steps[starts], *reduced))
+        if whole is not None:
+            parts.append((whole.rows, whole.steps, *map(whole.column, self._needs)))
+        if not parts:
+            return
+        rows, steps, *columns = parts[0] if whole is None else _by_series(parts)
+        self._parts.append((of_row[rows], steps, *columns))
+        self._runs += len(rows)
         if self._runs > FOLD_RUNS:
             self._fold()
 
@@ -242,6 +290,28 @@ class Totals:
         return groups, steps, value.astype(np.float64, copy=False)
 
 
+class _WholeRuns(NamedTuple):
+    """Runs of one series and step that were reduced when they were stored."""
+
+    rows: npt.NDArray[np.intp]
+    steps: I64
+    runs: RunSummaries
+
+    def column(self, need: str) -> npt.NDArray[Any]:
+        if need == "last":
+            return np.ascontiguousarray(self.runs.last).view(np.float64)
+        names = {"min": "minimum", "max": "maximum", "time": "last_time"}
+        column: npt.NDArray[Any] = getattr(self.runs, names.get(need, need))
+        return column.astype(np.int64) if need == "count" else column
+
+
+def _by_series(parts: list[tuple[Any, ...]]) -> list[npt.NDArray[Any]]:
+    """Return parts as one, ordered by series: of equal times the later series is last."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return [column[order] for column in columns]
+
+
 def _run_starts(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """Return where a pair of columns changes, with 0. Requires: the columns are not empty."""
     return np.concatenate(([0], np.flatnonzero((one[1:] != one[:-1]) | (other[1:] != other[:-1])) + 1))
@@ -266,12 +336,14 @@ class _Values:
         self._samples = 0
 
     def add(self, of_row: I64, some: Slice, steps: I64, values: F64) -> None:
+        if not len(values):
+            return
         self._samples += len(values)
         if self._samples > QUANTILE_SAMPLES_MAX:
             raise Invalid(f"a quantile holds at most {QUANTILE_SAMPLES_MAX} samples: select fewer series or less time")
         self._parts.append((of_row[some.rows], steps, values))
 
-    def result(self, query: AggregateQuery) -> tuple[I64, I64, F64]:
+    def result(self) -> tuple[I64, I64, F64]:
         """Return group, step and quantile of each result, in order, interpolated between the two nearest values."""
         if not self._parts:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)

@@ -51,6 +51,13 @@ SAMPLES = pa.schema(
         pa.field("value", pa.float64(), nullable=False),
     ]
 )
+RUNS = pa.schema(
+    [
+        pa.field("series", pa.binary()),  # the canonical labels where the samples of a series begin, null after that
+        pa.field("time", pa.int64(), nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+    ]
+)
 SERIES = pa.schema([SAMPLES.field("metric"), SAMPLES.field("labels")])
 KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
@@ -69,25 +76,48 @@ class LabelColumns:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def arrays(self, rows: npt.NDArray[np.intp]) -> tuple[Any, Any]:
-        """Return the metrics and the label maps of some series."""
+    def arrays(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp] | None = None) -> tuple[Any, Any]:
+        """Return the metrics and the label maps of some series, each as often as `counts` says (None: once)."""
         metrics: list[str] = []
-        maps: list[list[tuple[str, str]]] = []
+        names: list[str] = []
+        values: list[str] = []
+        ends: list[int] = [0]
         for row in rows.tolist():
             pairs = dict(decode_labels(self._labels[row]))
             metrics.append(pairs.pop(METRIC, ""))
-            maps.append(list(pairs.items()))
-        return pa.array(metrics, pa.string()), pa.array(maps, LABELS)
+            names += pairs
+            values += pairs.values()
+            ends.append(len(names))
+        metric, name, value = (pa.array(texts, pa.string()) for texts in (metrics, names, values))
+        offsets = np.array(ends, np.int32)
+        if counts is not None:  # of texts and not of maps: Arrow takes maps slowly
+            series = np.repeat(np.arange(len(rows)), counts)
+            sizes = np.diff(offsets)[series]
+            repeated = np.concatenate(([0], np.cumsum(sizes)))
+            places = pa.array(np.arange(repeated[-1]) + np.repeat(offsets[series] - repeated[:-1], sizes))
+            metric, name, value = metric.take(pa.array(series)), name.take(places), value.take(places)
+            offsets = repeated.astype(np.int32)
+        return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
 def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
     """Return samples as a record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    metrics, maps = labels.arrays(rows[starts])
-    lengths = np.diff(starts, append=len(rows))
-    index = pa.array(np.repeat(np.arange(len(starts)), lengths))
-    columns = [metrics.take(index), maps.take(index), _fixed(TIME, times), _fixed(pa.float64(), bits)]
+    starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+    metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
+    columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]
     return pa.record_batch(columns, schema=SAMPLES)
+
+
+def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+    """Return samples as a record batch of `RUNS`; `rows` are the series of the samples, as runs."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    place = np.zeros(len(rows), np.int64)
+    place[starts] = np.arange(len(starts))
+    later = np.ones(len(rows), np.bool_)
+    later[starts] = False
+    first = pa.array([labels[row] for row in rows[starts].tolist()], pa.binary())
+    columns = [first.take(pa.array(place, mask=later)), _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
+    return pa.record_batch(columns, schema=RUNS)
 
 
 def _fixed(kind: Any, column: npt.NDArray[Any]) -> Any:

@@ -95,6 +95,18 @@ class Tombstones:
         return len(self.ids)
 
 
+class RunSummaries(NamedTuple):
+    """What the directories of blocks say of runs, which hold no NaN."""
+
+    id: Any
+    count: Any
+    last_time: Any
+    sum: Any
+    minimum: Any
+    maximum: Any
+    last: Any  # bits
+
+
 Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
 NO_SAMPLES = Samples(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 NO_TOMBSTONES = Tombstones(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -373,27 +385,52 @@ class Block:
             which &= ids[at] == runs["id"]
         return which
 
+    def in_one_step(self, which: Flags, start: int, end: int, step_us: int) -> Flags:
+        """Return which of these runs lie within [start, end) and one step of time (0: any), and hold no NaN."""
+        first, last = self.runs["first_time"], self.runs["last_time"]
+        inside: Flags = which & (first >= start) & (last < end) & (self.runs["nans"] == 0)
+        return inside & (first // step_us == last // step_us) if step_us else inside
+
+    def summaries(self, which: Flags) -> RunSummaries:
+        """Return what the directory says of some runs."""
+        return RunSummaries(*(self.runs[name][which] for name in RunSummaries._fields))
+
     def read(self, which: Flags | None = None) -> Samples:
         """Return the samples of some runs, or of all."""
         runs = self.runs
         if which is None:
             which = np.ones(len(runs["id"]), np.bool_)
-        if not which.any():
+        picked = np.flatnonzero(which)
+        if not len(picked):
             return NO_SAMPLES
-        counts = runs["count"][which].astype(np.int64)
-        total = int(counts.sum())
-        offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        columns = runs["time_column"][which]
+        counts = runs["count"][picked].astype(np.int64)
+        columns = runs["time_column"][picked]
         if columns.max() >= len(self._columns["chunk"]):
             _refuse("a run names a column that does not exist")
-        bits = self._gather(_Layout(self._starts, runs["chunk"], FLOAT64), np.flatnonzero(which), counts, offsets)
-        layout = _Layout(self._column_starts, self._columns["chunk"], TIMES)
-        times = self._gather(layout, columns, counts, offsets)
-        return Samples(np.repeat(runs["id"][which], counts), times.view(np.int64), bits)
+        values, times = (
+            _Layout(self._starts, runs["chunk"], FLOAT64),
+            _Layout(self._column_starts, self._columns["chunk"], TIMES),
+        )
+        ids = np.repeat(runs["id"][picked], counts)
+        if len(picked) == 1:  # a select of one series
+            count = int(counts[0])
+            moments = self._items(times, int(columns[0]), count)
+            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count))
+        offsets = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        bits = self._gather(values, picked, counts, offsets)
+        return Samples(ids, self._gather(times, columns, counts, offsets).view(np.int64), bits)
 
-    def between(self, ids: U32 | None, start: int, end: int) -> Samples:
-        """Return the samples of these series (sorted; None: all) with times in [start, end)."""
-        which = self.select(ids, start, end)
+    def _items(self, layout: _Layout, number: int, count: int) -> U64:
+        """Decode the chunk of one run or time column and return its items, as 64-bit words."""
+        chunk = int(layout.chunks[number])
+        decoded = self._decode(chunk, layout.kind)
+        at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
+        if not 0 <= at <= at + count <= len(decoded):
+            _refuse("a run reaches past its chunk")
+        return decoded[at : at + count]
+
+    def between(self, which: Flags, start: int, end: int) -> Samples:
+        """Return the samples of some runs with times in [start, end)."""
         samples = self.read(which)
         first, last = self.runs["first_time"][which], self.runs["last_time"][which]
         if len(samples) and (first.min() < start or last.max() >= end):

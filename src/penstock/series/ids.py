@@ -1,21 +1,16 @@
-"""Series ids: get or create. A record's samples and the rows of its new series are prepared as one edit.
-
-An id belongs to one bucket. It is assigned here, while a record is applied, and nowhere else: new series of a part are
-numbered by metric, then by their order in the part, so two replays of a journal give the same ids. The tree is the
-truth; `SeriesIds` only remembers what was read from it or applied to it.
+"""Series ids that a shard remembers: what was read from its tree or applied to it.
 
 In a bucket a series is known by its *code row*: the numbers of its values, one column for each label name, as bytes.
-The numbers are exact, so no fingerprint is compared in memory; a fingerprint only finds the row in the tree, where the
-labels themselves are compared. A label table that was written before is recognised as a whole.
+The numbers are exact, so no fingerprint is compared in memory. A label table that was written before is recognised as a
+whole. All of it may be forgotten at any moment: the tree is the truth.
 
-Thread: the thread that applies; `known` and `last_id` from any.
-Invariants: (1) what is remembered is in the tree; a draft changes nothing until its edit is applied. (2) ids of a
-bucket are 1 to its last id, without gaps.
+Thread: the thread that applies; `known`, `empty` and `series_count` from any.
+Invariant: what is remembered is in the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,33 +18,14 @@ import numpy.typing as npt
 import xxhash
 from pyroaring import BitMap
 
-from penstock.lsm.operators import SERIES_IDS
-from penstock.lsm.rows import NEVER, Row
 from penstock.lsm.view import View
 from penstock.series import index
-from penstock.series.blocks import Samples, Tombstones
-from penstock.series.keys import (
-    ALL_METRICS,
-    PROGRESS,
-    bucket_range,
-    change_key,
-    dictionary_keys,
-    forward_key,
-    forward_keys,
-    inverted_key,
-    metadata_key,
-    number_of,
-    prefix,
-)
-from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
-from penstock.series.memtable import SamplePart, SeriesEdit
-from penstock.series.operators import encode_ids
-from penstock.series.options import HOUR_US, SeriesOptions
-from penstock.series.section import BucketTrim, MetricMetadata, Part, RollupProgress, SampleBlock, SeriesDelete
-from penstock.series.selectors import Matcher, parse_selector
+from penstock.series.keys import dictionary_keys
+from penstock.series.labels import U32, LabelTable
 
 SERIES_REMEMBERED_MAX = 2_000_000  # in all buckets
 TABLES_REMEMBERED_MAX = 8
+BUCKETS_REMEMBERED_MAX = 4_096  # of which the empty series are remembered
 TABLE_BYTES_MAX = 4 << 20  # a larger one is not remembered as a whole
 Rows = npt.NDArray[np.intp]
 
@@ -125,13 +101,23 @@ class _KnownTable:
         self.ids: dict[int, U32] = {}
 
 
+@dataclass(slots=True)
+class LearnedIds:
+    """What a record that was applied has found and assigned."""
+
+    trimmed: int  # buckets below are deleted
+    buckets: dict[int, tuple[BucketIds, dict[bytes, int], int]]  # new ids by code row, and the last id
+    empty: dict[int, BitMap]  # ids of empty series, by bucket
+    tables: list[tuple[LabelTable, int, U32]]  # a bucket, and the id of each series there
+
+
 class SeriesIds:
     """Ids that were read or assigned, by bucket."""
 
-    def __init__(self, options: SeriesOptions) -> None:
-        self._options = options
+    def __init__(self) -> None:
         self._buckets: dict[int, BucketIds] = {}  # the least recently written first
         self._tables: dict[int, _KnownTable] = {}  # by hash; the least recently written first; replaced whole
+        self._empty: dict[int, BitMap] = {}  # by bucket, as in the tree; the sets are never changed
 
     def bucket(self, bucket: int, view: View) -> BucketIds:
         known = self._buckets.get(bucket)
@@ -143,19 +129,30 @@ class SeriesIds:
         known = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
         return known.ids.get(bucket) if known is not None and known.encoded == encoded else None
 
-    def remember(self, draft: RecordDraft) -> None:
-        """Remember what an applied draft found and assigned. Can be repeated."""
-        if draft.trimmed:
-            for bucket in [bucket for bucket in self._buckets if bucket < draft.trimmed]:
+    def empty(self, bucket: int, view: View) -> BitMap:
+        """Return the ids of the series of a bucket whose samples were all deleted."""
+        known = self._empty.get(bucket)
+        if known is None:
+            known = index.empty_ids(view, bucket)
+        return known
+
+    def remember(self, learned: LearnedIds) -> None:
+        """Remember what an applied record found and assigned. Can be repeated."""
+        if learned.trimmed:
+            for bucket in [bucket for bucket in self._buckets if bucket < learned.trimmed]:
                 self._buckets.pop(bucket, None)
-            self._tables = {}
-        for number, some in draft.buckets.items():
-            some.base.ids.update(some.new)
-            some.base.last = max(some.base.last, some.last)
+            self._tables, self._empty = {}, {}
+        for bucket, ids in learned.empty.items():
+            if len(self._empty) >= BUCKETS_REMEMBERED_MAX:
+                self._empty = {}
+            self._empty[bucket] = ids
+        for number, (base, new, last) in learned.buckets.items():
+            base.ids.update(new)
+            base.last = max(base.last, last)
             self._buckets.pop(number, None)
-            self._buckets[number] = some.base
+            self._buckets[number] = base
         tables = dict(self._tables)
-        for table, bucket, ids in draft.resolved:
+        for table, bucket, numbers in learned.tables:
             encoded = table.encode()
             if len(encoded) > TABLE_BYTES_MAX:
                 continue
@@ -165,7 +162,7 @@ class SeriesIds:
                 known = _KnownTable(encoded)
             if bucket not in known.ids and len(known.ids) >= TABLES_REMEMBERED_MAX:
                 known.ids.clear()
-            known.ids[bucket] = ids
+            known.ids[bucket] = numbers
             tables[digest] = known
         while len(tables) > TABLES_REMEMBERED_MAX:
             del tables[next(iter(tables))]
@@ -181,240 +178,30 @@ class SeriesIds:
     # -- admission, from any thread
 
     def known(self, bucket: int, table: LabelTable, view: View) -> npt.NDArray[np.bool_]:
-        """Return which series of a table the bucket has."""
+        """Return which series of a table have samples in the bucket; those whose samples were deleted have none."""
         ids = self.ids_of(table, bucket)
-        if ids is not None and ids.all():
-            return np.ones(len(table), np.bool_)
+        if ids is None or not ids.all():
+            ids = self._known_ids(bucket, table, view)
+        known: npt.NDArray[np.bool_] = ids > 0
+        empty = self.empty(bucket, view)
+        return known & ~np.isin(ids, np.array(empty, np.uint32)) if empty else known
+
+    def _known_ids(self, bucket: int, table: LabelTable, view: View) -> U32:
+        """Return the id of each series, 0 for those that the bucket does not have."""
         some = self._buckets.get(bucket)
-        result = np.zeros(len(table), np.bool_)
+        ids = np.zeros(len(table), np.uint32)
         if some is not None:
-            rows = some.known_rows(table)
-            result[:] = [row is not None and row in some.ids for row in rows]
+            ids[:] = [0 if row is None else some.ids.get(row, 0) for row in some.known_rows(table)]
             if some.complete:
-                return result
+                return ids
         elif not index.last_id(view, bucket):
-            return result
-        unsure = np.flatnonzero(~result)
-        for row, key in zip(unsure.tolist(), dictionary_keys(bucket, table.fingerprints[unsure]), strict=True):
-            result[row] = view.get(key) is not None
-        return result
-
-    def last_id(self, bucket: int, view: View) -> int:
-        """Return the number of series in a bucket."""
-        some = self._buckets.get(bucket)
-        return index.last_id(view, bucket) if some is None else some.last
-
-
-class _BucketDraft:
-    """New series of one bucket."""
-
-    __slots__ = ("base", "dictionary", "forward", "inverted", "last", "new")
-
-    def __init__(self, base: BucketIds) -> None:
-        self.base = base
-        self.last = base.last
-        self.new: dict[bytes, int] = {}  # ids by code row
-        self.dictionary: dict[bytes, bytes] = {}
-        self.forward: dict[bytes, bytes] = {}
-        self.inverted: dict[bytes, BitMap] = {}
-
-
-class RecordDraft:
-    """The edit of one record, in the making. `view` is the state before it."""
-
-    def __init__(self, ids: SeriesIds, options: SeriesOptions, view: View, lsn: int) -> None:
-        self.lsn = lsn
-        self.buckets: dict[int, _BucketDraft] = {}
-        self.resolved: list[tuple[LabelTable, int, U32]] = []
-        self.trimmed = 0  # buckets below are deleted
-        self._ids = ids
-        self._options = options
-        self._view = view
-        self._parts: list[SamplePart] = []
-        self._metadata: dict[bytes, bytes] = {}
-
-    def add(self, part: Part) -> None:
-        """Add a part of a section, in write order."""
-        if isinstance(part, SampleBlock):
-            self._add_samples(part)
-        elif isinstance(part, MetricMetadata):
-            self._metadata[metadata_key(part.metric)] = index.encode_metadata(part)
-        elif isinstance(part, SeriesDelete):
-            self._delete(part)
-        elif isinstance(part, RollupProgress):
-            self._metadata[prefix(ALL_METRICS, PROGRESS)] = index.encode_progress(part)
-        else:
-            self._trim(part)
-
-    def edit(self, time_us: int) -> SeriesEdit:
-        """Return the edit of all parts."""
-        puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for some in self.buckets.values():
-            puts.update(some.dictionary)
-            puts.update(some.forward)
-            for key, members in some.inverted.items():
-                rows[key] = (SERIES_IDS, encode_ids(members), self.lsn, NEVER)
-        for part in self._parts:
-            puts.update(dict.fromkeys((change_key(part.bucket, hour) for hour in _hours(part)), b""))
-        ranges = [bucket_range(0, self.trimmed)] if self.trimmed else []
-        return SeriesEdit(lsn=self.lsn, time_us=time_us, puts=puts, rows=rows, ranges=ranges, parts=tuple(self._parts))
-
-    # -- samples
-
-    def _add_samples(self, block: SampleBlock) -> None:
-        first, last = (self._options.bucket(int(time)) for time in (block.times.min(), block.times.max()))
-        if first == last:
-            ids = self._resolve(first, block.series, None)
-            # A decoded section is views of its bytes: without a copy these would stay in memory, labels and all.
-            times = block.times if block.times.base is None else block.times.copy()
-            bits = block.bits if block.bits.base is None else block.bits.copy()
-            self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
-            return
-        buckets = self._options.buckets(block.times)
-        for bucket in np.unique(buckets).tolist():
-            here = np.flatnonzero(buckets == bucket)
-            numbers = block.index[here]
-            ids = self._resolve(bucket, block.series, np.unique(numbers).astype(np.intp))
-            samples = Samples(ids[numbers], block.times[here], block.bits[here])
-            self._parts.append(SamplePart(self.lsn, bucket, samples))
-
-    def _resolve(self, bucket: int, table: LabelTable, rows: Rows | None) -> U32:
-        """Return the id of each series of a table, in some rows (None: in all); create those that are new."""
-        ids = None if bucket < self.trimmed else self._ids.ids_of(table, bucket)
-        if ids is not None and (ids if rows is None else ids[rows]).all():
             return ids
-        rows = np.arange(len(table)) if rows is None else rows
-        ids = np.zeros(len(table), np.uint32) if ids is None else ids.copy()
-        some = self._bucket(bucket)
-        codes = some.base.code_rows(table, rows)
-        numbers = np.array([some.base.ids.get(row) or some.new.get(row, 0) for row in codes], np.uint32)
-        unknown = np.flatnonzero(numbers == 0)
-        if len(unknown):
-            numbers[unknown] = self._find_or_create(bucket, some, table, rows[unknown], [codes[i] for i in unknown])
-        ids[rows] = numbers
-        self.resolved.append((table, bucket, ids))
+        unsure = np.flatnonzero(ids == 0)
+        for row, key in zip(unsure.tolist(), dictionary_keys(bucket, table.fingerprints[unsure]), strict=True):
+            ids[row] = next(iter(index.dictionary_ids(view.get(key))), 0)
         return ids
 
-    def _bucket(self, bucket: int) -> _BucketDraft:
-        some = self.buckets.get(bucket)
-        if some is None:
-            base = BucketIds(0) if bucket < self.trimmed else self._ids.bucket(bucket, self._view)
-            some = self.buckets[bucket] = _BucketDraft(base)
-        return some
-
-    def _find_or_create(
-        self, bucket: int, some: _BucketDraft, table: LabelTable, rows: Rows, codes: list[bytes]
-    ) -> U32:
-        keys = dictionary_keys(bucket, table.fingerprints[rows])
-        labels = table.label_bytes(rows)
-        if bucket < self.trimmed or not some.base.last:
-            numbers = np.zeros(len(rows), np.uint32)
-        else:
-            found = (self._find(bucket, key, line) for key, line in zip(keys, labels, strict=True))
-            numbers = np.fromiter(found, np.uint32, len(rows))
-            for place in np.flatnonzero(numbers).tolist():
-                some.base.ids[codes[place]] = int(numbers[place])  # a fact of the tree, whatever becomes of this draft
-        new = np.flatnonzero(numbers == 0)
-        if len(new):
-            metric = table.codes[rows[new], table.names.index(METRIC)]
-            new = new[np.argsort(metric, kind="stable")]  # series of one metric side by side
-            fresh = np.arange(some.last + 1, some.last + 1 + len(new), dtype=np.uint32)
-            numbers[new] = fresh
-            self._create(bucket, some, table, rows[new], fresh, [(keys[i], labels[i], codes[i]) for i in new.tolist()])
-        return numbers
-
-    def _find(self, bucket: int, key: bytes, labels: bytes) -> int:
-        """Return the id of a series in the tree; 0 if there is none. Series of one fingerprint differ by labels."""
-        for number in index.dictionary_ids(self._view.get(key)):
-            if self._view.get(forward_key(bucket, number)) == labels:
-                return number
-        return 0
-
-    def _create(  # noqa: PLR0917
-        self,
-        bucket: int,
-        some: _BucketDraft,
-        table: LabelTable,
-        rows: Rows,
-        ids: U32,
-        new: list[tuple[bytes, bytes, bytes]],
-    ) -> None:
-        some.last = int(ids[-1])
-        stored = bucket >= self.trimmed and some.base.last > 0
-        for number, (key, _, code) in zip(ids.tolist(), new, strict=True):
-            some.new[code] = number
-            before = some.dictionary.get(key)
-            if before is None:
-                before = (self._view.get(key) or b"") if stored else b""
-            some.dictionary[key] = before + index.dictionary_value(number)
-        some.forward.update(zip(forward_keys(bucket, ids), (labels for _, labels, _ in new), strict=True))
-        for place, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
-            for value, members in _members(table.codes[rows, place], ids):
-                key = inverted_key(bucket, name, values[value - 1])
-                known = some.inverted.get(key)
-                if known is None:
-                    some.inverted[key] = BitMap(members)
-                else:
-                    known.update(members)
-
-    # -- deletes
-
-    def _delete(self, delete: SeriesDelete) -> None:
-        """Delete samples: a tombstone for each matching series. Their labels stay until the bucket is dropped."""
-        matchers = parse_selector(delete.selector)
-        first, end = self._options.bucket(delete.start), self._options.bucket(delete.end - 1) + 1
-        stored = set(index.buckets(self._view, max(first, self.trimmed), end))
-        for bucket in sorted(stored | {number for number in self.buckets if first <= number < end}):
-            ids = index.match(self._view, bucket, matchers) if bucket in stored else BitMap()
-            if bucket in self.buckets:
-                ids.update(_matching(self.buckets[bucket].forward, matchers))
-            if ids:
-                start = max(delete.start, self._options.bucket_start(bucket))
-                stop = min(delete.end, self._options.bucket_start(bucket + 1))
-                deleted = Tombstones(
-                    np.array(ids, np.uint32), np.full(len(ids), start, np.int64), np.full(len(ids), stop, np.int64)
-                )
-                self._parts.append(SamplePart(self.lsn, bucket, deleted=deleted))
-
-    def _trim(self, trim: BucketTrim) -> None:
-        """Delete whole buckets, with their index."""
-        end = self._options.bucket(trim.floor)
-        self._parts = [part for part in self._parts if part.bucket >= end]
-        self.resolved = [entry for entry in self.resolved if entry[1] >= end]
-        self.buckets = {number: some for number, some in self.buckets.items() if number >= end}
-        if next(index.buckets(self._view, 0, end), None) is not None:
-            self.trimmed = max(self.trimmed, end)
-
-
-def _hours(part: SamplePart) -> set[int]:
-    """Return the hours, counted from 1970, of which a part changes samples: marks for rollups."""
-    hours: set[int] = set()
-    times = part.samples.times
-    if len(times):
-        first, last = int(times.min()) // HOUR_US, int(times.max()) // HOUR_US
-        hours.update((first, last) if last - first < 2 else np.unique(times // HOUR_US).tolist())
-    for start, end in zip(part.deleted.starts.tolist(), part.deleted.ends.tolist(), strict=True):
-        hours.update(range(start // HOUR_US, (end - 1) // HOUR_US + 1))
-        break  # a delete has one range for all its series
-    return hours
-
-
-def _members(codes: U32, ids: U32) -> Iterator[tuple[int, U32]]:
-    """Yield each code but 0, with the ids that have it."""
-    order = np.argsort(codes, kind="stable")
-    codes, ids = codes[order], ids[order]
-    starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
-    ends = np.append(starts[1:], len(codes))
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        if codes[start]:
-            yield int(codes[start]), ids[start:end]
-
-
-def _matching(forward: dict[bytes, bytes], matchers: Sequence[Matcher]) -> list[int]:
-    """Return the ids of new series that match."""
-    ids: list[int] = []
-    for key, labels in forward.items():
-        pairs = dict(decode_labels(labels))
-        if all(matcher.matches(pairs.get(matcher.name, "")) for matcher in matchers):
-            ids.append(number_of(key))
-    return ids
+    def series_count(self, bucket: int, view: View) -> int:
+        """Return the number of series in a bucket that have samples."""
+        some = self._buckets.get(bucket)
+        return (index.last_id(view, bucket) if some is None else some.last) - len(self.empty(bucket, view))

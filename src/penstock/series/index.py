@@ -17,6 +17,7 @@ from penstock.lsm.view import View
 from penstock.series.keys import (
     ALL_METRICS,
     CHANGES,
+    EMPTY,
     FORWARD,
     INVERTED,
     METADATA,
@@ -66,9 +67,10 @@ def changed_hours(view: View, bucket: int) -> Iterator[tuple[int, int]]:
         yield from zip(map(hour_of, columns.list_keys()), columns.lsns.tolist(), strict=True)
 
 
-def dictionary_value(number: int) -> bytes:
-    """Encode an id for the dictionary; the ids of one fingerprint follow each other."""
-    return number.to_bytes(4, "little")
+def dictionary_values(ids: U32) -> list[bytes]:
+    """Encode each id for the dictionary, where the ids of one fingerprint follow each other."""
+    values: list[bytes] = np.ascontiguousarray(ids, "<u4").view("V4").tolist()
+    return values
 
 
 def dictionary_ids(value: bytes | None) -> list[int]:
@@ -98,8 +100,19 @@ def last_id(view: View, bucket: int) -> int:
     return 0 if found is None else number_of(found[0])
 
 
+def empty_ids(view: View, bucket: int) -> BitMap:
+    """Return the ids of the series whose samples were all deleted."""
+    stored = view.get(prefix(bucket, EMPTY))
+    return BitMap() if stored is None else decode_ids(stored)
+
+
 def match(view: View, bucket: int, matchers: Sequence[Matcher]) -> BitMap:
-    """Return the ids of the series that all matchers accept."""
+    """Return the ids of the series that all matchers accept, but for those whose samples were all deleted."""
+    return match_any(view, bucket, matchers) - empty_ids(view, bucket)
+
+
+def match_any(view: View, bucket: int, matchers: Sequence[Matcher]) -> BitMap:
+    """Return the ids of the series that all matchers accept, with samples or without."""
     result: BitMap | None = None
     for matcher in sorted(matchers, key=lambda matcher: matcher.matches_empty):  # those that name few series first
         if matcher.matches_empty:
@@ -168,6 +181,13 @@ def labels_of(view: View, bucket: int, ids: U32) -> list[bytes]:
 def label_names(view: View, bucket: int, ids: BitMap | None) -> set[str]:
     """Return the names of the labels of some series, or of all."""
     names: set[str] = set()
+    empty = empty_ids(view, bucket) if ids is None else BitMap()
+    if empty:
+        for key, members in view.scan(prefix=prefix(bucket, INVERTED)):
+            name = label_of(key)[0]
+            if name not in names and decode_ids(members) - empty:
+                names.add(name)
+        return names
     if ids is None:
         start, end = prefix(bucket, INVERTED), prefix(bucket, INVERTED + 1)
         while (found := next(view.scan(start, end, limit=1), None)) is not None:
@@ -184,21 +204,17 @@ def label_names(view: View, bucket: int, ids: BitMap | None) -> set[str]:
 
 def label_values(view: View, bucket: int, name: str, ids: BitMap | None) -> Iterator[str]:
     """Yield the values of a label of some series, or of all."""
-    return (value for value, members in values(view, bucket, name) if ids is None or members.intersect(ids))
+    empty = empty_ids(view, bucket) if ids is None else BitMap()
+    for value, members in values(view, bucket, name):
+        if members.intersect(ids) if ids is not None else not empty or members - empty:
+            yield value
 
 
 def metric_counts(view: View, bucket: int) -> Iterator[tuple[str, int]]:
     """Yield each metric with its number of series."""
-    return ((value, len(ids)) for value, ids in values(view, bucket, METRIC))
-
-
-def label_counts(view: View, bucket: int) -> dict[str, int]:
-    """Return the number of distinct values of each label."""
-    counts: dict[str, int] = {}
-    for key, _ in view.scan(prefix=prefix(bucket, INVERTED)):
-        name = label_of(key)[0]
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+    empty = empty_ids(view, bucket)
+    counts = ((value, len(ids - empty) if empty else len(ids)) for value, ids in values(view, bucket, METRIC))
+    return (pair for pair in counts if pair[1])
 
 
 def metadata(view: View) -> Iterator[MetricMetadata]:

@@ -6,6 +6,7 @@
     bucket | 4 | group u32 | slice u64   block of samples of 64 neighbouring ids (operator `SERIES_SAMPLES`)
     bucket | 6 | group u32               where the slices of a group begin, if it has more than one
     bucket | 7 | hour u32                nothing: the LSN of the row is that of the last change of samples of this hour
+    bucket | 9                           set of the ids whose samples were all deleted, and none was written since
     2**32-1 | 5 | metric                 its metadata
     2**32-1 | 8                          of a rollup table: how far it is computed
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS = range(1, 9)
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS, EMPTY = range(1, 10)
 GROUP_SHIFT = 6
 ALL_METRICS = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")

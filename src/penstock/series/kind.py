@@ -8,7 +8,7 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,15 +33,16 @@ from penstock.kinds import (
     Reading,
     Selectable,
     Serviced,
-    partitions_of,
 )
+from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 from penstock.series.admission import admit_sections
 from penstock.series.aggregate import aggregate, decode_aggregate
-from penstock.series.arrow import LABELS, SAMPLES, TIME, BlockMaker
+from penstock.series.arrow import LABELS, SAMPLES, TIME
 from penstock.series.labels import check_name
+from penstock.series.loading import STAGED_SUFFIX, SampleLoader, bundle
 from penstock.series.machine import SeriesMachine, open_series_machine
 from penstock.series.options import (
     TIME_MAX,
@@ -53,12 +54,18 @@ from penstock.series.options import (
 )
 from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query
 from penstock.series.reading import SeriesState, check_piece, read_piece
-from penstock.series.rollups import RollupPlan, changed_hours, decode_progress, plan_rollup, rollup_progress
+from penstock.series.rollups import (
+    RollupPlan,
+    changed_hours,
+    check_source,
+    decode_progress,
+    plan_rollup,
+    rollup_progress,
+)
 from penstock.series.section import (
     BucketTrim,
     SeriesDelete,
     SeriesSection,
-    compressed,
     decode_section,
     encode_section,
     receive_section,
@@ -66,7 +73,7 @@ from penstock.series.section import (
 )
 from penstock.series.selectors import parse_selector
 from penstock.series.service import SeriesService
-from penstock.series.table import SeriesReader, SeriesTable, split_block
+from penstock.series.table import SeriesReader, SeriesTable
 from penstock.series.times import key_times, time_key
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
@@ -77,7 +84,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     name = "series"
     options_default = encode_series_options(SeriesOptions())
-    staged_suffix = ".samples"
+    staged_suffix = STAGED_SUFFIX
+    derived_by = JobKind.ROLLUP
     read_only_calls: frozenset[str] = frozenset()
     repeatable_calls: frozenset[str] = frozenset()
 
@@ -126,7 +134,7 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
             raise Invalid(f"bucket_s and rollup of table {info.name} are fixed: create another table")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> SeriesMachine:
-        return open_series_machine(site.maintenance, descriptor, options)
+        return open_series_machine(site, descriptor, options)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> SeriesTable:
         return SeriesTable(port, info, durable=durable)
@@ -166,7 +174,7 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
                 high = min(high, last + (operation != "<"))
         return time_key(low), None if high >= TIME_MAX else time_key(max(low, high))
 
-    # -- loads: always as sections
+    # -- loads
 
     def load_schema(self, given: Any, options: bytes) -> Any:
         missing = [name for name in ("metric", "time", "value") if name not in given.names]
@@ -176,21 +184,14 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
             )
         return pa.schema([_load_field(field) for field in given])
 
-    def load(self, batches: Iterator[Any], info: TableInfo, place: BuildContext) -> list[PreparedRows]:
-        maker = BlockMaker()
-        sections = [SeriesSection() for _ in range(info.shards)]
-        for batch in batches:
-            block = maker.block(batch)
-            for shard, part in split_block(block, info.shards) if block is not None else ():
-                sections[shard].log.append(part)
-        return [
-            PreparedRows(partition, compressed(encode_section(section)), rows=sum(map(len, section.log)))  # type: ignore[arg-type]
-            for partition, section in zip(partitions_of(info), sections, strict=True)
-            if section.log
-        ]
+    def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return SampleLoader(info, context).run(batches)
+
+    def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
+        return bundle(loads, info, context)
 
     def check_staged(self, machine: SeriesMachine, files: Sequence[StagedFile]) -> None:
-        raise Invalid("a series table takes no files: load its rows")
+        machine.check_staged(files)
 
     # -- files
 
@@ -227,6 +228,11 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
         return "select", encode_query(SeriesQuery(selector, low, max(low, high), shard=shard))
 
     # -- rollups
+
+    def check_source(self, name: str, options: bytes, find: Callable[[str], TableInfo | None]) -> None:
+        rollup = decode_series_options(options).rollup
+        if rollup is not None:
+            check_source(name, rollup, find(rollup.source), self.name)
 
     def is_derived(self, info: TableInfo) -> bool:
         return decode_series_options(info.options).rollup is not None

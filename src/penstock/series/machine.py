@@ -1,7 +1,7 @@
 """The state machine of a series shard: applies sections to an LSM tree, as index rows and columns of samples.
 
 A record becomes one edit: rows of series that are new in their bucket, and its samples. So a series and its samples are
-applied together, reach files together, and no crash leaves one without the other. `ids` assigns series ids.
+applied together, reach files together, and no crash leaves one without the other. `drafts` assigns series ids.
 
 Thread: see `partition.machine`; reading from any.
 Invariants: (1) an edit depends on the record and the tree alone; what `SeriesIds` remembers only makes it faster.
@@ -10,88 +10,137 @@ Invariants: (1) an edit depends on the record and the tree alone; what `SeriesId
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.kinds import Machine
+from penstock.host import threads
+from penstock.journal.record import REFERENCE, Section
+from penstock.kinds import ALL_LATER, MachineContext, TreeMachine
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
+from penstock.manifest.keys import ChunkKey
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
+from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.series import index
-from penstock.series.ids import RecordDraft, SeriesIds
+from penstock.series.admission import admit_sections
+from penstock.series.admitted import AdmittedSeries
+from penstock.series.drafts import RecordDraft
+from penstock.series.ids import SeriesIds
 from penstock.series.keys import ALL_METRICS
 from penstock.series.labels import METRIC, LabelTable
+from penstock.series.loading import staged_payload
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
-from penstock.series.options import SeriesOptions, decode_series_options
+from penstock.series.options import SeriesOptions, decode_series_options, encode_series_options
 from penstock.series.reading import SeriesState
-from penstock.series.section import SeriesSection, decode_section
-
-ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
+from penstock.series.section import SeriesSection, decode_section, receive_section
 
 
-def open_series_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
+def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
+    maintenance = site.maintenance
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
-    return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options))
+    return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options), site)
 
 
-class SeriesMachine(Machine):
+def _files_of(part: Section) -> tuple[StagedFile, ...]:
+    return readable(decode_reference, part.payload).files
+
+
+class SeriesMachine(TreeMachine):
     """The state machine of a series shard."""
 
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
-
     def __init__(
-        self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: SeriesOptions
+        self,
+        tree: Tree,
+        maintenance: Maintenance,
+        descriptor: PartitionDescriptor,
+        options: SeriesOptions,
+        site: MachineContext | None = None,  # None: it takes no files
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, maintenance, descriptor)
         self.options = options
-        self._maintenance = maintenance
-        self._descriptor = descriptor
-        self._ids = SeriesIds(options)
+        self._site = site
+        self.admitted = AdmittedSeries()
+        self._ids = SeriesIds()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
-
-    @property
-    def applied(self) -> int:
-        return self.tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
             self._finish()  # an interrupt came between its edit and its end
+        files = [file for part in entry.sections if part.header.form == REFERENCE for file in _files_of(part)]
         if self._prepared is None:
-            sections = entry.decoded or [readable(decode_section, part.payload) for part in entry.sections]
-            draft = self._draft(self._ids, self.tree.view, sections, entry.lsn)
+            draft = self._draft(self._ids, self.tree.view, self._contents(entry), entry.lsn)
             self._prepared = draft, draft.edit(entry.time_us)
         self.tree.apply(self._prepared[1])
         self._finish()
+        if files:  # as long as they are needed they take space, and may be purged
+            threads.run_uninterrupted(lambda: self._store_loaded(files))
+
+    def _contents(self, entry: Entry) -> Iterator[SeriesSection]:
+        """Yield the sections of an entry, one file at a time."""
+        if entry.decoded is not None and not entry.sections:
+            yield from entry.decoded
+        for number, part in enumerate(entry.sections):
+            if part.header.form == REFERENCE:
+                for file in filter(self._is_staged, _files_of(part)):
+                    if entry.decoded is None:  # a replay: no caller has just checked it
+                        check_intact(self._context.fs, self._context.root, file)
+                    yield readable(decode_section, staged_payload(self._context.fs, self._context.root, file))
+            elif entry.decoded is not None:
+                yield entry.decoded[number]
+            else:
+                yield readable(decode_section, part.payload)
+
+    def _is_staged(self, file: StagedFile) -> bool:
+        """Whether a file was not applied and discarded before: two batches may name one file, and the first counts."""
+        return self._context.manifest.get_chunk(ChunkKey(self._descriptor.table_id, file.chunk_id)) is not None
+
+    @property
+    def _context(self) -> MachineContext:
+        assert self._site is not None  # a machine without a store is given no files
+        return self._site
+
+    def _store_loaded(self, files: Sequence[StagedFile]) -> None:
+        """Store what was read from staged files, and discard these."""
+        self._maintenance.flush(self.tree)
+        context = self._context
+        staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
+        staging.discard(self._descriptor.table_id, files)
+
+    def check_staged(self, files: Sequence[StagedFile]) -> None:
+        """Raise `Invalid` if staged files are malformed, or hold what this table does not accept."""
+        context, table = self._context, self._descriptor
+        options = decode_series_options(context.options_of(table.table_id) or encode_series_options(self.options))
+        for file in files:  # each is admitted alone: series of the earlier ones count
+            section = receive_section(staged_payload(context.fs, context.root, file))
+            admit_sections(table.name, [section], options, self, context.clock.time_us())
 
     def _finish(self) -> None:
         """Remember a draft whose edit was applied; forget one whose record was set aside."""
         assert self._prepared is not None
         draft = self._prepared[0]
-        if draft.lsn <= self.tree.lsn:
-            self._ids.remember(draft)
+        if draft.lsn <= self.tree.lsn and not draft.changes_series:
+            self._ids.remember(draft.learned())
+        elif draft.lsn <= self.tree.lsn:
+            with self.admitted.lock:  # a new series counts as admitted or as applied, at any moment
+                self._ids.remember(draft.learned())
+                for bucket, keys in draft.series_keys():
+                    self.admitted.remove(bucket, keys)
         self._prepared = None
 
-    def _draft(self, ids: SeriesIds, view: View, sections: Sequence[SeriesSection], lsn: int) -> RecordDraft:
+    def _draft(self, ids: SeriesIds, view: View, sections: Iterable[SeriesSection], lsn: int) -> RecordDraft:
         draft = RecordDraft(ids, self.options, view, lsn)
         for section in sections:
             for part in section.parts:
                 draft.add(part)
         return draft
 
-    def renew(self) -> None: ...
-
     def snapshot(self) -> SeriesState:
         return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
 
     def overlay(self, state: SeriesState, sections: Sequence[SeriesSection], time_us: int) -> SeriesState:
-        draft = self._draft(SeriesIds(self.options), state.snapshot, sections, ALL_LATER)
+        draft = self._draft(SeriesIds(), state.snapshot, sections, ALL_LATER)
         rows = SeriesMemtable()
         rows.apply(draft.edit(time_us))
         return state.under(rows)
@@ -99,28 +148,15 @@ class SeriesMachine(Machine):
     # -- admission
 
     def known(self, bucket: int, series: LabelTable) -> Any:
-        """Return, for each series, whether the bucket has it."""
+        """Return, for each series, whether it has samples in the bucket."""
         return self._ids.known(bucket, series, self.tree.view)
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
-        """Return the number of series in a bucket, or of one metric in it."""
+        """Return the number of series in a bucket that have samples, or of one metric in it."""
         if metric is None:
-            return self._ids.last_id(bucket, self.tree.view)
-        return len(index.ids_with(self.tree.view, bucket, METRIC, metric))
+            return self._ids.series_count(bucket, self.tree.view)
+        return len(index.ids_with(self.tree.view, bucket, METRIC, metric) - self._ids.empty(bucket, self.tree.view))
 
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""
         return next(index.buckets(self.tree.view, 0, ALL_METRICS), None)
-
-    def is_read(self) -> bool:
-        return self.tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self.tree)
-
-    def close(self) -> None:
-        self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

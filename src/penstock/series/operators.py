@@ -11,9 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from pyroaring import BitMap
 
-from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat, encode, sorted_distinct, union, without
+from penstock.series.blocks import (
+    U32,
+    Block,
+    Contents,
+    Samples,
+    Tombstones,
+    concat,
+    encode,
+    sorted_distinct,
+    union,
+    without,
+)
+
+_NO_RUNS = 12_346  # the cookie of a Roaring bitmap without run containers
+_SINGLE = np.dtype(  # a bitmap of one element: its container has a cardinality, less 1, of 0
+    [("cookie", "<u4"), ("containers", "<u4"), ("high", "<u2"), ("less", "<u2"), ("offset", "<u4"), ("low", "<u2")]
+)
+assert _SINGLE.itemsize == 18
 
 
 def series_samples(values: Sequence[bytes], final: bool) -> bytes:
@@ -42,6 +60,15 @@ def encode_ids(ids: BitMap) -> bytes:
     ids.run_optimize()
     data: bytes = ids.serialize()
     return data
+
+
+def encode_single_ids(ids: U32) -> list[bytes]:
+    """Encode sets of one id each, as `encode_ids` does."""
+    sets = np.zeros(len(ids), _SINGLE)
+    sets["cookie"], sets["containers"], sets["offset"] = _NO_RUNS, 1, 16
+    sets["high"], sets["low"] = ids >> np.uint32(16), ids & np.uint32(0xFFFF)
+    encoded: list[bytes] = sets.view(f"V{_SINGLE.itemsize}").tolist()
+    return encoded
 
 
 def decode_ids(value: bytes) -> BitMap:

@@ -1,11 +1,13 @@
 """The queries of a series table: their requests, and their answers as record batches.
 
     select         samples of a selector: metric, labels, time, value
+    runs           the same, with the labels of a series only where its samples begin
     series         label sets of a selector: metric, labels
     label_names    names of labels
     label_values   values of one label
     metadata       type, unit and help of metrics
     cardinality    series of each metric, values of each label
+    statistics     where the samples of each shard are, and the series of each bucket
     aggregate      see `aggregate`
 
 A series that has samples in several buckets is put together again by its labels, in slices of few series, so that
@@ -29,7 +31,7 @@ import pyarrow as pa
 from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
-from penstock.series.arrow import SAMPLES, SERIES, LabelColumns, sample_batch, series_batches
+from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batch, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.section import I64, MetricMetadata
@@ -46,6 +48,14 @@ CARDINALITY = pa.schema(
         pa.field("of", pa.string(), nullable=False),  # metric: series of a metric; label: values of a label
         pa.field("name", pa.string(), nullable=False),
         pa.field("count", pa.int64(), nullable=False),
+    ]
+)
+
+
+STATISTICS = pa.schema(
+    [
+        pa.field(name, pa.int64(), nullable=False)
+        for name in ("shards", "buckets", "series", "memory_bytes", "files", "file_bytes", "runs_max")
     ]
 )
 
@@ -193,6 +203,15 @@ def _select(
             yield sample_batch(labels, some.rows, some.times, some.bits)
 
 
+def _runs(
+    query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
+) -> Iterator[Any]:
+    for shard in shards:
+        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        for some in selected.slices(context):
+            yield run_batch(selected.labels, some.rows, some.times, some.bits)
+
+
 def scan_samples(shard: SeriesShard, start: int, end: int) -> Iterator[Any]:
     """Yield record batches of all samples in a range, ordered by bucket, series and time."""
     for bucket, ids in shard.match((), start, end) if start < end else ():
@@ -273,6 +292,22 @@ def _cardinality(
     yield pa.record_batch(arrays, schema=CARDINALITY)
 
 
+def _statistics(
+    query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
+) -> Iterator[Any]:
+    by_bucket: Counter[int] = Counter()
+    found: list[dict[str, int]] = []
+    for shard in shards:
+        context.check()
+        for bucket, _, count in shard.metric_counts(query.start, query.end):
+            by_bucket[bucket] += count
+        found.append(shard.statistics())
+    numbers = {name: sum(each[name] for each in found) for name in ("memory_bytes", "files", "file_bytes")}
+    numbers |= {"shards": len(shards), "buckets": len(by_bucket), "series": max(by_bucket.values(), default=0)}
+    numbers["runs_max"] = max((each["runs"] for each in found), default=0)
+    yield pa.record_batch([pa.array([numbers[name]], pa.int64()) for name in STATISTICS.names], schema=STATISTICS)
+
+
 def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
@@ -280,17 +315,21 @@ def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
 _Answer = Callable[[SeriesQuery, Sequence[Matcher], Sequence[SeriesShard], QueryContext], Iterator[Any]]
 QUERIES: dict[str, _Answer] = {
     "select": _select,
+    "runs": _runs,
     "series": _series,
     "label_names": _label_names,
     "label_values": _label_values,
     "metadata": _metadata,
     "cardinality": _cardinality,
+    "statistics": _statistics,
 }
 SCHEMAS = {
     "select": SAMPLES,
+    "runs": RUNS,
     "series": SERIES,
     "label_names": NAMES,
     "label_values": NAMES,
     "metadata": METADATA,
     "cardinality": CARDINALITY,
+    "statistics": STATISTICS,
 }

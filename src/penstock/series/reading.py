@@ -26,7 +26,7 @@ from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
-from penstock.series.blocks import Block, Contents, Samples, Tombstones, concat
+from penstock.series.blocks import Block, Contents, Flags, RunSummaries, Samples, Tombstones, concat
 from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
 from penstock.series.labels import U32
 from penstock.series.memtable import SeriesMemtable
@@ -117,9 +117,16 @@ class SeriesState(ShardSnapshot):
         for bucket in self._buckets(start, end):
             yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket))
 
-    def label_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
-        for bucket in self._buckets(start, end):
-            yield from ((bucket, name, count) for name, count in index.label_counts(self._view, bucket).items())
+    def statistics(self) -> dict[str, int]:
+        self.snapshot.check_open()
+        version = self.snapshot.version
+        files = list(version.files())
+        return {
+            "memory_bytes": sum(memtable.bytes for memtable in version.memtables()),
+            "files": len(files),
+            "file_bytes": sum(file.meta.size_bytes for file in files),
+            "runs": len(version.runs),
+        }
 
     # -- rollups
 
@@ -140,15 +147,33 @@ class SeriesState(ShardSnapshot):
     def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
         waiting: list[Samples] = []
         count = 0
-        for samples in self._by_group(bucket, ids, start, end):
+        for part in self._parts(bucket, ids, start, end):
+            samples = part.samples()
             waiting.append(samples)
             count += len(samples)
             if count >= COLUMN_SAMPLES:
-                yield from _columns(concat(waiting))
+                yield from _columns(concat([some for some in waiting if len(some)]))
                 waiting, count = [], 0
-        yield from _columns(concat(waiting))
+        yield from _columns(concat([some for some in waiting if len(some)]))
 
-    def _by_group(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
+    def read_summarized(
+        self, bucket: int, ids: U32, start: int, end: int, step_us: int
+    ) -> Iterator[tuple[SampleColumns, RunSummaries]]:
+        waiting: list[Samples] = []
+        summaries: list[RunSummaries] = []
+        count = 0
+        for part in self._parts(bucket, ids, start, end):
+            whole = part.whole_runs(step_us)
+            waiting.append(part.samples(whole))
+            summaries += [block.summaries(some) for block, some in zip(part.blocks(), whole, strict=True) if some.any()]
+            count += len(waiting[-1])
+            if count >= COLUMN_SAMPLES:
+                yield _summarized(waiting, summaries)
+                waiting, summaries, count = [], [], 0
+        yield _summarized(waiting, summaries)
+
+    def _parts(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[_Part]:
+        """Divide the samples of some ids in a range of time into parts, ordered by id and time."""
         memory = self._memory(bucket)
         groups = ids >> GROUP_SHIFT
         starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(ids) else np.empty(0, np.intp)
@@ -157,11 +182,7 @@ class SeriesState(ShardSnapshot):
             slices = self._slices(bucket, int(groups[first]), start, end)
             for some, part in _bounded(slices, ids[first:last]):
                 low, high = part[0].start, part[-1].end
-                columns = [_from_block(block, some, low, high) for each in part for block in each.blocks]
-                columns += [_from_memory(contents, some, low, high) for contents in memory]
-                samples, _ = fold_columns(columns)
-                if len(samples):
-                    yield samples
+                yield _Part(some, part, [_from_memory(contents, some, low, high) for contents in memory])
 
     def _slices(self, bucket: int, group: int, start: int, end: int) -> list[_Slice]:
         """Return the slices of a group that overlap a range of time."""
@@ -232,6 +253,71 @@ class _Slice:
         return sum(int(counts.sum(dtype=np.int64)) for counts in chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some ids of a group in a part of a range of time, with all that memory and files hold of them."""
+
+    ids: U32
+    slices: list[_Slice]
+    memory: list[Contents]  # oldest first, and newer than all blocks
+
+    @property
+    def start(self) -> int:
+        return self.slices[0].start
+
+    @property
+    def end(self) -> int:
+        return self.slices[-1].end
+
+    def blocks(self) -> list[Block]:
+        return [block for each in self.slices for block in each.blocks]
+
+    def samples(self, whole: Sequence[Flags] | None = None) -> Samples:
+        """Return the samples, without those of some runs of each block."""
+        blocks = self.blocks()
+        chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
+        if whole is not None:
+            chosen = [which & ~some for which, some in zip(chosen, whole, strict=True)]
+        columns = [
+            (block.between(which, self.start, self.end), block.deleted)
+            for block, which in zip(blocks, chosen, strict=True)
+        ]
+        return fold_columns([*columns, *self.memory])[0]
+
+    def whole_runs(self, step_us: int) -> list[Flags]:
+        """Return, for each block, the runs that lie in one step of time and that no other block or delete touches."""
+        blocks = self.blocks()
+        chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
+        whole = [
+            block.in_one_step(which, self.start, self.end, step_us) for block, which in zip(blocks, chosen, strict=True)
+        ]
+        if any(some.any() for some in whole):
+            touched = self._touched(blocks, chosen)
+            if len(touched):
+                whole = [some & ~np.isin(block.runs["id"], touched) for block, some in zip(blocks, whole, strict=True)]
+        return whole
+
+    def _touched(self, blocks: list[Block], chosen: list[Flags]) -> U32:
+        """Return ids with samples in memory, tombstones, or runs of several blocks that overlap in time."""
+        touched = [block.deleted.ids for block in blocks]
+        touched += [ids for samples, deleted in self.memory for ids in (samples.ids, deleted.ids)]
+        if len(blocks) > 1:
+            ids, first, last = (
+                np.concatenate([block.runs[name][which] for block, which in zip(blocks, chosen, strict=True)])
+                for name in ("id", "first_time", "last_time")
+            )
+            order = np.lexsort((first, ids))
+            ids, first, last = ids[order], first[order], last[order]
+            touched.append(ids[1:][(ids[1:] == ids[:-1]) & (first[1:] <= last[:-1])])
+        return np.concatenate(touched) if touched else np.zeros(0, np.uint32)
+
+
+def _summarized(waiting: list[Samples], summaries: list[RunSummaries]) -> tuple[SampleColumns, RunSummaries]:
+    samples = concat([some for some in waiting if len(some)])
+    columns = zip(*summaries, strict=True) if summaries else ([np.zeros(0)] for _ in RunSummaries._fields)
+    return (samples.ids, samples.times, samples.bits), RunSummaries(*map(np.concatenate, columns))
+
+
 def _bounded(slices: list[_Slice], ids: U32) -> Iterator[tuple[U32, list[_Slice]]]:
     """Divide the ids of a group, then the time of a single one, so that no part has more than READ_SAMPLES samples."""
     if len(ids) * len(slices) <= 1 or sum(each.count(ids) for each in slices) <= READ_SAMPLES:
@@ -243,10 +329,6 @@ def _bounded(slices: list[_Slice], ids: U32) -> Iterator[tuple[U32, list[_Slice]
     else:
         for each in slices:
             yield ids, [each]
-
-
-def _from_block(block: Block, ids: U32, start: int, end: int) -> Contents:
-    return block.between(ids, start, end), block.deleted
 
 
 def _from_memory(contents: Contents, ids: U32, start: int, end: int) -> Contents:

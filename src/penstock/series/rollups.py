@@ -4,7 +4,8 @@ A source shard marks each hour in which a record changed samples, with the LSN o
 the LSN up to which it is computed. A job computes the hours that were marked since, whole: it reads them from a
 snapshot, in parts that run in any process, and commits in one group the deletion of these hours in the rollup, their
 new samples, and the LSN. So late samples and deletes are followed, a job that is repeated does no harm, and readers
-see whole hours only.
+see whole hours only. A rollup also remembers the id of its source: when that was dropped and another table has its
+name, the first job for the new one deletes all that the rollup holds. Until then the rollup keeps it.
 
 A sample of `cpu{host="a"}` counts in `cpu:count`, `cpu:sum`, `cpu:min`, `cpu:max` and `cpu:last` of `{host="a"}`, at
 the time at which its step begins. Staleness markers are left out.
@@ -22,7 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Host, Piece, QueryContext, SnapshotReading, partitions_of
 from penstock.lsm.writer import index_path
 from penstock.partition.ledger import TableInfo
@@ -52,7 +53,7 @@ HOURS_MAX = 24 * 7  # of one job: the next one goes on
 PART_HOURS = 24
 NOTHING = RollupProgress(0)
 HOURS = pa.schema([pa.field("hour", pa.int64(), nullable=False)])
-DONE = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("lsn", "hour", "hour_lsn")])
+DONE = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in RollupProgress.__struct_fields__])
 
 
 # -- queries of plans
@@ -82,12 +83,20 @@ def changed_hours(done: RollupProgress, shards: Sequence[SeriesState], context: 
 def rollup_progress(shards: Sequence[SeriesState]) -> Iterator[Any]:
     """Yield how far a rollup is computed. All shards have the same: it is written to all in one group."""
     done = shards[0].rollup_progress()
-    yield pa.record_batch(
-        [pa.array([number], pa.int64()) for number in (done.lsn, done.hour, done.hour_lsn)], schema=DONE
-    )
+    yield pa.record_batch([pa.array([getattr(done, name)], pa.int64()) for name in DONE.names], schema=DONE)
 
 
 # -- plans
+
+
+def check_source(name: str, rollup: Rollup, source: TableInfo | None, kind: str) -> None:
+    """Raise `Invalid`, `NotFound` or `KindMismatch` if a new table cannot be a rollup of `source`."""
+    if rollup.source == name:
+        raise Invalid(f"table {name} cannot be a rollup of itself: name another series table in Rollup(source=)")
+    if source is None:
+        raise NotFound(f"there is no table {rollup.source} to make a rollup of: create it first, or correct source=")
+    if source.kind != kind:
+        raise KindMismatch(f"table {rollup.source} is of the kind {source.kind}: a rollup is made of a series table")
 
 
 def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | None:
@@ -99,9 +108,11 @@ def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | Non
     try:
         (row,) = [row for batch in _query(snapshot, info, "rollup_progress") for row in batch.to_pylist()]
         done = RollupProgress(**row)
+        anew = done.source not in (0, source.table_id)
+        done = RollupProgress(0) if anew else done
         hours = [hour for batch in _query(snapshot, source, "changed_hours", done) for hour in batch[0].to_pylist()]
-        if hours:
-            return RollupPlan(info, source, rollup, host, snapshot, _Due(done, hours))
+        if hours or anew:
+            return RollupPlan(info, source, rollup, host, snapshot, _Due(done, hours, anew))
     except BaseException:
         snapshot.close()
         raise
@@ -118,16 +129,17 @@ class _Due(msgspec.Struct, frozen=True):
 
     done: RollupProgress
     hours: list[int]  # ascending
+    anew: bool  # what the rollup holds is of an earlier source of the same name: it is deleted
 
     def now(self) -> list[int]:
         """The hours of the next job."""
         return self.hours[:HOURS_MAX]
 
-    def after(self, lsn: int) -> RollupProgress:
+    def after(self, lsn: int, source: int) -> RollupProgress:
         """How far the rollup is computed when the next job, which read this LSN, is done."""
         if len(self.hours) <= HOURS_MAX:
-            return RollupProgress(lsn)
-        return RollupProgress(self.done.lsn, self.hours[HOURS_MAX - 1], lsn)
+            return RollupProgress(lsn, source=source)
+        return RollupProgress(self.done.lsn, self.hours[HOURS_MAX - 1], lsn, source)
 
 
 class RollupPlan:
@@ -147,8 +159,9 @@ class RollupPlan:
         self._info = info
         self._host = host
         self._snapshot = snapshot
-        self._after = due.after(snapshot.lsn)
+        self._after = due.after(snapshot.lsn, source.table_id)
         self._ranges = _ranges(due.now())
+        self._replaced = [(TIME_MIN, TIME_MAX)] if due.anew else self._ranges
         self.parts: Sequence[JobPart] = [
             self._part(piece, rollup)
             for partition in partitions_of(source)
@@ -172,7 +185,7 @@ class RollupPlan:
     def commit(self, results: Sequence[Any]) -> None:
         """Replace the hours that were computed, in one group."""
         group = PendingGroup()
-        deletes = [SeriesDelete("{}", start, end) for start, end in self._ranges]
+        deletes = [SeriesDelete("{}", start, end) for start, end in self._replaced]
         size = 0
         for shard, partition in enumerate(partitions_of(self._info)):
             blocks = [part for result in results if result[shard] for part in decode_section(result[shard]).parts]

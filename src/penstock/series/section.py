@@ -136,6 +136,7 @@ class RollupProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     lsn: int
     hour: int = -(1 << 31)  # hours from 1970 up to this one
     hour_lsn: int = 0
+    source: int = 0  # the id of the source; 0: written by a release that did not note it
 
 
 Part: TypeAlias = SampleBlock | MetricMetadata | SeriesDelete | BucketTrim | RollupProgress

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from penstock.kinds import ShardSnapshot
+from penstock.series.admitted import AdmittedSeries
+from penstock.series.blocks import RunSummaries
 from penstock.series.labels import U32, U64, LabelTable
 from penstock.series.section import I64, MetricMetadata
 from penstock.series.selectors import Matcher
@@ -34,6 +36,14 @@ class SeriesShard(ShardSnapshot, Protocol):
     def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
         """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements."""
 
+    def read_summarized(
+        self, bucket: int, ids: U32, start: int, end: int, step_us: int
+    ) -> Iterator[tuple[SampleColumns, RunSummaries]]:
+        """Yield what `read` does, but summaries of runs that lie in one step (0: in the range), where that is possible.
+
+        A summary stands for samples of one series that follow each other, none of which is a NaN.
+        """
+
     def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
         """Return the names of all labels of matching series, in any order."""
 
@@ -46,15 +56,20 @@ class SeriesShard(ShardSnapshot, Protocol):
     def metadata(self) -> Iterable[MetricMetadata]:
         """Return what was written about metrics, each once."""
 
+    def statistics(self) -> dict[str, int]:
+        """Return the numbers of `SeriesStatistics` that are sums over shards, and `runs`."""
+
     def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
         """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
 
 
 class SeriesLimits(Protocol):
-    """What admission asks of a shard's state machine. Approximate: writes that are not applied yet are not counted."""
+    """What admission asks of a shard's state machine."""
+
+    admitted: AdmittedSeries
 
     def known(self, bucket: int, series: LabelTable) -> Any:
-        """Return, for each series, whether the bucket has it: an array of bool."""
+        """Return, for each series, whether it has samples in the bucket: an array of bool."""
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""

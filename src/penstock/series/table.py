@@ -20,10 +20,12 @@ from penstock.arguments import ArrowSource, flag, in_short, microseconds, second
 from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
+from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import QUERY_S, Port, Reading, partitions_of
+from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
+from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, StepGrid, step_grid
 from penstock.series.admission import check_window
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
@@ -36,6 +38,7 @@ from penstock.series.options import (
     decode_series_options,
     encode_series_options,
 )
+from penstock.series.promql_source import run_promql
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import (
     I64,
@@ -52,6 +55,7 @@ from penstock.series.section import (
     check_times,
 )
 from penstock.series.selectors import parse_selector
+from penstock.series.times import moment_us, moments_us
 
 AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
 KEYS_MAX = 100_000  # series that a table remembers
@@ -75,7 +79,24 @@ class Cardinality:
     labels: dict[str, int]  # distinct values of each label
 
 
-class SeriesReader:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesStatistics:
+    """Where the samples of a series table are, at one moment.
+
+    >>> store.series("metrics").statistics().shards
+    1
+    """
+
+    shards: int
+    buckets: int  # of time, that have series
+    series: int  # of all metrics, in the bucket that has most
+    memory_bytes: int  # of samples and index rows that are in no file yet
+    files: int
+    file_bytes: int
+    runs_max: int  # sorted runs that a read may have to search, in the worst shard
+
+
+class SeriesReader(ReadableTable):
     """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
 
     >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
@@ -85,18 +106,8 @@ class SeriesReader:
     """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
+        super().__init__(port, info)
         self._options = decode_series_options(info.options)
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
 
     @property
     def options(self) -> SeriesOptions:
@@ -117,8 +128,8 @@ class SeriesReader:
     def select(
         self,
         selector: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
@@ -132,8 +143,8 @@ class SeriesReader:
     def scan_arrow(
         self,
         selector: str = "{}",
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> Iterator[pa.RecordBatch]:
@@ -144,15 +155,11 @@ class SeriesReader:
         """Return all samples as an Arrow table."""
         return self.select("{}")
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(SAMPLES, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
-
     def aggregate(
         self,
         selector: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         function: AggregateFunction,
         by: Iterable[str] = (),
@@ -162,7 +169,8 @@ class SeriesReader:
     ) -> pa.Table:
         """Return one value for each group of series and each step, as an Arrow table (labels, time, value).
 
-        `by` names the labels that make a group, `step` is in seconds and `time` the start of a step, a multiple of it.
+        `by` names the labels that make a group; series without one of them are a group, too, as in Prometheus.
+        `step` is in seconds and `time` the start of a step, a multiple of it.
         `function` is sum, avg, min, max, count, last, rate, increase or quantile (with `quantile`, from 0 to 1).
         """
         query = AggregateQuery(
@@ -177,13 +185,53 @@ class SeriesReader:
         batches = self._reading.query(self._info, "aggregate", argument, timeout_s=timeout_s)
         return pa.Table.from_batches(list(batches), AGGREGATES)
 
+    # -- PromQL
+
+    def query(
+        self,
+        promql: str,
+        time: int | datetime | None = None,
+        *,
+        samples_max: int = SAMPLES_MAX,
+        timeout_s: float = QUERY_S,
+    ) -> pa.Table:
+        """Evaluate a PromQL expression at one time, by default now; return an Arrow table like that of `select`.
+
+        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read.
+        """
+        now_us = self._reading.time_us() if time is None else microseconds(time)
+        return self._promql(promql, StepGrid(now_us, 1, 1), samples_max, timeout_s, instant=True)
+
+    def query_range(
+        self,
+        promql: str,
+        start: int | datetime,
+        end: int | datetime,
+        step: float | timedelta,
+        *,
+        samples_max: int = SAMPLES_MAX,
+        timeout_s: float = QUERY_S,
+    ) -> pa.Table:
+        """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
+        grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
+        return self._promql(promql, grid, samples_max, timeout_s, instant=False)
+
+    def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
+        limits = QueryLimits(
+            samples_max=whole(samples_max, "samples_max", 1),
+            timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
+        )
+        budget = QueryBudget(limits, SystemClock())
+        result = run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+        return result.to_arrow(SAMPLES)
+
     # -- labels
 
     def series(
         self,
         selector: str = "{}",
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
@@ -197,8 +245,8 @@ class SeriesReader:
     def labels(
         self,
         selector: str = "{}",
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
@@ -209,8 +257,8 @@ class SeriesReader:
         self,
         name: str,
         selector: str = "{}",
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
@@ -225,8 +273,8 @@ class SeriesReader:
 
     def cardinality(
         self,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         top: int | None = None,
         timeout_s: float = QUERY_S,
@@ -239,6 +287,11 @@ class SeriesReader:
         metrics, labels = (dict(list(found[of].items())[:limit]) for of in ("metric", "label"))
         return Cardinality(sum(found["metric"].values()), metrics, labels)
 
+    def statistics(self) -> SeriesStatistics:
+        """Return how many buckets and series there are, and the bytes in memory and in files."""
+        (row,) = [row for batch in self._query("statistics", SeriesQuery(), QUERY_S) for row in batch.to_pylist()]
+        return SeriesStatistics(**row)
+
     def _query(self, name: str, query: SeriesQuery, timeout_s: float) -> Iterator[Any]:
         return self._reading.query(self._info, name, encode_query(query), timeout_s=timeout_s)
 
@@ -248,8 +301,8 @@ class SeriesReader:
 
 def _bounds(selector: Any, start: Any, end: Any) -> tuple[str, int, int]:
     parse_selector(selector)
-    low = TIME_MIN if start is None else microseconds(start, "start")
-    high = TIME_MAX if end is None else microseconds(end, "end")
+    low = TIME_MIN if start is None else moment_us(start, "start")
+    high = TIME_MAX if end is None else moment_us(end, "end")
     check_range(low, high)
     return str.__str__(selector), low, high
 
@@ -279,7 +332,7 @@ def _quantile(function: Any, quantile: Any) -> float:
     return float(quantile)
 
 
-class SeriesTable(SeriesReader):
+class SeriesTable(SeriesReader, WritableTable):
     """A series table of an open store.
 
     >>> metrics = store.series("metrics")
@@ -305,10 +358,10 @@ class SeriesTable(SeriesReader):
         value: float,
         labels: Mapping[str, str] | None = None,
         *,
-        time: int | datetime | None = None,
+        time: int | datetime | np.datetime64 | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Write one sample; `time` is microseconds since 1970 or a datetime with a zone, by default now.
+        """Write one sample; `time` is whole microseconds since 1970 or a datetime with a zone, by default now.
 
         A sample replaces an earlier one of the same series and time.
         """
@@ -322,7 +375,7 @@ class SeriesTable(SeriesReader):
         if time is None:
             time_us = self._port.now_us()
         else:
-            time_us = microseconds(time)
+            time_us = moment_us(time)
             self._check_window(time_us, time_us)
         bucket = time_us // self._bucket_us
         if key.bucket == bucket:
@@ -333,7 +386,7 @@ class SeriesTable(SeriesReader):
             epoch = self._submit({key.partition: section}, SAMPLE_BYTES)
             key.bucket = bucket
         if durable or (durable is None and self._durable):
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
+            self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
         return epoch
 
     def _key(self, metric: Any, labels: Any) -> SeriesKey:
@@ -385,8 +438,8 @@ class SeriesTable(SeriesReader):
     def delete(
         self,
         selector: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | datetime | np.datetime64 | None = None,
+        end: int | datetime | np.datetime64 | None = None,
         *,
         durable: bool | None = None,
     ) -> Epoch:
@@ -466,11 +519,6 @@ class SeriesTable(SeriesReader):
         group.sections.update(sections)
         return self._port.submit(group, size)
 
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch
-
 
 def split_block(block: SampleBlock, shards: int) -> Iterator[tuple[int, SampleBlock]]:
     """Yield, for each shard with samples, its number and its part of a block."""
@@ -506,8 +554,18 @@ def _values(values: Any) -> npt.NDArray[np.uint64]:
         raise Invalid(f"values are an array of numbers, not {in_short(values)} ({error})") from None
     if column.ndim != 1 or (column.dtype.kind not in "fiu" and len(column)):
         raise Invalid(f"values are an array of numbers, not {in_short(values)}")
-    # A copy: the caller may change its array before the write is encoded.
-    return np.array(column, np.float64).view(np.uint64)
+    _refuse_masked(values, "values")
+    with np.errstate(over="ignore"):
+        numbers = np.array(column, np.float64)  # a copy: the caller may change its array before the write is encoded
+    if column.dtype.itemsize > numbers.itemsize and (np.isinf(numbers) & ~np.isinf(column)).any():
+        raise Invalid("a value is larger than float64 can hold: scale the values, or drop it")
+    return numbers.view(np.uint64)
+
+
+def _refuse_masked(column: Any, what: str) -> None:
+    """Refuse masked elements: numpy would pass what is under the mask."""
+    if np.ma.is_masked(column):
+        raise Invalid(f"some {what} are masked: drop such samples")
 
 
 def _times(times: Any) -> I64:
@@ -517,20 +575,11 @@ def _times(times: Any) -> I64:
         column = np.asarray(times)
     except (TypeError, ValueError) as error:
         raise Invalid(f"times are an array of microseconds since 1970, not {in_short(times)} ({error})") from None
+    _refuse_masked(times, "times")
     if column.dtype.kind == "O" and column.ndim == 1 and len(column) and isinstance(column[0], datetime):
         return np.fromiter(map(microseconds, column), np.int64, len(column))  # with a zone, from pandas too
     if column.ndim != 1 or (column.dtype.kind not in "iuM" and len(column)):
         raise Invalid(f"times are an array of microseconds since 1970, or of datetimes, not {in_short(times)}")
     if column.dtype.kind == "u" and len(column) and int(column.max()) >= TIME_MAX:
         raise Invalid(f"the time {int(column.max())} is outside the years 1 to 9999: times are microseconds since 1970")
-    return _moments(column) if column.dtype.kind == "M" else np.array(column, np.int64)
-
-
-def _moments(column: npt.NDArray[np.datetime64]) -> I64:
-    """Return datetimes of numpy as microseconds; `Invalid` for NaT and for what does not fit."""
-    if np.isnat(column).any():
-        raise Invalid("times hold NaT, which is not a time: drop such rows")
-    years = column.astype("datetime64[Y]").astype(np.int64) + 1970  # first: numpy wraps what does not fit
-    if len(years) and not (years.min() >= 1 and years.max() <= 9999):
-        raise Invalid("a time is outside the years 1 to 9999: numpy's datetimes have a unit, which may be wrong")
-    return column.astype("datetime64[us]").astype(np.int64)
+    return moments_us(column) if column.dtype.kind == "M" else np.array(column, np.int64)

@@ -1,4 +1,4 @@
-"""Times as keys: a shard's rows are read in ranges of time, which other packages see as ranges of keys.
+"""Times that users give, in microseconds; and times as keys, for packages that read a shard in ranges of keys.
 
 Thread: pure functions.
 """
@@ -6,11 +6,34 @@ Thread: pure functions.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import microseconds
+from penstock.errors import Invalid
 from penstock.series.options import TIME_MAX, TIME_MIN
 
 _KEY = struct.Struct(">Q")
 _ZERO = 1 << 63
+
+
+def moment_us(time: Any, what: str = "a time") -> int:
+    """Return a time in microseconds, given as such a number since 1970, or as a datetime (numpy's are UTC)."""
+    if isinstance(time, np.datetime64):
+        return int(moments_us(np.array([time]))[0])
+    return microseconds(time, what)
+
+
+def moments_us(column: npt.NDArray[np.datetime64]) -> npt.NDArray[np.int64]:
+    """Return datetimes of numpy as microseconds; `Invalid` for NaT and for what does not fit."""
+    if np.isnat(column).any():
+        raise Invalid("a time is NaT, which is not a time: drop such rows")
+    years = column.astype("datetime64[Y]").astype(np.int64) + 1970  # first: numpy wraps what does not fit
+    if len(years) and not (years.min() >= 1 and years.max() <= 9999):
+        raise Invalid("a time is outside the years 1 to 9999: numpy's datetimes have a unit, which may be wrong")
+    return column.astype("datetime64[us]").astype(np.int64)
 
 
 def time_key(time_us: int) -> bytes:

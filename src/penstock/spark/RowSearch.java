@@ -25,6 +25,7 @@ import java.util.List;
 import java.util.Properties;
 import java.util.Set;
 import java.util.UUID;
+import org.apache.spark.Dependency;
 import org.apache.spark.Partition;
 import org.apache.spark.TaskContext;
 import org.apache.spark.TaskContext$;
@@ -75,16 +76,33 @@ public final class RowSearch implements Function2 {
     }
 
     // The rows of a plan without the shuffles of its input, which has one partition: all rows that belong together are.
-    // Other shuffles, of what the input is joined with, are done now: a task reads their output.
     static RDD rowsOf(SparkPlan plan) throws Exception {
         SparkPlan whole = (SparkPlan) plan.transformUp(new WithoutShuffles());
-        RDD rows = whole.execute();
-        scala.collection.Iterator shuffles = whole.collect(new Shuffles()).iterator();
-        while (shuffles.hasNext()) {
-            scala.concurrent.Awaitable done = ((ShuffleExchangeExec) shuffles.next()).mapOutputStatisticsFuture();
+        RDD rows = new SQLExecutionRDD(whole.execute(), plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+        shuffle(whole);
+        resolve(rows);
+        return rows;
+    }
+
+    // Does the shuffles of what the input is joined with: tasks read their output.
+    static void shuffle(SparkPlan plan) throws Exception {
+        if (plan instanceof ShuffleExchangeExec) { // with those below it
+            scala.concurrent.Awaitable done = ((ShuffleExchangeExec) plan).mapOutputStatisticsFuture();
             scala.concurrent.Await$.MODULE$.result(done, scala.concurrent.duration.Duration$.MODULE$.Inf());
+            return;
         }
-        return new SQLExecutionRDD(rows, plan.conf(), SQLExecutionRDD.$lessinit$greater$default$3());
+        scala.collection.Iterator children = plan.children().iterator();
+        while (children.hasNext()) {
+            shuffle((SparkPlan) children.next());
+        }
+    }
+
+    // Lets an RDD and those below it find their dependencies, as Spark does for the RDD of a job: a task cannot.
+    static void resolve(RDD rdd) {
+        scala.collection.Iterator all = rdd.dependencies().iterator();
+        while (all.hasNext()) {
+            resolve(((Dependency) all.next()).rdd());
+        }
     }
 
     // Returns "SHARD SEQUENCE ERROR" for each failing row, or one text that begins with "?" and says why it gave up.
@@ -238,13 +256,16 @@ public final class RowSearch implements Function2 {
                 for (int part = 0; part < job.parts[plan].length; part++) {
                     evaluation.opened = false;
                     scala.collection.Iterator output = job.plans[plan].iterator(job.parts[plan][part], evaluation);
-                    while (output.hasNext()) {
+                    String error = null;
+                    while (output.hasNext()) { // to the end: what is left unread ends a Python process
                         InternalRow row = (InternalRow) output.next();
-                        if (job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
-                            return row.getUTF8String(job.errorColumn).toString();
+                        if (error == null && job.errorColumn >= 0 && !row.isNullAt(job.errorColumn)) {
+                            error = row.getUTF8String(job.errorColumn).toString();
                         }
                     }
-                    String error = evaluation.reported(suspects);
+                    if (error == null) {
+                        error = evaluation.reported(suspects);
+                    }
                     if (error != null) {
                         return error;
                     }
@@ -380,21 +401,10 @@ public final class RowSearch implements Function2 {
         }
     }
 
-    // Collects the shuffles of a plan.
-    static class Shuffles extends AbstractPartialFunction {
-        public boolean isDefinedAt(Object node) {
-            return node instanceof ShuffleExchangeExec;
-        }
-
-        public Object applyOrElse(Object node, scala.Function1 other) {
-            return isDefinedAt(node) ? node : other.apply(node);
-        }
-    }
-
     // Replaces a shuffle of a plan's input by what it shuffles.
-    static final class WithoutShuffles extends Shuffles {
+    static final class WithoutShuffles extends AbstractPartialFunction {
         public boolean isDefinedAt(Object node) {
-            if (!super.isDefinedAt(node)) {
+            if (!(node instanceof ShuffleExchangeExec)) {
                 return false;
             }
             scala.collection.Iterator leaves = ((SparkPlan) node).collectLeaves().iterator();

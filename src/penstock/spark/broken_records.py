@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from penstock.errors import PositionConflict
+from penstock.errors import PositionConflict, StreamFailed
 from penstock.host.clock import SystemClock
 from penstock.kinds import StreamColumns
 from penstock.spark.committing import check_rows, within
-from penstock.spark.dead_letters import in_one_line, is_transient, raised_in_task, reason_of, split_off
+from penstock.spark.dead_letters import is_transient, raised_in_task, reason_of, split_off
 from penstock.spark.isolation import Failures, NotSearchableError, RowPosition, find_failures
 from penstock.spark.offset_log import Offsets, distance
 from penstock.spark.soft_functions import reporting
@@ -195,7 +195,7 @@ class BrokenRecords:
 
     def _check_records(self, records: int) -> None:
         if records > self._records_max:
-            raise in_one_line(self._first, f"more than dead_letter_max={self._records_max} records of one batch fail")
+            raise self._limit_met(f"more than dead_letter_max={self._records_max} records of one batch fail")
 
     def _left_s(self) -> float:
         """Return the time that is left for this search; the first call of a batch starts it."""
@@ -209,7 +209,12 @@ class BrokenRecords:
         limit = f"{HALVES_MAX} commits of parts of the batch" if self._commits > HALVES_MAX else f"{SEARCH_S:g} s"
         if self._commits > HALVES_MAX or not self._left_s():
             what = f"its broken records were not found within {limit}"
-            raise in_one_line(self._first, f"{what}: give penstock.spark.stream a smaller max_rows=")
+            raise self._limit_met(f"{what}: give penstock.spark.stream a smaller max_rows=")
+
+    def _limit_met(self, what: str) -> StreamFailed:
+        """Return the error of a search that a limit ended: the first error of the batch, and the limit."""
+        task = raised_in_task(str(self._first))
+        return StreamFailed(f"{reason_of(self._first if task is None else task)} ({what})")
 
 
 def _only_position(start: Offsets, end: Offsets) -> RowPosition:

@@ -77,7 +77,7 @@ def raised_in_task(text: str) -> PenstockError | None:
 
 
 def letter_columns(table: PlannedTable, source: TableInfo) -> StreamColumns:
-    """Return the columns of the dead-letter table; `Invalid`, before any work, if it cannot take messages of `source`."""
+    """Return the columns of the dead-letter table; `Invalid`, before any work, if it takes no messages of `source`."""
     name = table.info.name
     try:
         columns = as_streamable(table.kind, table.info).columns

@@ -37,7 +37,9 @@ TASK_LOGGERS = (
 )
 STREAM_LOGGERS = ("org.apache.spark.sql.execution.streaming",)
 PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver")  # they repeat the same
-JVM_ENDED = "Spark's JVM has ended (it was killed, or ran out of memory): restart this program, or the notebook's kernel"
+JVM_ENDED = (
+    "Spark's JVM has ended (it was killed, or ran out of memory): restart this program, or the notebook's kernel"
+)
 JVM_ENDS_S = 5.0  # from its last answer to the end of its process
 _lock = threads.lock("spark.loggers")
 _muted: Counter[str] = Counter()  # guarded by _lock; how many blocks mute a logger

@@ -5,19 +5,14 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import QUERY_S, partitions_of
-from penstock.partition.ledger import TableInfo
 from penstock.store.port import LocalPort
-from penstock.store.querying import check_query
-from penstock.store.snapshot_port import SnapshotPort, query_moment
+from penstock.store.snapshot_port import MomentReading, SnapshotPort
 
 
-class AppliedReading:
+class AppliedReading(MomentReading):
     """Read-only view of what is applied, and so durable. For clients of the owner."""
 
     def __init__(self, port: LocalPort) -> None:
@@ -33,21 +28,5 @@ class AppliedReading:
     def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         return self._port.applied_row(partition, key)
 
-    @contextmanager
-    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
-        moment = self._port._moment(partitions, own=False)
-        try:
-            yield moment
-        finally:
-            moment.close()
-
-    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        return self._port._moment([partition], own=False).scan(partition, start, end, reverse)
-
-    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._port._moment([partition], own=False).scan_arrow(partition, start, end)
-
-    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
-        check_query(info, name, argument, timeout_s)
-        moment = self._port._moment(partitions_of(info), own=False)
-        return query_moment(moment, info, name, argument, timeout_s)
+    def snapshot_of(self, partitions: Sequence[PartitionId]) -> SnapshotPort:
+        return self._port.snapshot_of(partitions, own=False)

@@ -6,9 +6,8 @@ Thread: a batch belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Literal, NoReturn, cast, overload
+from typing import Any, NoReturn, cast
 
 from penstock.arguments import ArrowSource, whole
 from penstock.arrow_input import is_arrow
@@ -16,9 +15,6 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
-from penstock.kv.table import KvTable
-from penstock.kv.text_keys import TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.partition.ledger import (
     CONDITION_BYTES_MAX,
     Condition,
@@ -30,16 +26,17 @@ from penstock.partition.ledger import (
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import KV, QUEUE, SERIES, is_row_condition, kind_named, kind_of_condition
+from penstock.registry import QUEUE, SERIES, VECTOR, is_row_condition, kind_named, kind_of_condition
 from penstock.series.table import SeriesTable
+from penstock.store.kv_tables import KvOfBatch
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
-from penstock.store.naming import NamedTables
+from penstock.vector.table import VectorTable
 
 CONDITION_OVERHEAD = 16  # of encoding: more than the lengths of a name and an argument take
 CONDITIONS_BYTES_MAX = CONDITION_BYTES_MAX - 4_096  # a client adds a token
 
 
-class StoreBatch(NamedTables):
+class StoreBatch(KvOfBatch):
     """Writes that are committed together at the end of the `with` block; an exception in the block discards them.
 
     >>> with store.batch(token=("loader", 17)) as batch:
@@ -53,6 +50,9 @@ class StoreBatch(NamedTables):
         self._port = port
         self._writes = cast(Port, _BatchPort(self))  # raises for what a batch does not offer
         self._tables: dict[str, TableInfo] = {}  # each is looked up once
+        self._looks_up = True  # a table that is not among them is looked up in the store
+        self._entered = True
+        self._time_us: int | None = None  # the store's, when it was first needed
         self._token = token
         self._durable = durable
         self._gathered = PendingDelta()
@@ -75,52 +75,6 @@ class StoreBatch(NamedTables):
         info = self._info(name)
         return kind_named(info.kind, name).table(self._writes, info, durable=False)
 
-    @overload
-    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvTable[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["utf8"]) -> KvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["json"]) -> KvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["int64"]) -> KvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["float64"]) -> KvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, value: DecimalType) -> KvTable[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, value: StructType) -> KvTable[dict[str, object]]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvTable[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvTable[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
-
-    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
-        """Return an existing kv table, whose writes join this batch; `value` and `key` are its types."""
-        return KV.of_types(KV.table(self._writes, self._info(name, KV), durable=False), value, key)
-
     def queue(self, name: str) -> QueueTable:
         """Return an existing queue, whose writes join this batch."""
         return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
@@ -129,15 +83,38 @@ class StoreBatch(NamedTables):
         """Return an existing series table, whose writes join this batch."""
         return SERIES.table(self._writes, self._info(name, SERIES), durable=False)
 
+    def vector(self, name: str) -> VectorTable:
+        """Return an existing vector table, whose writes join this batch."""
+        return VECTOR.table(self._writes, self._info(name, VECTOR), durable=False)
+
     def _find(self, name: str) -> TableInfo | None:
         self._check_open()
+        if not self._entered:
+            raise Invalid("this batch was not entered: use `async with store.batch() as batch`")
         info = self._tables.get(name)
-        if info is None and (info := self._port.table(name)) is not None:
+        if info is None and self._looks_up and (info := self._port.table(name)) is not None:
             self._tables[name] = info
         return info
 
     def _unknown(self, name: str) -> NotFound:
         return NotFound(f"there is no table {name}: create it before the batch")
+
+    def wait_for_entry(self) -> None:
+        """Refuse tables until `look_ahead` was called. For asyncio."""
+        self._entered = False
+
+    def look_ahead(self) -> None:
+        """Learn all tables and the time, so that nothing but the commit waits for the store from here on."""
+        self._check_open()
+        self._tables, self._looks_up = {info.name: info for info in self._port.tables()}, False
+        self.time_us()
+        self._entered = True
+
+    def time_us(self) -> int:
+        """Return the store's time: one for the whole batch."""
+        if self._time_us is None:
+            self._time_us = self._port.time_us()
+        return self._time_us
 
     def load(self, name: str, rows: ArrowSource | PreparedLoad | Sequence[PreparedLoad]) -> int:
         """Add many rows and return their number.
@@ -298,7 +275,7 @@ class _BatchPort:
         """Do nothing: a batch becomes durable at its commit."""
 
     def time_us(self) -> int:
-        return self._batch._port.time_us()
+        return self._batch.time_us()
 
     def now_us(self) -> int:
         return self._batch._port.now_us()

@@ -1,13 +1,13 @@
 """Compare and set: a group that is written only if some rows have the LSNs that its writer has read.
 
-The owner, the only process that writes the journal, judges such a group at the group's own place in the order of
-writes. With the dispatcher's turn (nothing is applied meanwhile):
+The owner, the only process that writes the journal, judges such a group at the group's own position in the order of
+writes. With the dispatcher's turn (so that nothing is applied):
 
     1. no write that is not applied yet may touch the rows; if one does, wait until it is applied, and begin again
     2. the rows must have the expected LSNs, else the group is refused, and never written
     3. under the coordinator's lock: look again for writes that came since 1, and append the group
 
-So the rows are as expected where the group stands in the journal, and the record needs no condition: replicas and
+So the rows are as expected at the group's position in the journal, and the record needs no condition: replicas and
 replays apply it as they apply any other. A token is looked up first: a group that was committed before is a duplicate,
 whatever became of its rows. Like every conditional group, it is visible when it is applied.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.coordinator import Epoch, WriteCoordinator
+from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Closed, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
@@ -30,11 +30,10 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import TableInfo, Verdict
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
-from penstock.store.flusher import Flushed
+from penstock.store.flusher import Coordinator
 
 JUDGE_S = 30.0  # how long a group may wait for other writes to its rows
 
-Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 KeysOfShards = Mapping[PartitionId, tuple[Machine, frozenset[bytes]]]
 Expectation = tuple[RowConditional, TableInfo, ExpectedRow]
 

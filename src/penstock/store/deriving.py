@@ -17,7 +17,6 @@ from typing import Any
 
 from penstock.errors import KindMismatch, PenstockError, UniqueJobAlreadyPending
 from penstock.kinds import Derivation, Derived
-from penstock.lsm.tasks import TreeTask
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
@@ -25,7 +24,7 @@ from penstock.registry import kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.runner import JobResult, JobRunner
-from penstock.scheduler.task import Outcome, StopSignal, TaskLoad
+from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
 from penstock.scheduler.work import WorkCancelled, WorkFailed, pack, perform, unpack
 from penstock.store.port import LocalPort
 
@@ -46,20 +45,20 @@ class DerivedTables:
         self._root = root
         self._turns: dict[int, threading.Lock] = {}  # by the id of a table
 
-    def tasks(self) -> list[TreeTask | JobRunner]:
+    def tasks(self) -> list[PeriodicTask | JobRunner]:
         """Return the task that enqueues jobs, and the runner of the jobs."""
         return [
-            TreeTask(TASK, INTERVAL_S, self._enqueue),
-            JobRunner(RUNNER, self._jobs, {int(JobKind.ROLLUP): self._handle}),
+            PeriodicTask(TASK, INTERVAL_S, self._enqueue),
+            JobRunner(RUNNER, self._jobs, dict.fromkeys((int(JobKind.ROLLUP), int(JobKind.TRAIN)), self._handle)),
         ]
 
     def _enqueue(self) -> Outcome:
         enqueued = False
         for info in self._port.tables():
             kind = kind_named(info.kind, info.name)
-            if isinstance(kind, Derived) and kind.is_derived(info):
+            if isinstance(kind, Derived) and kind.is_derived(info) and kind.is_due(info, self._port):
                 with suppress(UniqueJobAlreadyPending):
-                    self._jobs.enqueue(JobKind.ROLLUP, db_id=info.table)
+                    self._jobs.enqueue(kind.derived_by, db_id=info.table)
                     enqueued = True
         return None if enqueued else TaskLoad.IDLE  # not BUSY: a job is enqueued each time, needed or not
 
@@ -93,7 +92,7 @@ class DerivedTables:
             return True
 
     def _run(self, plan: Derivation, stop: StopSignal) -> list[Any]:
-        if self._offers.slots():
+        if self._offers.slots() and plan.parts:
             try:
                 results: Any = self._offers.submit_parts(plan.function, plan.parts).wait(stop.is_set)
                 return list(results)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.coordinator import Batch, Durability
+from penstock.coordinator import Batch, Durability, WriteCoordinator
 from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
@@ -46,6 +46,9 @@ class Flushed(msgspec.Struct, frozen=True):
 
     records: list[FlushedRecord]
     size: int  # bytes, as its writers counted them
+
+
+Coordinator = WriteCoordinator[PendingDelta, Flushed, int]  # of a store
 
 
 class _Attempt(msgspec.Struct, frozen=True):
@@ -93,7 +96,11 @@ class StoreFlusher:
         records = attempt.records
         if records and committed < records[-1].lsn:  # else an interrupt came right after the sync
             assert committed == attempt.after
-            self._propose([encode(records[0].record)] if len(records) == 1 else list(map(_body, records)))
+            bodies = [encode(records[0].record)] if len(records) == 1 else list(map(_body, records))
+            try:
+                self._consensus.propose(bodies)
+            except (ProcessLimit, DiskFull) as error:
+                self._propose_again(bodies, error)
         # After the sync: do not acknowledge a write to a folder that was moved or deleted more than a moment ago.
         if not records or abs(records[-1].record.time_us - self._checked_us) >= CHECK_US:
             self._check_folder()
@@ -144,15 +151,14 @@ class StoreFlusher:
                 decoded.append(part)
         return Group(tuple(sections), group.condition), decoded, refers
 
-    def _propose(self, bodies: list[bytes]) -> None:
-        try:
-            self._consensus.propose(bodies)
-        except ProcessLimit:
+    def _propose_again(self, bodies: list[bytes], error: ProcessLimit | DiskFull) -> None:
+        """Propose records again: the error came before a byte was written, so this does not retry a failed write."""
+        if isinstance(error, ProcessLimit):
             _retry_shortage(lambda: self._consensus.propose(bodies))
-        except DiskFull:  # raised before a byte was written, so this does not retry a failed write
-            if not self._make_room():
-                raise
+        elif self._make_room():
             self._consensus.propose(bodies)
+        else:
+            raise error
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch the records; return the LSN up to which everything is applied."""

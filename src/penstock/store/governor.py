@@ -17,7 +17,7 @@ from penstock.host import threads
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
-from penstock.store.port import Coordinator
+from penstock.store.flusher import Coordinator
 
 GROWING_PART = 8  # growing memtables may hold 1/8 of the memory
 CHECK_BYTES = 4 << 20  # applied between two checks

@@ -1,4 +1,4 @@
-"""Finds a table by name and kind, for a store, a batch and a snapshot.
+"""Finds tables by name and kind, for a store, a batch and a snapshot; creates them in a store.
 
 Thread: any.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from penstock.arguments import flag
 from penstock.errors import KindMismatch, NotFound
-from penstock.kinds import InThisProcess, Kind
+from penstock.kinds import InThisProcess, Kind, Port
 from penstock.partition.ledger import TableInfo
-from penstock.registry import BUILT_IN, check_name
+from penstock.registry import BUILT_IN, check_name, check_shards
 
 
 class NamedTables(InThisProcess, ABC):
@@ -31,6 +32,29 @@ class NamedTables(InThisProcess, ABC):
             raise self._unknown(name)
         if kind is not None:
             check_kind(info, kind)
+        return info
+
+
+class CreatedTables(NamedTables):
+    """Base of a store: tables that it lacks are created."""
+
+    _port: Port
+    _durable: bool
+
+    def _known(self, name: str) -> TableInfo | None:
+        """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
+        return self._find(name)
+
+    def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
+        name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
+        info = self._known(name)
+        if info is None:
+            if not create:
+                raise self._unknown(name)
+            info = self._port.create(name, kind.name, shards, options)
+        check_kind(info, kind)
+        if shards not in (1, info.shards):
+            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
 
 

@@ -31,18 +31,10 @@ from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import Machine, MachineContext
 from penstock.log import Log
-from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge_offers import MergeOffers
-from penstock.lsm.tasks import (
-    COMPACTION_JOBS,
-    FLUSH_JOBS,
-    TreeTask,
-    job_runners,
-    merge_on,
-    tree_tasks,
-)
+from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, job_runners, merge_on, tree_tasks
 from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree
 from penstock.manifest.engine import EngineOpener
@@ -64,12 +56,13 @@ from penstock.scheduler.engines import Engines
 from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.task import Outcome, TaskLoad
+from penstock.scheduler.task import Outcome, PeriodicTask, TaskLoad
 from penstock.store.deriving import DerivedTables
 from penstock.store.dropped import SPILL, DroppedShards
 from penstock.store.flusher import StoreFlusher
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
+from penstock.store.journal_trimming import JournalTrimmer
 from penstock.store.port import LocalPort
 from penstock.store.reserve import Reserve
 from penstock.store.settings import StoreSettings
@@ -79,9 +72,6 @@ from penstock.store.tables import Tables
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1_000
-LEAVE_BYTES = 4 << 20  # of journal at close: opening reads that much quickly
-QUIET_BYTES = 16 << 20  # of journal that a quiet store keeps
-QUIET_S = 30.0  # without a record until the store counts as quiet
 
 
 class OpenedParts(Tables):
@@ -108,7 +98,6 @@ class OpenedParts(Tables):
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._started = False  # background threads run
-        self._seen_lsn, self._seen_s = -1, 0.0  # the last record the checkpoint task saw, and when
         self.metrics = Metrics()
         memory.map_large_blocks()
         self._parts = ExitStack()  # closes the parts, the newest first
@@ -253,6 +242,9 @@ class OpenedParts(Tables):
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
             settings=settings.checkpoint,
         )
+        self._trimmer = JournalTrimmer(
+            self._checkpoint, self._ledger.tree, fs=self._fs, root=self.path, clock=self._clock
+        )
         self._space = DiskSpace(
             self.path,
             self._reserve,
@@ -361,10 +353,10 @@ class OpenedParts(Tables):
             self._scheduler.register(runner)
         for derived in self._derived.tasks():
             self._scheduler.register(derived)
-        self._scheduler.register(TreeTask("checkpoint", 30.0, self._checkpoint_task, runs_after=("flush",)))
-        self._scheduler.register(TreeTask("retry", 1.0, self._retry_task))
-        self._scheduler.register(TreeTask("services", 10.0, self._services_task))
-        self._scheduler.register(TreeTask("housekeeping", 600.0, self._housekeeping_task))
+        self._scheduler.register(PeriodicTask("checkpoint", 30.0, self._trimmer.run, runs_after=("flush",)))
+        self._scheduler.register(PeriodicTask("retry", 1.0, self._retry_task))
+        self._scheduler.register(PeriodicTask("services", 10.0, self._services_task))
+        self._scheduler.register(PeriodicTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.start()
         self._started = True
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
@@ -374,28 +366,6 @@ class OpenedParts(Tables):
             self._scheduler.wake(task)
             self._scheduler.wake(FLUSH_JOBS)
             self._scheduler.wake(COMPACTION_JOBS)
-
-    def _checkpoint_task(self) -> Outcome:
-        report = self._checkpoint.run()
-        if self._is_quiet() and self._journal_bytes() > QUIET_BYTES:
-            report = self._checkpoint.clear()  # a quiet store has no writers that this delays
-        return TaskLoad.BUSY if report.segments_dropped else None
-
-    def _is_quiet(self) -> bool:
-        """Whether the last QUIET_S seconds brought no record."""
-        now_s, lsn = self._clock.monotonic_s(), self._ledger.tree.lsn
-        if lsn != self._seen_lsn:
-            self._seen_lsn, self._seen_s = lsn, now_s
-        return now_s - self._seen_s >= QUIET_S
-
-    def _journal_bytes(self) -> int:
-        folder, size = f"{self.path}/journal", 0
-        for name in filter(is_segment, self._fs.listdir(folder)):
-            with suppress(FileNotFoundError):  # dropped meanwhile
-                file = self._fs.open(f"{folder}/{name}")
-                size += file.size()
-                file.close()
-        return size
 
     def _retry_task(self) -> Outcome:
         if not self._has_folder():  # then whatever a task does would fail
@@ -428,7 +398,8 @@ class OpenedParts(Tables):
 
     def _after_apply(self, size: int) -> None:
         """Wake waiters for records; every few megabytes, check memory and disk space."""
-        self._port.applied()
+        if self._port.listeners:
+            self._port.applied()
         if self._governor.applied(size):
             self._space.check()
 
@@ -468,7 +439,7 @@ class OpenedParts(Tables):
         finally:
             self._coordinator.shutdown()
         if not self.read_only and self._has_folder():
-            self._shorten_journal()
+            self._trimmer.at_close()
 
     def _has_folder(self) -> bool:
         """Whether the folder is still the one that was opened; otherwise nothing can be done in it."""
@@ -493,21 +464,15 @@ class OpenedParts(Tables):
         finally:
             self._port.end()
 
-    def _shorten_journal(self) -> None:
-        """Spare the next opening a long journal. A failure loses nothing."""
-        try:
-            if self._journal_bytes() > LEAVE_BYTES:
-                self._checkpoint.clear()
-        except (OSError, PenstockError) as error:
-            logger.warning("%s: the next opening reads the whole journal (%s)", self.path, error)
-
     def _disable_after_fork(self) -> None:
         self._port.disable_after_fork()
 
     def _collect_at_close(self) -> None:
         """Remove the inputs of finished compactions; if that fails, the next opening does it."""
         try:
-            if self._has_folder() and not self.readers.may_be_there():  # otherwise a reader's lease may outlive its pins
+            if (
+                self._has_folder() and not self.readers.may_be_there()
+            ):  # otherwise a reader's lease may outlive its pins
                 self._collector.collect(closing=True)
         except (OSError, PenstockError) as error:
             logger.warning("%s: unused files are removed later (%s)", self.path, error)

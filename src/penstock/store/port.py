@@ -1,10 +1,6 @@
-"""The live port into a store that this process owns. `applied` is the port of other processes, `snapshot_port` that of
-a snapshot.
+"""The live port into a store that this process owns: writes, tables, staged files, services. `live_reading` reads.
 
-This process reads its own writes through the coordinator's layers: pending writes, then batches being flushed, then the
-tree. A group whose LSN shows that the tree has it already is skipped, so that no operand counts twice.
-
-A read of more than one row sees the state between two records: see `Dispatcher.finish`.
+`applied` is the port of other processes, `snapshot_port` that of a snapshot.
 
 Thread: any.
 """
@@ -15,26 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from penstock.coordinator import Acknowledgement, Epoch, WriteCoordinator
-from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
+from penstock.coordinator import Acknowledgement, Epoch
+from penstock.errors import Closed, DiskFull, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import (
-    QUERY_S,
-    BuildContext,
-    Insert,
-    Kind,
-    Loadable,
-    Machine,
-    Piece,
-    RowConditional,
-    as_loadable,
-    as_serviced,
-    partitions_of,
-)
-from penstock.partition.backlog import Partition
+from penstock.kinds import BuildContext, Derived, Insert, Kind, Loadable, RowConditional, as_loadable, as_serviced
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
@@ -53,21 +35,18 @@ from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
 from penstock.registry import check_altered, check_create, kind_named
-from penstock.store.conditions import Expectation, is_touched, submit_if
-from penstock.store.flusher import Flushed
-from penstock.store.querying import check_query
+from penstock.store.conditions import Expectation, submit_if
+from penstock.store.flusher import Coordinator
+from penstock.store.live_reading import WAIT_S, LiveReading
 from penstock.store.services import TableServices
-from penstock.store.snapshot_port import SnapshotPort, query_moment
 
 T = TypeVar("T")
-Coordinator = WriteCoordinator[PendingDelta, Flushed, int]
 # What each group counts for, beside its bytes. A reader of pending writes visits every group, so a few hundred groups
 # trigger a flush, as if they were large.
 GROUP_BYTES = 16 << 10
-WAIT_S = 60.0
 
 
-class LocalPort:
+class LocalPort(LiveReading):
     """The live port of the process that owns the store."""
 
     holder = ""
@@ -83,28 +62,17 @@ class LocalPort:
         identity: bytes,
         check_usable: Callable[[], None],
     ) -> None:
-        self._coordinator = coordinator
-        self._dispatcher = dispatcher
+        super().__init__(coordinator, dispatcher, clock=clock, check_usable=check_usable)
         self._staging = staging
-        self.clock = clock
         self.incarnation = incarnation
         self.identity = identity
-        self._check_usable = check_usable
-        self._known, self._write_into = dispatcher.known, coordinator.write_into  # bound once, for every write
-        self._ended = False
+        self._write_into = coordinator.write_into  # bound once, for every write
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
         self._service = self._services.of
         self._lock = threads.lock("local.listeners")
-        self._listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
-
-    def time_us(self) -> int:
-        """Return the store's time, which decides what has expired; never before the newest record."""
-        return max(self.clock.time_us(), self._dispatcher.ledger.tree.time_us)
-
-    def now_us(self) -> int:
-        return self.time_us()
+        self.listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
     def disable_after_fork(self) -> None:
         """In a forked child: refuse everything, without taking locks that no thread there will release."""
@@ -229,10 +197,6 @@ class LocalPort:
         self.wait_applied(epoch, timeout_s)
         return epoch
 
-    def wait_applied(self, epoch: int, timeout_s: float = WAIT_S) -> None:
-        """Wait until every process can read a write."""
-        self._coordinator.wait_applied(epoch, timeout_s)
-
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
         return self._coordinator.wait_applied(epoch, timeout_s)
 
@@ -269,6 +233,9 @@ class LocalPort:
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
         self._check_changes()
+        computed = kind_named(kind, name)
+        if isinstance(computed, Derived) and self.table(name) is None:
+            computed.check_source(name, options, self.table)
         self._command(encode_ops(Create(name, kind, shards, options)))
         info = self.table(name)
         if info is None:
@@ -313,7 +280,7 @@ class LocalPort:
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs)
+        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs, self.clock)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
@@ -362,6 +329,9 @@ class LocalPort:
         if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
             self._check_changes()
         try:
+            if self._dispatcher.torn:  # as in `lookup`
+                with self._dispatcher.turn:
+                    self._dispatcher.finish()
             service = self._service(self._existing(info.table_id))
             assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
@@ -392,148 +362,18 @@ class LocalPort:
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
         with self._lock:
-            self._listeners = (*self._listeners, act)
+            self.listeners = (*self.listeners, act)
 
         def end() -> None:
             with self._lock:
-                self._listeners = tuple(other for other in self._listeners if other is not act)
+                self.listeners = tuple(other for other in self.listeners if other is not act)
 
         return end
 
     def applied(self) -> None:
         """For the store: tell listeners that records were applied."""
-        for act in self._listeners:
+        for act in self.listeners:
             act()
-
-    def _partition(self, partition: PartitionId) -> Partition:
-        """Return a shard, opened on first use; any file error may occur then."""
-        with translate_os_errors():
-            return self._dispatcher.partition(partition)
-
-    def machine(self, partition: PartitionId) -> Machine:
-        """Return the state machine of a shard; raises if the shard is behind the journal."""
-        shard = self._partition(partition)
-        if shard.failures and (behind := shard.behind) is not None:
-            raise behind
-        return shard.machine  # type: ignore[return-value]
-
-    # -- reading
-
-    def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        layers = self._coordinator.layers
-        pending = layers.pending
-        sections = pending.open
-        if sections is not None and (rows := sections.get(partition)) is not None:  # the hot path: just written
-            value = rows.get(key)
-            if type(value) is bytes:
-                return value
-        try:
-            if self._dispatcher.torn:
-                with self._dispatcher.turn:
-                    self._dispatcher.finish()
-                    stored = self._lookup(partition, key)
-            elif layers.deltas or pending.groups:
-                stored = self._lookup(partition, key)
-            else:  # nothing waits, so what is applied is all there is
-                known = self._known(partition)
-                machine: Any = self.machine(partition) if known is None or known.failures else known.machine
-                stored = machine.get(key)
-        except Exception:
-            self._check_usable()  # files that were closed meanwhile raise anything
-            raise
-        if stored is None and self._ended:
-            self._check_usable()
-        return stored
-
-    def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        layers = self._coordinator.layers
-        known = self._known(partition)
-        machine: Any = self.machine(partition) if known is None or known.failures else known.machine
-        if layers.deltas or layers.pending.groups:
-            waiting = [part for delta in (layers.pending, *layers.deltas) for part in delta.sections(partition)]
-            if any(machine.touches(part, key) for _, part in waiting):
-                value: bytes | None = machine.fold(key, waiting, self.time_us())
-                return value
-        return machine.get(key)  # type: ignore[no-any-return]
-
-    def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
-        self._check_usable()
-        if is_touched(self._coordinator, partition, self.machine(partition), key):
-            self.wait_applied(self._coordinator.last)  # only then it has an LSN
-        return self.applied_row(partition, key)
-
-    def lookup_many(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        if len(keys) == 1:
-            return [self.lookup(partition, keys[0])]
-        try:
-            with self.moment([partition]) as moment:
-                return moment.lookup_many(partition, keys)
-        except Exception:
-            self._check_usable()
-            raise
-
-    @contextmanager
-    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
-        moment = self._moment(partitions)
-        try:
-            yield moment
-        finally:
-            moment.close()
-
-    def _moment(self, partitions: Sequence[PartitionId], *, own: bool = True) -> SnapshotPort:
-        """Return shards as of one LSN; with `own`, overlaid with this process's writes that are not applied yet."""
-        self._check_usable()
-        machines = [self.machine(partition) for partition in partitions]
-        waiting: list[list[Any]] = [[] for _ in partitions]
-        with self._dispatcher.turn:
-            self._dispatcher.finish()
-            deltas = self._coordinator.seal_pending().deltas if own else ()
-            lsn, time_us = self._dispatcher.published, self.time_us()
-            states = [machine.snapshot() for machine in machines]
-            for machine, partition, some in zip(machines, partitions, waiting, strict=True):
-                some += [
-                    part
-                    for delta in reversed(deltas)
-                    for group, part in reversed(delta.sections(partition))
-                    if group.lsn is None or group.lsn > machine.applied
-                ]
-        views = {
-            partition: machine.overlay(state, some, time_us) if some else state
-            for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
-        }
-        return SnapshotPort(lsn, views, {}, time_us, states, clock=self.clock)
-
-    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
-        return self._moment([partition]).scan(partition, start, end, reverse)
-
-    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
-        return self._moment([partition]).scan_arrow(partition, start, end)
-
-    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
-        check_query(info, name, argument, timeout_s)
-        return query_moment(self._moment(partitions_of(info)), info, name, argument, timeout_s)
-
-    def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
-        raise Invalid("pieces are read from a snapshot: take one")
-
-    def snapshot(self) -> SnapshotPort:
-        self._check_usable()
-        lsn, tables, states = self._dispatcher.snapshot()
-        return SnapshotPort(lsn, states, {info.name: info for info in tables}, self.time_us(), clock=self.clock)
-
-    def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of keys as every process sees them, all at one LSN."""
-        self._check_usable()
-        with self._dispatcher.turn:
-            self._dispatcher.finish()
-            return list(map(self.machine(partition).get, keys))
-
-    def applied_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
-        """Return the value of a key, as every process sees it, and the LSN of its row."""
-        self._check_usable()
-        with self._dispatcher.turn:
-            self._dispatcher.finish()
-            return self.machine(partition).row(key)
 
 
 class _Refusal:

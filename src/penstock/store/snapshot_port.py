@@ -1,10 +1,11 @@
-"""The port of a snapshot: a store at one LSN.
+"""The port of a snapshot, a store at one LSN; and the reads of a live port that take a snapshot while they last.
 
 Thread: any. Invariant: nothing that it reads changes or is deleted before `close`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -98,8 +99,35 @@ class SnapshotPort:
         self._states.clear()
 
 
-def query_moment(moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float) -> Iterator[Any]:
-    """Yield the batches of a query, then close its moment."""
+class MomentReading(ABC):
+    """Base of the live ports: a read of more than one row takes a snapshot of its shards."""
+
+    @abstractmethod
+    def snapshot_of(self, partitions: Sequence[PartitionId]) -> SnapshotPort:
+        """Return some shards as of one LSN."""
+
+    @contextmanager
+    def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
+        moment = self.snapshot_of(partitions)
+        try:
+            yield moment
+        finally:
+            moment.close()
+
+    def scan(self, partition: PartitionId, start: bytes, end: bytes | None, reverse: bool) -> Iterator[Any]:
+        return self.snapshot_of([partition]).scan(partition, start, end, reverse)
+
+    def scan_arrow(self, partition: PartitionId, start: bytes, end: bytes | None) -> Iterator[Any]:
+        return self.snapshot_of([partition]).scan_arrow(partition, start, end)
+
+    def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
+        check_query(info, name, argument, timeout_s)
+        return _query_and_close(self.snapshot_of(partitions_of(info)), info, name, argument, timeout_s)
+
+
+def _query_and_close(
+    moment: SnapshotPort, info: TableInfo, name: str, argument: bytes, timeout_s: float
+) -> Iterator[Any]:
     try:
         yield from moment.query(info, name, argument, timeout_s=timeout_s)
     finally:

@@ -19,7 +19,8 @@ from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
-from penstock.store.port import Coordinator, LocalPort
+from penstock.store.flusher import Coordinator
+from penstock.store.port import LocalPort
 from penstock.store.reserve import Reserve
 
 logger = logging.getLogger(__name__)

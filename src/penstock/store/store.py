@@ -31,6 +31,7 @@ from penstock.manifest.memory import ReadOnlyEngine
 from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
+from penstock.registry import VECTOR
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -102,18 +103,18 @@ class Store(OpenedParts):
 
         `GateShut` if other work on the table does not end within `timeout_s` seconds.
         """
-        wanted, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
+        info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
         try:
             with translate_os_errors():
-                return self._compact(wanted, timeout_s)
+                return self._compact(info, timeout_s)
         except GateShut as error:
-            raise GateShut(f"table {wanted.name} was not compacted: {error}") from error
+            raise GateShut(f"table {info.name} was not compacted: {error}") from error
 
-    def _compact(self, wanted: TableInfo, timeout_s: float) -> CompactionReport:
-        for partition in partitions_of(wanted):
+    def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
+        for partition in partitions_of(info):
             self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
-        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == wanted.table_id]
+        trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
@@ -128,6 +129,19 @@ class Store(OpenedParts):
         info = self._info(name)
         self._port.flush(None)  # with all that was written so far
         with translate_os_errors():
+            return self._derived.derive_now(info)
+
+    def reindex(self, name: str, *, rebuild: bool = False) -> int:
+        """Bring the index of a vector table up to date, in this thread; return the number of commits.
+
+        The store does it by itself. With `rebuild` the index is dropped first and made anew from the vectors.
+        """
+        info = self._info(name, VECTOR)
+        self._check_writable()
+        with translate_os_errors():
+            if rebuild:
+                VECTOR.reset(self._port, info)
+            self._port.flush(None)
             return self._derived.derive_now(info)
 
     def recover(self) -> None:

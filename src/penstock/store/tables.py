@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any
 
 from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
-from penstock.errors import Invalid, KindMismatch, NotFound
-from penstock.kinds import Kind, Port, SnapshotReading, partitions_of
-from penstock.kv.table import KvReader, KvTable
-from penstock.kv.text_keys import TextKvReader, TextKvTable
-from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
+from penstock.errors import Invalid, NotFound
+from penstock.kinds import SnapshotReading, partitions_of
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import KINDS, KV, QUEUE, SERIES, check_name, check_shards, find_kind, kind_named
+from penstock.registry import KINDS, QUEUE, SERIES, VECTOR, check_name, find_kind, kind_named
 from penstock.series.options import SeriesOptions
 from penstock.series.table import SeriesReader, SeriesTable
 from penstock.store.batch import StoreBatch
+from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
-from penstock.store.naming import NamedTables, check_kind
+from penstock.vector.options import Metric
+from penstock.vector.table import VectorReader, VectorTable
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
@@ -37,11 +35,8 @@ def check_epoch(epoch: Any) -> int | None:
     return None if epoch is None else whole(epoch, "an epoch", 0, EPOCH_MAX) or None
 
 
-class Tables(NamedTables):
+class Tables(KvOfStore):
     """The operations of a store, over a port into it."""
-
-    _port: Port
-    _durable: bool
 
     path: str
     _closed: bool
@@ -58,90 +53,6 @@ class Tables(NamedTables):
         self._check_usable()
 
     # -- tables
-
-    @overload
-    def kv(
-        self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
-    ) -> KvTable[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True) -> KvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True) -> KvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True) -> KvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True) -> KvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True) -> KvTable[Decimal]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
-    ) -> KvTable[dict[str, object]]: ...
-
-    @overload
-    def kv(
-        self,
-        name: str,
-        *,
-        key: Literal["utf8"],
-        shards: int = 1,
-        value: Literal["bytes"] | None = None,
-        create: bool = True,
-    ) -> TextKvTable[bytes]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["utf8"], create: bool = True
-    ) -> TextKvTable[str]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["json"], create: bool = True
-    ) -> TextKvTable[Json]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["int64"], create: bool = True
-    ) -> TextKvTable[int]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["float64"], create: bool = True
-    ) -> TextKvTable[float]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: DecimalType, create: bool = True
-    ) -> TextKvTable[Decimal]: ...
-
-    @overload
-    def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: StructType, create: bool = True
-    ) -> TextKvTable[dict[str, object]]: ...
-
-    def kv(
-        self,
-        name: str,
-        *,
-        shards: int = 1,
-        value: AnyValueType | None = None,
-        key: KeyType | None = None,
-        create: bool = True,
-    ) -> Any:
-        """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
-
-        `value` is the type of its values, and `key` of its keys: bytes or utf8. They may be omitted for an existing
-        table: type checkers then take them for bytes. `KindMismatch` if the table holds another type.
-        """
-        info = self._table(name, KV, shards, KV.options(value, key), create=create)
-        info = KV.widened(self._port, info, value, key)
-        return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)
 
     def queue(
         self,
@@ -168,6 +79,29 @@ class Tables(NamedTables):
         SERIES.check_made(info, options)
         return SERIES.table(self._port, info, durable=self._durable)
 
+    def vector(
+        self,
+        name: str,
+        *,
+        dimensions: int | None = None,
+        metric: Metric | None = None,
+        shards: int = 1,
+        create: bool = True,
+    ) -> VectorTable:
+        """Return a vector table; create it if it does not exist, unless `create=False` (`NotFound`).
+
+        `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
+        be omitted for an existing one.
+        """
+        info = self._find(check_name(name))
+        if info is None or dimensions is not None:
+            options = VECTOR.options(dimensions, metric) if flag(create, "create") else b""
+        else:
+            options = info.options
+        info = self._table(name, VECTOR, shards, options, create=create)
+        VECTOR.check_made(info, dimensions, metric)
+        return VECTOR.table(self._port, info, durable=self._durable)
+
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
         """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
         table_kind = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
@@ -181,22 +115,6 @@ class Tables(NamedTables):
         """Return an existing table of any kind; `NotFound` if there is none."""
         info = self._info(name)
         return kind_named(info.kind, name).table(self._port, info, durable=self._durable)
-
-    def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
-        name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
-        info = self._known(name)
-        if info is None:
-            if not create:
-                raise self._unknown(name)
-            info = self._port.create(name, kind.name, shards, options)
-        check_kind(info, kind)
-        if shards not in (1, info.shards):
-            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
-        return info
-
-    def _known(self, name: str) -> TableInfo | None:
-        """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
-        return self._find(name)
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_usable()
@@ -260,7 +178,7 @@ class Tables(NamedTables):
         return self._port.stage(partitions_of(info)[shard], count, lease_s)
 
 
-class StoreSnapshot(NamedTables):
+class StoreSnapshot(KvOfSnapshot):
     """Read-only view of all tables at one LSN.
 
     >>> with store.snapshot() as snapshot:
@@ -287,52 +205,6 @@ class StoreSnapshot(NamedTables):
         info = self._info(name)
         return kind_named(info.kind, name).reader(self._port, info)
 
-    @overload
-    def kv(self, name: str, *, value: Literal["bytes"] | None = None) -> KvReader[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["utf8"]) -> KvReader[str]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["json"]) -> KvReader[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["int64"]) -> KvReader[int]: ...
-
-    @overload
-    def kv(self, name: str, *, value: Literal["float64"]) -> KvReader[float]: ...
-
-    @overload
-    def kv(self, name: str, *, value: DecimalType) -> KvReader[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, value: StructType) -> KvReader[dict[str, object]]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["bytes"] | None = None) -> TextKvReader[bytes]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["utf8"]) -> TextKvReader[str]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["json"]) -> TextKvReader[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["int64"]) -> TextKvReader[int]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: Literal["float64"]) -> TextKvReader[float]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: DecimalType) -> TextKvReader[Decimal]: ...
-
-    @overload
-    def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvReader[dict[str, object]]: ...
-
-    def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
-        """Return a kv table; `value` and `key` are the types of its values and keys, for type checkers."""
-        return KV.of_types(KV.reader(self._port, self._info(name, KV)), value, key)
-
     def queue(self, name: str) -> QueueView:
         """Return a queue."""
         return QUEUE.reader(self._port, self._info(name, QUEUE))
@@ -340,6 +212,10 @@ class StoreSnapshot(NamedTables):
     def series(self, name: str) -> SeriesReader:
         """Return a series table."""
         return SERIES.reader(self._port, self._info(name, SERIES))
+
+    def vector(self, name: str) -> VectorReader:
+        """Return a vector table."""
+        return VECTOR.reader(self._port, self._info(name, VECTOR))
 
     def _find(self, name: str) -> TableInfo | None:
         return self._port.table(name)

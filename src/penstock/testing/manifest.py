@@ -8,35 +8,28 @@ Thread: reads from any thread; one writer at a time.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import msgspec
 
-from penstock.errors import Closed, CommitFailed, Invalid
+from penstock.errors import CommitFailed, Invalid
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.manifest.engine import TABLES
-from penstock.manifest.memory import MemoryView
+from penstock.manifest.memory import MemoryTables
 from penstock.manifest.settings import ManifestSettings
 from penstock.testing.disk import SimulatedDisk
 
 _STATE = msgspec.msgpack.Decoder(dict[str, dict[bytes, bytes]])
 
 
-class MemoryEngine:
+class MemoryEngine(MemoryTables):
     """The manifest's engine on a simulated disk."""
 
     def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
         if not isinstance(fs, SimulatedDisk):
             raise Invalid("the memory engine works on a SimulatedDisk only")
-        self._path = path
+        super().__init__(path, {name: {} for name in TABLES})
         self._disk = fs
-        self._writing = threading.Lock()
         self._owner = fs.lock(path + ".owner")
-        self._closed = False
-        self._tables: dict[str, dict[bytes, bytes]] = {name: {} for name in TABLES}
         try:
             if fs.exists(path):
                 file = fs.open(path)
@@ -45,28 +38,11 @@ class MemoryEngine:
             self._owner.release()
             raise
 
-    @contextmanager
-    def read(self) -> Iterator[MemoryView]:
-        self._check_open()
-        yield MemoryView(self._tables)
-
-    @contextmanager
-    def write(self) -> Iterator[MemoryView]:
-        with self._writing:
-            self._check_open()
-            view = MemoryView(self._tables)
-            yield view
-            try:
-                self._disk.put_atomically(self._path, msgspec.msgpack.encode(view.tables))
-            except OSError as error:
-                raise CommitFailed(f"{self._path}: nothing was committed ({error})") from error
-            self._tables = view.tables
-
-    def grow(self, *, for_deletes: bool) -> bool:
-        return False
-
-    def maintain(self) -> None:
-        self._check_open()
+    def _make_durable(self, tables: dict[str, dict[bytes, bytes]]) -> None:
+        try:
+            self._disk.put_atomically(self._path, msgspec.msgpack.encode(tables))
+        except OSError as error:
+            raise CommitFailed(f"{self._path}: nothing was committed ({error})") from error
 
     def copy(self, target: str) -> None:
         with self.read() as view:
@@ -76,9 +52,5 @@ class MemoryEngine:
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            super().close()
             self._owner.release()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self._path} is closed: open it again")

@@ -136,7 +136,7 @@ def test_an_interrupt_at_any_point_loses_no_helper(kept: bool) -> None:
             threads._helpers.pop()._given.release()  # without a call it ends
 
     def count() -> int:
-        return sum(thread.name == "penstock-helper" for thread in threading.enumerate())
+        return sum(thread.name == "penstock-helper" and thread.is_alive() for thread in threading.enumerate())
 
     act()
     end_helpers()

@@ -336,11 +336,11 @@ def test_keys_of_text_in_asyncio(tmp_path: Path) -> None:
             assert row.value == 1
             assert await table.get("a") == 1
             async with store.batch() as batch:
-                (await batch.kv("t", key="utf8")).put("b", 2, if_absent=True)
+                batch.kv("t", key="utf8", value="int64").put("b", 2, if_absent=True)
             assert [pair async for pair in table.scan()] == [("a", 1), ("b", 2)]
             assert await table.count() == 2
             async with store.snapshot() as snapshot:
-                assert await (await snapshot.kv("t", key="utf8")).get("b") == 2
+                assert await snapshot.kv("t", key="utf8", value="int64").get("b") == 2
 
     asyncio.run(use())
 

@@ -6,7 +6,7 @@ import pytest
 from store_model import open_simulated
 
 from penstock.partition import checkpoint
-from penstock.store import opening
+from penstock.store import journal_trimming
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 
@@ -111,18 +111,18 @@ def test_a_clear_that_fails_gives_up_nothing(
 def test_a_quiet_store_gives_up_its_journal(
     disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "QUIET_BYTES", 100)
+    monkeypatch.setattr(journal_trimming, "QUIET_BYTES", 100)
     with open_simulated(disk, clock) as store:
         fill(store, "t", 5)
-        store._checkpoint_task()
+        store._trimmer.run()
         for _ in range(5):  # written to all the time: not quiet
             fill(store, "t", 1)
-            clock.advance(opening.QUIET_S - 1)
-            store._checkpoint_task()
+            clock.advance(journal_trimming.QUIET_S - 1)
+            store._trimmer.run()
             assert store._consensus.first < store._consensus.committed
-        clock.advance(opening.QUIET_S)
+        clock.advance(journal_trimming.QUIET_S)
         written = store._consensus.committed
-        store._checkpoint_task()
+        store._trimmer.run()
         assert store._consensus.first > written
         assert len(dict(store.kv("t").scan())) == 5
 
@@ -130,9 +130,9 @@ def test_a_quiet_store_gives_up_its_journal(
 def test_a_short_journal_is_left_alone(disk: SimulatedDisk, clock: FakeClock) -> None:
     with open_simulated(disk, clock) as store:
         fill(store, "t", 1)
-        store._checkpoint_task()
-        clock.advance(10 * opening.QUIET_S)
-        store._checkpoint_task()
+        store._trimmer.run()
+        clock.advance(10 * journal_trimming.QUIET_S)
+        store._trimmer.run()
         assert store.kv("t").get(b"0") == bytes(200)
         assert not any(name.endswith(".sst") for name in disk.listdir(folder_of(store, "t")))
 

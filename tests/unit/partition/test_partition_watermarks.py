@@ -128,11 +128,11 @@ def test_the_watermark_moves_after_the_view(monkeypatch: pytest.MonkeyPatch) -> 
         apply = Tree.apply
 
         def early(self: Tree, edit: Edit) -> None:
-            before, self._lsn = self._lsn, edit.lsn  # the seeded bug
+            before, self.lsn = self.lsn, edit.lsn  # the seeded bug
             try:
                 apply(self, msgspec.structs.replace(edit, lsn=edit.lsn + 1))
             finally:
-                self._lsn = before
+                self.lsn = before
 
         monkeypatch.setattr(Tree, "apply", early)
         with pytest.raises(AssertionError, match="before the view"):

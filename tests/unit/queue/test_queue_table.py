@@ -750,7 +750,7 @@ def test_a_journal_is_not_read_again_after_a_clean_end(
     disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, with_keys: bool
 ) -> None:
     """Closing stores what is in it, in memory or in files that were not synced."""
-    monkeypatch.setattr("penstock.store.opening.LEAVE_BYTES", 0)
+    monkeypatch.setattr("penstock.store.journal_trimming.LEAVE_BYTES", 0)
     store = open_queues(disk, clock)
     queue = store.queue("events")
     store.kv("idle")

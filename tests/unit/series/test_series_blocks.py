@@ -72,7 +72,7 @@ def test_a_block_returns_what_was_written(
     assert len(block) == len(expected)
     assert block.deleted.ids.tolist() == some.ids.tolist()
     wanted = np.array(sorted(ids), np.uint32)
-    assert rows(block.between(wanted, start, end)) == [
+    assert rows(block.between(block.select(wanted, start, end), start, end)) == [
         row for row in expected if row[0] in ids and start <= row[1] < end
     ]
     kept = [row for row in expected if not any(n == row[0] and a <= row[1] < b for n, a, b in gone)]
@@ -161,9 +161,10 @@ def test_a_read_decodes_only_the_chunks_it_needs(monkeypatch: pytest.MonkeyPatch
         return right(self, chunk, kind)
 
     monkeypatch.setattr(Block, "_decode", decode)
-    assert len(block.between(np.array([7], np.uint32), 0, FOREVER)) == 2_000
+    seven = np.array([7], np.uint32)
+    assert len(block.between(block.select(seven, 0, FOREVER), 0, FOREVER)) == 2_000
     assert len(decoded) == 2  # one of times, one of values
-    assert not len(block.between(np.array([7], np.uint32), FOREVER, FOREVER + 1))
+    assert not len(block.between(block.select(seven, FOREVER, FOREVER + 1), FOREVER, FOREVER + 1))
     assert len(decoded) == 2
 
 

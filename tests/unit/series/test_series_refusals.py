@@ -155,3 +155,47 @@ def test_the_series_of_a_batch_count_together(tmp_path: Path) -> None:
         batch("cpu", 5)  # those that are known do not count again
         assert metrics.cardinality().metrics == {"cpu": 5}
         assert metrics.select("cpu").num_rows == 13
+
+
+MASKED = np.ma.MaskedArray([1, 2], [False, True])
+
+
+@pytest.mark.parametrize(
+    ("values", "times", "message"),
+    [
+        (MASKED, [1, 2], "some values are masked: drop such samples"),
+        ([1.0, 2.0], MASKED, "some times are masked: drop such samples"),
+        (np.array([1, 10], np.longdouble) ** 400, [1, 2], "a value is larger than float64 can hold"),
+        ([1.0], [1.5], "times are an array of microseconds since 1970"),
+    ],
+)
+def test_arrays_that_lose_something(metrics: Any, values: Any, times: Any, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        metrics.write_columns("cpu", values, times=times)
+    refused(metrics, lambda: metrics.write_columns("cpu", values, times=times))
+
+
+def test_arrays_that_lose_nothing(metrics: Any) -> None:
+    plain = np.ma.MaskedArray([5.0, 6.0], [False, False])
+    metrics.write_columns("plain", plain, times=np.ma.MaskedArray([1, 2]))
+    metrics.write_columns("long", np.array([0.5, np.inf, -np.inf], np.longdouble), times=[1, 2, 3])
+    metrics.write_columns("half", np.array([0.5, 1.5], np.float16), times=[1, 2])
+    found = {name: metrics.select(name).column("value").to_pylist() for name in ("plain", "long", "half")}
+    assert found == {"plain": [5.0, 6.0], "long": [0.5, np.inf, -np.inf], "half": [0.5, 1.5]}
+
+
+def test_times_of_numpy(metrics: Any) -> None:
+    time = np.datetime64("2020-01-01T00:00:00")
+    metrics.write("numpy", 1.0, time=time)
+    assert metrics.select("numpy", time, time + np.timedelta64(1, "us")).column("time").to_pylist() == [
+        datetime(2020, 1, 1, tzinfo=UTC)
+    ]
+    metrics.delete("numpy", end=time)
+    assert metrics.select("numpy").num_rows == 1
+    for wrong in (np.datetime64("NaT"), np.datetime64(20_000, "Y"), 1_700_000_000.5, "2020-01-01"):
+        refused(metrics, lambda wrong=wrong: metrics.write("cpu", 1.0, time=wrong))
+
+
+def test_a_label_of_by_that_no_series_has(metrics: Any) -> None:
+    found = metrics.aggregate("cpu", function="count", by=["hst"]).to_pylist()
+    assert [(row["labels"], row["value"]) for row in found] == [([], 1.0)]

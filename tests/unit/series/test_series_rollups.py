@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import penstock
-from penstock.errors import Invalid, KindMismatch
+from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.registry import SERIES
 from penstock.series import rollups
 from penstock.series.section import STALE_BITS
@@ -142,13 +143,56 @@ def test_a_rollup_is_read_only_and_keeps_its_own_retention(store: Store) -> None
         store.roll_up("metrics")
 
 
-def test_a_source_that_is_not_there_yet(store: Store) -> None:
-    options = penstock.SeriesOptions(rollup=penstock.Rollup(source="later", step_s=60))
-    target = store.series("rolled", options=options)
-    assert store.roll_up("rolled") == 0
-    store.series("later").write("cpu", 2.0, time=T0)
+@pytest.mark.parametrize("through", ["open", "connect"])
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("metrcs", NotFound, "there is no table metrcs to make a rollup of: create it first, or correct source="),
+        ("users", KindMismatch, "table users is of the kind kv: a rollup is made of a series table"),
+        ("rolled", Invalid, "table rolled cannot be a rollup of itself"),
+    ],
+)
+def test_a_source_that_cannot_be(tmp_path: Path, through: str, source: str, error: Any, message: str) -> None:
+    options = penstock.SeriesOptions(rollup=penstock.Rollup(source=source, step_s=60))
+    with penstock.open(tmp_path / "store") as store, penstock.connect(store.path) as client:
+        store.series("metrics")
+        store.kv("users")
+        with pytest.raises(error, match=message):
+            (store if through == "open" else client).series("rolled", options=options)
+        assert [info.name for info in store.port.tables()] == ["metrics", "users"]
+
+
+@pytest.mark.parametrize("samples_again", [True, False])
+def test_a_source_that_was_dropped_and_created_again(store: Store, samples_again: bool) -> None:
+    source, target = make(store)
+    source.write_columns("old", [1.0, 2.0], times=[T0, T0 + 5 * HOUR])
     assert store.roll_up("rolled") == 1
-    assert set(target.to_arrow().column("metric").to_pylist()) == {f"cpu:{name}" for name in rollups.ROLLED}
+    before = rolled(target)
+    store.drop("metrics")
+    assert store.roll_up("rolled") == 0
+    assert rolled(target) == before  # it keeps what it has, until there is another source
+    source, target = make(store)
+    if samples_again:
+        source.write("new", 3.0, time=T0)
+    assert store.roll_up("rolled") == 1
+    assert rolled(target) == (expected({("new", "", T0): 3.0}, 300) if samples_again else {})
+    assert store.roll_up("rolled") == 0
+
+
+def test_progress_of_an_earlier_release_goes_on(store: Store) -> None:
+    """It has no id of its source: what the rollup holds is kept."""
+    source, target = make(store)
+    source.write("cpu", 1.0, time=T0, durable=True)
+    info = store.port.table("rolled")
+    assert info is not None
+    plan = SERIES.derive(info, store.port)
+    assert plan is not None
+    plan._after = msgspec.structs.replace(plan._after, source=0)
+    plan.commit(store._derived._run_here(plan))
+    plan.close()
+    source.write("cpu", 2.0, time=T0 + 3 * HOUR)
+    assert store.roll_up("rolled") == 1
+    assert rolled(target) == expected({("cpu", "", T0): 1.0, ("cpu", "", T0 + 3 * HOUR): 2.0}, 300)
 
 
 @pytest.mark.parametrize(

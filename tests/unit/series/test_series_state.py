@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import Interrupt, interrupted_at, where
+from pyroaring import BitMap
 from series_place import DESCRIPTOR, OPTIONS, SeriesModel, SeriesPlace, block, labels, select
 
 import penstock.series.ids as ids_module
@@ -21,6 +22,7 @@ from penstock.partition.machine import Entry
 from penstock.series import index
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.labels import Labels, LabelTable
+from penstock.series.operators import encode_ids, encode_single_ids
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.section import (
     MetricMetadata,
@@ -209,9 +211,9 @@ def test_an_interrupt_between_an_edit_and_its_memory_gives_no_id_twice(monkeypat
     place = SeriesPlace(settings=LARGE)
     right = ids_module.SeriesIds.remember
 
-    def fail(self: ids_module.SeriesIds, draft: ids_module.RecordDraft) -> None:
-        for some in draft.buckets.values():
-            some.base.ids.update(some.new)
+    def fail(self: ids_module.SeriesIds, learned: ids_module.LearnedIds) -> None:
+        for base, new, _ in learned.buckets.values():
+            base.ids.update(new)
         raise Interrupt
 
     place.write(one_each(hosts(2), 5))
@@ -293,10 +295,13 @@ def test_names_values_counts_and_metadata(place: SeriesPlace) -> None:
     assert set(state.label_values("nothing", (), *everything)) == set()
     counts = [(b - BUCKET, metric, count) for b, metric, count in state.metric_counts(*everything)]
     assert counts == [(0, "cpu", 2), (0, "up", 1), (1, "up", 1)]
-    values = {(b - BUCKET, name): count for b, name, count in state.label_counts(*everything)}
-    assert values == {(0, "__name__"): 2, (0, "host"): 2, (0, "dc"): 1, (1, "__name__"): 1, (1, "zone"): 1}
     assert list(state.metadata()) == [MetricMetadata("cpu", "counter")]
     assert state.match((), 5, 5) == []
+
+
+def test_sets_of_one_id_are_encoded_as_others_are() -> None:
+    ids = np.array([1, 2, 65_535, 65_536, 70_001, (1 << 32) - 2], np.uint32)
+    assert encode_single_ids(ids) == [encode_ids(BitMap([number])) for number in ids.tolist()]
 
 
 def test_labels_of_many_ids(place: SeriesPlace) -> None:

@@ -95,6 +95,21 @@ def test_labels_series_metadata_and_cardinality(store: Any) -> None:
     assert metrics.cardinality(top=1) == penstock.Cardinality(4, {"cpu": 3}, {"host": 3})
 
 
+def test_statistics(store: Any) -> None:
+    metrics = store.series("metrics", shards=2)
+    assert metrics.statistics() == penstock.SeriesStatistics(
+        shards=2, buckets=0, series=0, memory_bytes=0, files=0, file_bytes=0, runs_max=0
+    )
+    for number in range(10):
+        metrics.write("cpu", 1.0, {"n": str(number)}, time=number % 3 * 24 * HOUR_US)
+    store.flush()
+    found = metrics.statistics()
+    assert (found.shards, found.buckets, found.series, found.files) == (2, 3, 4, 0)
+    assert found.memory_bytes > 0
+    with store.snapshot() as snapshot:
+        assert snapshot.series("metrics").statistics().series == 4
+
+
 def test_aggregates(store: Any) -> None:
     metrics = store.series("metrics", shards=2)
     minute = 60_000_000
@@ -232,10 +247,10 @@ def test_asyncio(tmp_path: Path) -> None:
             assert (await metrics.select("cpu")).num_rows == 1
             assert await metrics.label_values("host") == ["a"]
             async with store.batch() as batch:
-                (await batch.series("metrics")).write("cpu", 2.0, time=2)
+                batch.series("metrics").write("cpu", 2.0, time=2)
             assert sum([batch.num_rows async for batch in metrics.scan_arrow("cpu")]) == 2
             async with store.snapshot() as snapshot:
-                assert (await (await snapshot.series("metrics")).to_arrow()).num_rows == 2
+                assert (await snapshot.series("metrics").to_arrow()).num_rows == 2
 
     asyncio.run(use())
 

@@ -14,18 +14,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.errors import Closed
-from penstock.kinds import Machine, ShardSnapshot
-from penstock.lsm.maintenance import Maintenance
+from penstock.kinds import ALL_LATER, ShardSnapshot, TreeMachine
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.snapshot import Snapshot
-from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
-from penstock.partition.machine import Entry, PartitionDescriptor, readable
+from penstock.partition.machine import Entry, readable
 from penstock.testing.kinds.accounts import section
 
 AMOUNT = struct.Struct("<q")
 _BOOKED = struct.Struct(">BQI")  # what follows the account in a key: 0, LSN, index
-ALL_LATER = 1 << 62  # stands for the LSN of bookings that are not applied yet
 
 
 def account_of(key: bytes) -> bytes:
@@ -65,48 +62,17 @@ class AccountsSnapshot(ShardSnapshot):
         self.snapshot.close()
 
 
-class AccountsMachine(Machine):
+class AccountsMachine(TreeMachine):
     """The state machine of a shard."""
-
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
-
-    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
-        self._tree = tree
-        self._maintenance = maintenance
-        self._descriptor = descriptor
-
-    @property
-    def applied(self) -> int:
-        return self._tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self._tree.stored
 
     def apply(self, entry: Entry) -> None:
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
-        self._tree.apply(Edit(lsn=entry.lsn, time_us=entry.time_us, puts=_rows(sections, entry.lsn)))
-
-    def renew(self) -> None: ...
+        self.tree.apply(Edit(lsn=entry.lsn, time_us=entry.time_us, puts=_rows(sections, entry.lsn)))
 
     def snapshot(self) -> AccountsSnapshot:
-        return AccountsSnapshot(self._tree.snapshot())
+        return AccountsSnapshot(self.tree.snapshot())
 
     def overlay(self, state: AccountsSnapshot, sections: Sequence[section.Bookings], time_us: int) -> AccountsSnapshot:
         later = Memtable()
         later.apply(Edit(lsn=ALL_LATER, time_us=time_us, puts=_rows(sections, ALL_LATER)))
         return AccountsSnapshot(state.snapshot, state.snapshot.under(later))
-
-    def is_read(self) -> bool:
-        return self._tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self._tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self._tree)
-
-    def close(self) -> None:
-        self._tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.coordinator import Epoch
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import QUERY_S, Port, Reading, partitions_of
+from penstock.kinds import QUERY_S, Port, ReadableTable, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.testing.kinds.accounts import section
@@ -49,17 +49,12 @@ def in_table_schema(batch: Any) -> Any:
     return pa.record_batch([accounts, amounts, list(map(lsn_of, keys))], schema=TABLE_SCHEMA)
 
 
-class AccountsReader:
+class AccountsReader(ReadableTable):
     """Read-only accounts, live or in a snapshot."""
 
-    def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
-
     @property
-    def name(self) -> str:
-        return self._info.name
+    def schema(self) -> Any:
+        return TABLE_SCHEMA
 
     def balances(self, prefix: str = "", *, timeout_s: float = QUERY_S) -> Any:
         """Return the bookings and balance of the accounts that begin with a prefix, in order, as an Arrow table."""
@@ -83,7 +78,7 @@ class AccountsReader:
         return pa.Table.from_batches(list(self.scan_arrow()), TABLE_SCHEMA)
 
 
-class AccountsTable(AccountsReader):
+class AccountsTable(AccountsReader, WritableTable):
     """Accounts of an open store."""
 
     def __init__(self, port: Port, info: TableInfo, *, durable: bool = False) -> None:
@@ -109,8 +104,3 @@ class AccountsTable(AccountsReader):
         group = PendingGroup()
         group.sections = delta.groups[0].sections
         return self._end(self._port.submit(group, 2 * section.BOOKING_BYTES + len(source) + len(target)), durable)
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch

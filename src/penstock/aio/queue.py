@@ -1,0 +1,123 @@
+"""The asyncio forms of queues and consumers.
+
+Thread: one event loop for each store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import TypeVar
+
+from penstock.aio.batch import AsyncBatch
+from penstock.aio.bridge import AsyncForm, awaited, formed, iterated
+from penstock.queue.calls import LeasedMessage
+from penstock.queue.consumer import Consumer
+from penstock.queue.table import QueueTable, QueueView
+
+STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
+
+Q = TypeVar("Q", bound=QueueView)
+
+
+class AsyncConsumer(AsyncForm[Consumer]):
+    """A consumer: `async for message in consumer`, or `get` and `ack`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         consumer = events.consumer("worker")
+    ...         async for message in consumer:
+    ...             await consumer.ack(message)
+    ...             return message.payload
+    >>> asyncio.run(main())
+    b'hello'
+    """
+
+    nack = awaited(Consumer.nack)
+    extend = awaited(Consumer.extend)
+    seek = awaited(Consumer.seek)
+    forget = awaited(Consumer.forget)
+
+    @property
+    def name(self) -> str:
+        return self._sync.name
+
+    async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
+        """Take up to `max` messages that no other consumer of this name has; wait up to `timeout_s` for the first."""
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + timeout_s
+        while True:
+            async with self._threads.waiting:
+                step_s = min(deadline_s - clock(), STEP_S)
+                take = partial(self._sync.get, max, step_s if step_s > 0 else 0.0)
+                messages = await self._threads.run(take, undo=self._give_back)
+            if messages or clock() >= deadline_s:
+                return messages
+
+    def _give_back(self, messages: list[LeasedMessage]) -> None:
+        if messages:
+            self._sync.nack(messages)
+
+    async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        while True:
+            for message in await self.get(1, 60.0):
+                yield message
+
+    async def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: AsyncBatch | None = None) -> None:
+        """Acknowledge messages, durably; with a batch, together with what that writes."""
+        together = None if batch is None else batch.sync
+        await self._threads.run(partial(self._sync.ack, messages, batch=together))
+
+    async def position(self) -> dict[int, int]:
+        """Return, for each shard, the sequence below which everything is acknowledged."""
+        return await self._threads.run(lambda: self._sync.position)
+
+    async def lag(self) -> int:
+        """Return how many messages are not acknowledged."""
+        return await self._threads.run(lambda: self._sync.lag)
+
+
+class AsyncQueueView(AsyncForm[Q]):
+    """A queue of a snapshot. Methods are those of `QueueView`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         await store.queue("events")
+    ...         async with store.snapshot() as snapshot:
+    ...             events = snapshot.queue("events")
+    ...             return await events.read()
+    >>> asyncio.run(main())
+    []
+    """
+
+    read = awaited(QueueView.read)
+    read_arrow = awaited(QueueView.read_arrow)
+    to_arrow = awaited(QueueView.to_arrow)
+    scan_arrow = iterated(QueueView.scan_arrow)
+
+
+class AsyncQueueTable(AsyncQueueView[QueueTable]):
+    """A queue. Methods are those of `QueueTable`.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         events = await store.queue("events")
+    ...         await events.put(b"hello", durable=True)
+    ...         return [message.payload for message in await events.read()]
+    >>> asyncio.run(main())
+    [b'hello']
+    """
+
+    put = awaited(QueueTable.put)
+    put_many = awaited(QueueTable.put_many)
+    append = awaited(QueueTable.append)
+    trim = awaited(QueueTable.trim)
+    seek = awaited(QueueTable.seek)
+    bounds = awaited(QueueTable.bounds)
+    statistics = awaited(QueueTable.statistics)
+    alter = awaited(QueueTable.alter)
+    consumers = awaited(QueueTable.consumers)
+    consumer = formed(AsyncConsumer, QueueTable.consumer)

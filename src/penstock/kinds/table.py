@@ -1,0 +1,62 @@
+"""The base of the API classes of tables: what tables of every kind have.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.coordinator import Epoch
+from penstock.kinds.core import InThisProcess
+from penstock.kinds.port import Port, Reading, partitions_of
+from penstock.partition.ledger import TableInfo
+
+DURABLE_S = 30.0  # how long a durable write waits
+
+
+class ReadableTable(InThisProcess, ABC):
+    """A read-only table, live or in a snapshot."""
+
+    def __init__(self, port: Reading, info: TableInfo) -> None:
+        self._reading = port
+        self._info = info
+        self._partitions = partitions_of(info)
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def shards(self) -> int:
+        return self._info.shards
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its rows."""
+
+    @abstractmethod
+    def scan_arrow(self) -> Iterator[pa.RecordBatch]:
+        """Return record batches of all rows."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+class WritableTable:
+    """What the writes of a table share."""
+
+    _port: Port
+    _info: TableInfo
+    _durable: bool  # whether writes are durable if the caller does not say
+
+    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
+        """Wait for a write, if it is to be durable, and return its epoch."""
+        if self._durable if durable is None else durable:
+            self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
+        return epoch

@@ -1,0 +1,50 @@
+"""The base of state machines whose shard is one LSM tree: a kind adds `apply` and how its rows are read.
+
+Thread: see `partition.machine`; reading from any.
+Invariants: those of the tree: an edit is applied whole or not at all, and `stored <= applied`.
+"""
+
+from __future__ import annotations
+
+from penstock.kinds.core import Machine
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree import Tree
+from penstock.partition.machine import PartitionDescriptor
+
+ALL_LATER = 1 << 62  # stands for the LSN of rows that are not applied yet
+
+
+class TreeMachine(Machine):
+    """The state machine of a shard that is one tree."""
+
+    stores_cheaply = False
+    broken = False  # an apply that fails changes nothing
+
+    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
+        self.tree = tree
+        self._maintenance = maintenance
+        self._descriptor = descriptor
+
+    @property
+    def applied(self) -> int:
+        return self.tree.lsn
+
+    @property
+    def stored(self) -> int:
+        return self.tree.stored
+
+    def renew(self) -> None:
+        """Do nothing: the tree is never broken."""
+
+    def is_read(self) -> bool:
+        return self.tree.statistics().snapshots > 0
+
+    def memory_bytes(self) -> int:
+        return self.tree.memory_bytes()
+
+    def store_now(self) -> None:
+        self._maintenance.flush(self.tree)
+
+    def close(self) -> None:
+        self.tree.close()
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

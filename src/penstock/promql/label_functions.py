@@ -1,0 +1,142 @@
+"""Functions of labels: label_replace, label_join, the order of series, and what `absent` says.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cmp_to_key
+from typing import Any
+
+import numpy as np
+import re2
+
+from penstock.arguments import in_short
+from penstock.errors import Invalid
+from penstock.promql.labels import LabelMatrix
+from penstock.promql.matching import SAME_LABELS
+from penstock.promql.tree import METRIC_NAME, LabelMatcher
+from penstock.promql.values import I64, VectorValue, merged
+
+PATTERN_BYTES_MAX = 4_096
+_GROUP = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})", re.ASCII)
+_CHUNKS = re.compile(r"\d+|\D+")
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+_OPTIONS.dot_nl = True
+
+
+def check_label_name(name: str, function: str) -> None:
+    """Refuse what cannot be a label."""
+    if not name or "\0" in name:
+        raise Invalid(f"{function} needs the name of a label, not {in_short(name)}")
+
+
+def label_replace(vector: VectorValue, target: str, replacement: str, source: str, pattern: str) -> VectorValue:
+    """Set a label from the groups of a regular expression that matches all of another label."""
+    compiled = _compiled(pattern)
+    check_label_name(target, "label_replace")
+    values, codes = vector.labels.column(source)
+    matches = [compiled.fullmatch(value) for value in values]
+    old, old_codes = vector.labels.column(target)
+    names = [*old, *("" if match is None else _expanded(replacement, match, compiled) for match in matches)]
+    hit = np.array([match is not None for match in matches])[codes]
+    labels = vector.labels.replacing(target, names, np.where(hit, codes + len(old), old_codes))
+    unnamed = vector.unnamed & ~hit if target == METRIC_NAME else vector.unnamed
+    return merged(VectorValue(labels, vector.values, vector.present, unnamed), SAME_LABELS)
+
+
+def _compiled(pattern: str) -> Any:
+    if len(pattern.encode()) > PATTERN_BYTES_MAX:
+        raise Invalid(f"a regular expression has at most {PATTERN_BYTES_MAX} bytes, not {len(pattern.encode())}")
+    try:
+        return re2.compile(pattern, _OPTIONS)
+    except re2.error:
+        raise Invalid(f"{in_short(pattern)} in label_replace is not a regular expression of RE2") from None
+
+
+def _expanded(template: str, match: Any, compiled: Any) -> str:
+    """Return a template with `$1`, `${1}`, `$name` and `${name}` replaced; unknown groups are empty."""
+
+    def group(found: re.Match[str]) -> str:
+        name = found.group(1) or found.group(2)
+        if name is None:
+            return "$"
+        number = int(name) if name.isdigit() and len(name) < 4 else compiled.groupindex.get(name, -1)
+        return (match.group(number) or "") if 0 <= number <= compiled.groups else ""
+
+    return _GROUP.sub(group, template)
+
+
+def label_join(vector: VectorValue, target: str, separator: str, sources: Sequence[str]) -> VectorValue:
+    """Set a label to the values of others, joined."""
+    for name in (target, *sources):
+        check_label_name(name, "label_join")
+    columns = [vector.labels.column(name) for name in sources]
+    rows = LabelMatrix(
+        [str(place) for place in range(len(columns))],
+        [values for values, _ in columns],
+        np.stack([codes for _, codes in columns], axis=1) if columns else np.zeros((len(vector), 0), np.int32),
+    )
+    numbers, first = rows.groups()
+    texts = [
+        separator.join(values[code] for (values, _), code in zip(columns, codes, strict=True))
+        for codes in rows.codes[first].tolist()
+    ]
+    labels = vector.labels.replacing(target, texts, numbers)
+    unnamed = np.zeros(len(vector), np.bool_) if target == METRIC_NAME else vector.unnamed
+    return merged(VectorValue(labels, vector.values, vector.present, unnamed), SAME_LABELS)
+
+
+def sort_by_value(vector: VectorValue, *, descending: bool) -> VectorValue:
+    """Order the series of one step by value, NaNs last; other queries have no order."""
+    if vector.values.shape[1] != 1:
+        return vector
+    values = vector.values[:, 0]
+    return vector.take(np.lexsort((-values if descending else values, np.isnan(values))))
+
+
+def sort_by_label(vector: VectorValue, names: Sequence[str], *, descending: bool) -> VectorValue:
+    """Order the series of one step by labels, numbers in them as numbers."""
+    if vector.values.shape[1] != 1:
+        return vector
+    label_sets = vector.labels.label_sets()
+
+    def compare(one: int, other: int) -> int:
+        a, b = label_sets[one], label_sets[other]
+        for name in names:
+            if (x := a.get(name, "")) != (y := b.get(name, "")):
+                return _natural(x, y)
+        x_all, y_all = sorted(a.items()), sorted(b.items())
+        return (x_all > y_all) - (x_all < y_all)
+
+    order: I64 = np.array(sorted(range(len(vector)), key=cmp_to_key(compare), reverse=descending), np.int64)
+    return vector.take(order)
+
+
+def _natural(one: str, other: str) -> int:
+    """Compare texts, runs of digits by their numbers."""
+    for a, b in zip(_CHUNKS.findall(one), _CHUNKS.findall(other), strict=False):
+        if a == b:
+            continue
+        if a.isdecimal() and b.isdecimal() and int(a) != int(b):
+            return -1 if int(a) < int(b) else 1
+        return -1 if a < b else 1
+    return (len(one) > len(other)) - (len(one) < len(other))
+
+
+def absent_labels(matchers: Sequence[LabelMatcher]) -> LabelMatrix:
+    """Return the labels that a selector names exactly once and by `=`: those of what is absent."""
+    labels: dict[str, str] = {}
+    named: set[str] = set()
+    for matcher in matchers:
+        if matcher.name == METRIC_NAME:
+            continue
+        if matcher.operator == "=" and matcher.name not in named:
+            labels[matcher.name] = matcher.value
+            named.add(matcher.name)
+        else:
+            labels.pop(matcher.name, None)
+    return LabelMatrix.of([labels])

@@ -1,0 +1,71 @@
+"""What one query may use: series, samples, cells of results, and time.
+
+Thread: a budget belongs to one query; `cancel` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import Closed, Invalid, WaitExpired
+from penstock.host.clock import Clock
+
+SAMPLES_MAX = 50_000_000
+STEPS_MAX = 11_000  # of a range, as in Prometheus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLimits:
+    """Limits of one query. A cell is one series at one step; an expression holds a few bytes for each."""
+
+    series_max: int = 1_000_000
+    samples_max: int = SAMPLES_MAX
+    cells_max: int = 20_000_000
+    timeout_s: float = 30.0
+
+
+class QueryBudget:
+    """What a running query has used, against its limits."""
+
+    def __init__(self, limits: QueryLimits, clock: Clock) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._until_s = clock.monotonic_s() + limits.timeout_s
+        self._samples = 0
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Make the query end with `Closed` soon."""
+        self._cancelled = True
+
+    def remaining_s(self) -> float:
+        """Return how many seconds are left; above 0, or `WaitExpired`."""
+        self.check()
+        return max(0.001, self._until_s - self._clock.monotonic_s())
+
+    def check(self) -> None:
+        """Raise if the query was cancelled or has run too long. Called in every loop."""
+        if self._cancelled:
+            raise Closed("the query was cancelled: send it again")
+        if self._clock.monotonic_s() > self._until_s:
+            raise WaitExpired(f"a query took longer than {self.limits.timeout_s:g} s: ask for less, or raise timeout_s")
+
+    def add_samples(self, count: int) -> None:
+        """Count samples that were read."""
+        self._samples += count
+        if self._samples > self.limits.samples_max:
+            raise Invalid(f"a query reads at most {self.limits.samples_max} samples: select fewer series or less time")
+
+    def check_series(self, count: int) -> None:
+        """Refuse more series than one selector may have."""
+        if count > self.limits.series_max:
+            raise Invalid(f"a query selects at most {self.limits.series_max} series: narrow its selectors")
+
+    def check_cells(self, series: int, steps: int) -> None:
+        """Refuse a result of too many series and steps."""
+        self.check()
+        if series * steps > self.limits.cells_max:
+            raise Invalid(
+                f"a query holds at most {self.limits.cells_max} values at once, not {series} series x {steps} steps: "
+                "select fewer series, or a longer step"
+            )

@@ -1,0 +1,209 @@
+"""Text to tree, by the library promql-parser.
+
+The library reads nearly all of Prometheus 3. What it gets wrong is handled here, before or after it:
+
+- its parser recurses, so the depth and the number of tokens are checked first;
+- a time before 1970 after `@` makes it panic, and `or` between matchers is not PromQL: both are refused;
+- it knows no `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
+
+Thread: pure functions. The library is imported with the first query.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, get_args
+
+from penstock.arguments import in_short
+from penstock.errors import Invalid
+from penstock.promql.tree import (
+    METRIC_NAME,
+    AggregateNode,
+    AtTime,
+    BinaryNode,
+    CallNode,
+    LabelMatcher,
+    MatchCardinality,
+    MatchingRule,
+    NegateNode,
+    NumberNode,
+    QueryNode,
+    RangeNode,
+    SelectorNode,
+    SubqueryNode,
+    TextNode,
+    ValueKind,
+)
+
+QUERY_BYTES_MAX = 65_536
+TOKENS_MAX = 8_192
+DEPTH_MAX = 100
+REMEMBERED_BYTES_MAX = 1_024  # of a query that is not parsed again
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\#[^\n]*)
+    |(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
+    |(?P<early>@\s*-)
+    |(?P<word>[A-Za-z0-9_:.]+)
+    |(?P<open>[(\[{])
+    |(?P<close>[)\]}])
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_NATIVE = ("histogram_avg", "histogram_count", "histogram_sum", "histogram_stddev", "histogram_stdvar")
+
+
+def parse_query(text: Any) -> QueryNode:
+    """Return the tree of a query; `Invalid` says what is wrong with it."""
+    if not isinstance(text, str):
+        raise Invalid(f"a query is a text such as rate(requests_total[5m]), not {in_short(text)}")
+    plain = str.__str__(text)
+    try:
+        size = len(plain.encode())
+    except UnicodeEncodeError:
+        raise Invalid(f"the query {in_short(plain)} holds half of a surrogate pair") from None
+    if size > QUERY_BYTES_MAX:
+        raise Invalid(f"a query has at most {QUERY_BYTES_MAX} bytes, not {size}")
+    return _remembered(plain) if size <= REMEMBERED_BYTES_MAX else _parsed(plain)
+
+
+@lru_cache(256)
+def _remembered(text: str) -> QueryNode:
+    return _parsed(text)
+
+
+def _parsed(text: str) -> QueryNode:
+    _check_size(text)
+    try:
+        return _TreeBuilder(text).node(_library().parse(text))
+    except ValueError as error:
+        if isinstance(error, Invalid):
+            raise
+        raise Invalid(f"the query {in_short(text)} is not PromQL that Penstock knows: {error}") from None
+
+
+@lru_cache(1)
+def _library() -> Any:
+    try:
+        return importlib.import_module("promql_parser")
+    except ImportError as missing:
+        raise Invalid("PromQL needs the package promql-parser: pip install 'penstock[promql]'") from missing
+
+
+def _check_size(text: str) -> None:
+    """Refuse what would make the library recurse too deeply, or panic."""
+    depth = tokens = signs = 0
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup
+        if kind == "space":
+            continue
+        tokens += 1
+        # A sign nests as a bracket does, until an operand ends the row of signs.
+        signs = signs + 1 if kind == "other" and token.group() in "+-" else 0
+        depth += (kind == "open") - (kind == "close")
+        if kind == "early":
+            raise Invalid(f"the query {in_short(text)} names a time before 1970 after @: give one after it")
+        if tokens > TOKENS_MAX or depth + signs > DEPTH_MAX:
+            raise Invalid(f"a query has at most {TOKENS_MAX} words and is nested at most {DEPTH_MAX} deep")
+
+
+class _TreeBuilder:
+    """Converts the nodes of the library."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._library = _library()
+        self._depth = 0
+
+    def node(self, given: Any) -> QueryNode:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise Invalid(f"a query is nested at most {DEPTH_MAX} deep: {in_short(self._text)} is nested deeper")
+        try:
+            converted: QueryNode = getattr(self, f"_of_{type(given).__name__}")(given)
+            return converted
+        finally:
+            self._depth -= 1
+
+    def _of_NumberLiteral(self, given: Any) -> QueryNode:
+        return NumberNode(given.val)
+
+    def _of_StringLiteral(self, given: Any) -> QueryNode:
+        return TextNode(given.val)
+
+    def _of_ParenExpr(self, given: Any) -> QueryNode:
+        return self.node(given.expr)
+
+    def _of_UnaryExpr(self, given: Any) -> QueryNode:
+        return NegateNode(self.node(given.expr))
+
+    def _of_VectorSelector(self, given: Any) -> SelectorNode:
+        if given.matchers.or_matchers:
+            raise Invalid(f"the query {in_short(self._text)} has `or` between matchers: use =~, or the operator or")
+        operators = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
+        matchers = [LabelMatcher(METRIC_NAME, "=", given.name)] if given.name is not None else []
+        for matcher in given.matchers.matchers:
+            operator = operators[str(matcher.op).rpartition(".")[2]]
+            matchers.append(LabelMatcher(matcher.name, operator, matcher.value))
+        return SelectorNode(tuple(matchers), _microseconds(given.offset), self._at(given.at))
+
+    def _of_MatrixSelector(self, given: Any) -> QueryNode:
+        return RangeNode(self._of_VectorSelector(given.vector_selector), _microseconds(given.range))
+
+    def _of_SubqueryExpr(self, given: Any) -> QueryNode:
+        step = 0 if given.step is None else _microseconds(given.step)
+        at, offset = self._at(given.at), _microseconds(given.offset)
+        return SubqueryNode(self.node(given.expr), _microseconds(given.range), step, offset, at)
+
+    def _of_Call(self, given: Any) -> QueryNode:
+        name = given.func.name
+        if name in _NATIVE:
+            raise Invalid(f"{name} reads native histograms, which Penstock does not store: use classic buckets")
+        arguments = tuple(map(self.node, given.args))
+        kind = str(given.func.return_type).rpartition(".")[2].lower()
+        assert kind in get_args(ValueKind), kind
+        return CallNode(name, arguments, kind)  # type: ignore[arg-type]
+
+    def _of_AggregateExpr(self, given: Any) -> QueryNode:
+        parameter = None if given.param is None else self.node(given.param)
+        modifier = given.modifier
+        labels = () if modifier is None else tuple(modifier.labels)
+        without = modifier is not None and modifier.type == self._library.AggModifierType.Without
+        return AggregateNode(str(given.op), self.node(given.expr), parameter, labels, without)
+
+    def _of_BinaryExpr(self, given: Any) -> QueryNode:
+        operator = str(given.op)
+        left, right, modifier = self.node(given.lhs), self.node(given.rhs), given.modifier
+        if modifier is None:
+            return BinaryNode(operator, left, right, MatchingRule())
+        fill = modifier.fill_values
+        if fill is not None and (fill.lhs is not None or fill.rhs is not None):
+            raise Invalid(f"the query {in_short(self._text)} has a fill modifier, which Penstock does not know")
+        cardinalities: dict[str, MatchCardinality] = {
+            "OneToOne": "one-to-one",
+            "ManyToOne": "many-to-one",
+            "OneToMany": "one-to-many",
+            "ManyToMany": "many-to-many",
+        }
+        rule = MatchingRule(
+            cardinalities[str(modifier.card).rpartition(".")[2]],
+            modifier.matching is not None and modifier.matching.type == self._library.LabelModifierType.Include,
+            () if modifier.matching is None else tuple(modifier.matching.labels),
+            tuple(modifier.group_labels or ()),
+        )
+        return BinaryNode(operator, left, right, rule, bool(modifier.return_bool))
+
+    def _at(self, given: Any) -> AtTime:
+        if given is None:
+            return None
+        kinds = self._library.AtModifierType
+        if given.type == kinds.Start:
+            return "start"
+        return "end" if given.type == kinds.End else (given.at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _microseconds(duration: timedelta | None) -> int:
+    return 0 if duration is None else duration // timedelta(microseconds=1)

@@ -1,0 +1,46 @@
+"""Where samples come from: anything that offers the series of matchers in a range of time, as columns.
+
+Thread: a source is used by one query at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from penstock.promql.labels import LabelMatrix
+from penstock.promql.limits import QueryBudget
+from penstock.promql.tree import LabelMatcher
+from penstock.promql.values import F64, I64
+
+STALE_BITS = np.uint64(0x7FF0000000000002)  # a NaN: the series ended here
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedSamples:
+    """Samples of series: those of series n are `starts[n]` to `starts[n + 1]`, in the order of time."""
+
+    labels: LabelMatrix
+    starts: I64
+    times: I64
+    values: F64
+
+    def without_stale(self) -> SelectedSamples:
+        """Return the samples that are not staleness markers."""
+        kept = self.values.view(np.uint64) != STALE_BITS
+        if kept.all():
+            return self
+        before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+        return SelectedSamples(self.labels, before[self.starts], self.times[kept], self.values[kept])
+
+
+class SampleSource(Protocol):
+    """A store of samples, read at one moment."""
+
+    def select(
+        self, matchers: Sequence[LabelMatcher], start_us: int, end_us: int, budget: QueryBudget
+    ) -> SelectedSamples:
+        """Return the samples of all series that match, from `start_us` to `end_us`, both included."""

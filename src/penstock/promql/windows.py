@@ -1,0 +1,171 @@
+"""The samples in `(t - range, t]` for every series and step, as index ranges into one column of samples.
+
+Steps are evenly spaced, so the step at which a sample enters a window is a division; counting samples by it gives every
+border of every series at once.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.promql.labels import LabelMatrix
+from penstock.promql.limits import QueryBudget
+from penstock.promql.source import SelectedSamples
+from penstock.promql.values import F64, I64, Mask, StepGrid, any_of
+
+SORTED_SAMPLES = 1 << 22  # that are gathered for sorting at once
+
+
+def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
+    """Return, for each series and step, the index after its last sample at or before the step's time."""
+    series, steps = len(selected.labels), grid.steps
+    if not len(selected.times):
+        return np.broadcast_to(selected.starts[:-1, None], (series, steps)).copy()
+    of_sample = np.repeat(np.arange(series, dtype=np.int64), np.diff(selected.starts))
+    # The first step at or after the sample: the division is rounded up.
+    step = np.clip(-(-(selected.times - grid.start_us) // grid.step_us), 0, steps)
+    counts = np.bincount(of_sample * (steps + 1) + step, minlength=series * (steps + 1)).reshape(series, steps + 1)
+    ends: I64 = np.cumsum(counts[:, :steps], axis=1, dtype=np.int64)
+    ends += selected.starts[:-1, None]
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class RangeWindows:
+    """Windows of series: the samples of one are `low` to `high`."""
+
+    labels: LabelMatrix
+    unnamed: Mask
+    times: I64  # of all samples
+    values: F64
+    low: I64  # series x steps
+    high: I64
+    ends_us: I64  # of each step's window, which is closed there
+    evaluated_us: I64  # each step's time; other than the end with `offset` or `@`
+    range_us: int
+    budget: QueryBudget
+
+    @property
+    def lengths(self) -> I64:
+        return self.high - self.low
+
+    @property
+    def steps(self) -> int:
+        return len(self.evaluated_us)
+
+    def first(self) -> tuple[I64, F64]:
+        """Return time and value of the first sample of each window. Where it is empty they have no meaning."""
+        places = np.minimum(self.low, len(self.times) - 1)
+        return self.times[places], self.values[places]
+
+    def last(self, back: int = 0) -> tuple[I64, F64]:
+        """Return time and value of the last sample of each window, or of one before it."""
+        places = np.clip(self.high - 1 - back, 0, len(self.times) - 1)
+        return self.times[places], self.values[places]
+
+
+def windows_over(
+    selected: SelectedSamples,
+    unnamed: Mask,
+    grid: StepGrid,
+    evaluated_us: I64,
+    *,
+    range_us: int,
+    budget: QueryBudget,
+) -> RangeWindows:
+    """Return the windows that end at the times of a grid; series without any sample in one are left out."""
+    budget.check_cells(len(selected.labels), len(evaluated_us))
+    high = counts_up_to(selected, grid)
+    low = counts_up_to(selected, grid.shifted(-range_us))
+    rows = any_of(high > low, 1)
+    labels = selected.labels
+    if not rows.all():
+        labels, unnamed, low, high = labels.take(rows), unnamed[rows], low[rows], high[rows]
+    ends = grid.times()
+    if grid.steps != len(evaluated_us):  # one fixed time, for every step
+        shape = (len(labels), len(evaluated_us))
+        low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+        ends = np.broadcast_to(ends, len(evaluated_us))
+    return RangeWindows(
+        labels, unnamed, selected.times, selected.values, low, high, ends, evaluated_us, range_us, budget
+    )
+
+
+class WindowWalk:
+    """Visits the samples of many windows at the same time: the first of each, then the second of each, ..."""
+
+    def __init__(self, low: I64, high: I64, budget: QueryBudget) -> None:
+        lengths = (high - low).reshape(-1)
+        self.order = np.argsort(-lengths, kind="stable")  # longest first: those still going are a prefix
+        self._low = low.reshape(-1)[self.order]
+        self._falling = -lengths[self.order]
+        self._budget = budget
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[int, I64]]:
+        """Yield how many windows still go on, and the index of the next sample of each."""
+        longest = -int(self._falling[0]) if len(self) else 0
+        for place in range(longest):
+            self._budget.check()
+            going = int(np.searchsorted(self._falling, -place))  # longer than `place`
+            yield going, self._low[:going] + place
+
+    def restored(self, results: F64) -> F64:
+        """Return results of the windows in the order in which the windows were given."""
+        found = np.empty_like(results)
+        found[self.order] = results
+        return found
+
+
+def reduced(ufunc: np.ufunc, column: npt.NDArray[Any], low: I64, high: I64) -> npt.NDArray[Any]:
+    """Reduce each window of a column. Requires: no window is empty."""
+    if not len(low):
+        return np.empty(0, column.dtype)
+    borders = np.empty(2 * len(low), np.int64)
+    borders[0::2], borders[1::2] = low, high
+    # A border may be the end of the column, which reduceat does not know.
+    found: npt.NDArray[Any] = ufunc.reduceat(np.append(column, column[-1:]), borders)[0::2]
+    return found
+
+
+def sorted_windows(values: F64, low: I64, high: I64, budget: QueryBudget) -> Iterator[tuple[I64, F64, I64]]:
+    """Yield numbers of windows of similar length, their values in order (NaN first), and their lengths.
+
+    Requires: no window is empty.
+    """
+    lengths = high - low
+    order = np.argsort(lengths, kind="stable")
+    at = 0
+    while at < len(order):
+        budget.check()
+        # As many windows as fit, judged by the longest of them.
+        longest = int(lengths[order[at]])
+        count = max(1, SORTED_SAMPLES // longest)
+        some = order[at : at + count]
+        while len(some) > 1 and len(some) * int(lengths[some[-1]]) > 2 * SORTED_SAMPLES:
+            some = some[: len(some) // 2]
+        width = int(lengths[some[-1]])
+        places = low[some, None] + np.arange(width)
+        inside = places < high[some, None]
+        gathered = np.where(inside, values[np.minimum(places, len(values) - 1)], np.inf)
+        yield some, nan_first(gathered, inside), lengths[some]
+        at += len(some)
+
+
+def nan_first(matrix: F64, inside: Mask) -> F64:
+    """Return rows in ascending order, NaNs first; what is not inside has to be infinite, and stands last."""
+    nans = np.isnan(matrix) & inside
+    if not nans.any():
+        return np.sort(matrix, axis=1)
+    ordered = np.sort(np.where(nans, -np.inf, matrix), axis=1)
+    ordered[np.arange(matrix.shape[1]) < nans.sum(axis=1)[:, None]] = np.nan
+    return ordered

@@ -1,0 +1,405 @@
+"""The edit of one record to a vector shard: internal ids, dictionary, vectors, posting lists, all in one step.
+
+An upsert gets a fresh internal id from the shard's sequence, which is a row of the same edit, so no id is used twice,
+whatever crashes. The id it had before becomes deleted: its vector and record are removed, and it joins the set of
+deleted ids, because posting lists may still hold it. The new id joins the list of its nearest centroid, in the
+generation in use and in one that is being built.
+
+Thread: the one that applies; over a snapshot, any.
+Invariants: (1) an edit depends on the record and on the rows of `view` alone. (2) an internal id in a posting list has
+a vector, or it is in the set of deleted ids. (3) an external id leads to an internal id that has a vector and a record,
+and back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from penstock.errors import CorruptionError
+from penstock.lsm.memtable import Edit
+from penstock.lsm.operators import VECTOR_IDS
+from penstock.lsm.rows import DELETE, NEVER, PUT, Row
+from penstock.vector.keys import (
+    CENTROID,
+    DELETED,
+    F32,
+    FIRST_ID,
+    GENERATIONS,
+    I32,
+    POSTINGS,
+    RECORD,
+    SEQUENCE,
+    U64,
+    VECTOR,
+    dictionary_keys,
+    id_key,
+    id_keys,
+    list_key,
+    list_of,
+    list_range,
+)
+from penstock.vector.operators import decode_ids, encode_ids, id_array
+from penstock.vector.options import Metric, VectorOptions
+from penstock.vector.section import Deletes, IndexChange, Part, Upserts
+from penstock.vector.training import ListAssigner
+
+_SEQUENCE = struct.Struct("<QQ")
+_GENERATIONS = struct.Struct("<IIQQI")
+_ID = struct.Struct("<Q")
+_LENGTH = struct.Struct("<H")
+GENERATION_MAX = (1 << 32) - 1
+
+
+class StoredRows(Protocol):
+    """What a draft reads: a view of the tree, or a snapshot."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class IdSequence:
+    """The next internal id of a shard, and how many vectors it has."""
+
+    next: int = FIRST_ID
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The generation of centroids in use, and one that is being built; 0: none."""
+
+    current: int = 0
+    building: int = 0
+    assigned: int = 0  # internal ids below this are in lists of the one being built
+    until: int = 0  # internal ids from here on were given to lists of it when they were written
+    probes: int = 0  # lists of the one in use that a search looks at
+
+    def live(self) -> list[int]:
+        """Return the generations that new vectors join."""
+        return [number for number in (self.current, self.building) if number]
+
+
+class Centroids:
+    """The centroids of one generation, by list; the numbers of lists ascend."""
+
+    __slots__ = ("_assigner", "matrix", "numbers")
+
+    def __init__(self, numbers: I32, matrix: F32) -> None:
+        self.numbers = numbers
+        self.matrix = matrix
+        self._assigner: ListAssigner | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def nearest(self, vectors: F32, metric: Metric) -> npt.NDArray[np.int32]:
+        """Return the place of the nearest centroid of each vector. Requires: there are centroids."""
+        assigner = self._assigner
+        if assigner is None:
+            assigner = self._assigner = ListAssigner(self.matrix, metric)
+        return assigner.nearest(np.ascontiguousarray(vectors, np.float32))
+
+
+# -- reading rows
+
+
+def read_sequence(rows: StoredRows) -> IdSequence:
+    """Return the sequence of a shard."""
+    value = rows.get(SEQUENCE)
+    return IdSequence() if value is None else IdSequence(*_unpacked(_SEQUENCE, value))
+
+
+def read_generations(rows: StoredRows) -> Generations:
+    """Return the generations of a shard."""
+    value = rows.get(GENERATIONS)
+    return Generations() if value is None else Generations(*_unpacked(_GENERATIONS, value))
+
+
+def _unpacked(form: struct.Struct, value: bytes) -> tuple[int, ...]:
+    if len(value) != form.size:
+        raise CorruptionError("vector row", 0, f"it has {len(value)} bytes, not {form.size}")
+    return form.unpack(value)
+
+
+def read_centroids(rows: StoredRows, generation: int, dimensions: int) -> Centroids:
+    """Return the centroids of a generation."""
+    pairs = list(rows.scan(*list_range(CENTROID, generation)))
+    numbers = np.fromiter((list_of(key) for key, _ in pairs), np.int32, len(pairs))
+    matrix = np.frombuffer(b"".join(value for _, value in pairs), "<f4")
+    if len(matrix) != len(pairs) * dimensions:
+        raise CorruptionError("centroids", 0, f"{len(pairs)} of {dimensions} dimensions have {len(matrix)} numbers")
+    return Centroids(numbers, matrix.reshape(-1, dimensions).astype(np.float32, copy=False))
+
+
+def read_postings(rows: StoredRows, generation: int) -> Iterator[tuple[int, BitMap64]]:
+    """Yield each list of a generation and the internal ids in it."""
+    for key, value in rows.scan(*list_range(POSTINGS, generation)):
+        yield list_of(key), decode_ids(value)
+
+
+def internal_id(value: bytes | None) -> int:
+    """Return the internal id in a row of the dictionary; 0 if there is no row."""
+    return 0 if value is None else _unpacked(_ID, value)[0]
+
+
+def record_value(external: bytes, attributes: bytes) -> bytes:
+    """Encode a record: its external id and its attributes."""
+    return _LENGTH.pack(len(external)) + external + attributes
+
+
+def split_record(value: bytes) -> tuple[bytes, bytes]:
+    """Return the external id and the encoded attributes of a record."""
+    end = 2 + _LENGTH.unpack_from(value)[0]
+    return value[2:end], value[end:]
+
+
+# -- one edit
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AddedVectors:
+    """Vectors that a record added; `lists` are those of the generation in use, None if there is none."""
+
+    ids: U64
+    vectors: F32
+    lists: I32 | None
+
+
+class VectorDraft:
+    """The edit of one record, in the making."""
+
+    def __init__(
+        self, options: VectorOptions, rows: StoredRows, lsn: int, centroids_of: Callable[[int], Centroids] | None = None
+    ) -> None:
+        self.lsn = lsn
+        self.added: list[AddedVectors] = []
+        self.gone = BitMap64()  # internal ids that became deleted
+        self.reindexed = False  # the index changed in another way than by upserts and deletes
+        self._options = options
+        self._rows = rows
+        self._sequence_before = read_sequence(rows)
+        self._next, self._count = self._sequence_before.next, self._sequence_before.count
+        self._generations_before = self.generations = read_generations(rows)
+        self._stored_centroids = centroids_of or (lambda number: read_centroids(rows, number, options.dimensions))
+        self._centroids: dict[int, Centroids] = {}
+        self._found: dict[bytes, int] = {}  # by key of the dictionary: internal ids of this record, 0 for deleted
+        self._puts: dict[bytes, bytes] = {}
+        self._dropped: dict[bytes, Row] = {}  # deletes
+        self._lists: dict[tuple[int, int], BitMap64] = {}  # internal ids that join a list of a generation
+        self._deleted = BitMap64()  # what joins the set of deleted ids
+        self._forgotten: BitMap64 | None = None  # what leaves it
+        self._ranges: list[tuple[bytes, bytes]] = []
+        self._no_index = False  # all of the index that was stored before is dropped
+
+    def add(self, part: Part) -> None:
+        """Add a part of a section, in write order."""
+        if isinstance(part, Upserts):
+            self._upsert(part)
+        elif isinstance(part, Deletes):
+            self._delete(part)
+        else:
+            self._change(part)
+
+    def edit(self, time_us: int) -> Edit:
+        """Return the edit of all parts."""
+        puts, rows = self._puts, self._dropped
+        if (self._next, self._count) != (self._sequence_before.next, self._sequence_before.count):
+            puts[SEQUENCE] = _SEQUENCE.pack(self._next, self._count)
+        if self.generations != self._generations_before:
+            now = self.generations
+            puts[GENERATIONS] = _GENERATIONS.pack(now.current, now.building, now.assigned, now.until, now.probes)
+        for (generation, number), some in self._lists.items():
+            if some:
+                rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(some), self.lsn, NEVER)
+        if self._no_index:
+            rows[DELETED] = (PUT, encode_ids(self._deleted), self.lsn, NEVER)
+        elif self._forgotten is not None:
+            left = (decode_ids(self._rows.get(DELETED)) - self._forgotten) | self._deleted
+            rows[DELETED] = (PUT, encode_ids(left), self.lsn, NEVER)
+        elif self._deleted:
+            rows[DELETED] = (VECTOR_IDS, encode_ids(self._deleted), self.lsn, NEVER)
+        return Edit(lsn=self.lsn, time_us=time_us, rows=rows, puts=puts, ranges=self._ranges)
+
+    # -- records
+
+    def _old_ids(self, keys: Sequence[bytes]) -> U64:
+        """Return the internal ids that the dictionary has for keys; 0 where it has none."""
+        found, get = self._found, self._rows.get
+        if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
+            return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
+        if not found:
+            return np.fromiter((internal_id(get(key)) for key in keys), np.uint64, len(keys))
+        return np.fromiter(
+            (found[key] if key in found else internal_id(get(key)) for key in keys), np.uint64, len(keys)
+        )
+
+    def _upsert(self, part: Upserts) -> None:
+        count, keys = len(part), dictionary_keys(part.ids)
+        old = self._old_ids(keys)
+        old = old[old > 0]
+        numbers = np.arange(self._next, self._next + count, dtype=np.uint64)
+        self._next += count
+        self._count += count - len(old)
+        self._remove(old)
+        if self._dropped:
+            for key in keys:
+                self._dropped.pop(key, None)
+        self._found.update(zip(keys, numbers.tolist(), strict=True))
+        vectors = np.ascontiguousarray(part.vectors, "<f4")
+        packed = vectors.view(f"V{vectors.shape[1] * 4}").reshape(-1)
+        self._puts.update(zip(keys, _eights(numbers), strict=True))
+        self._puts.update(zip(id_keys(VECTOR, numbers), packed.tolist(), strict=True))
+        records = map(record_value, part.ids, part.attributes_of())
+        self._puts.update(zip(id_keys(RECORD, numbers), records, strict=True))
+        lists: I32 | None = None
+        for generation in self.generations.live():
+            assigned = self._assign(generation, numbers, vectors)
+            lists = assigned if generation == self.generations.current else lists
+        self.added.append(AddedVectors(numbers, part.vectors, lists))
+
+    def _delete(self, part: Deletes) -> None:
+        keys = dictionary_keys(part.ids)
+        old = self._old_ids(keys)
+        for key, number in zip(keys, old.tolist(), strict=True):
+            if number:
+                self._puts.pop(key, None)
+                self._dropped[key] = (DELETE, b"", self.lsn, NEVER)
+                self._found[key] = 0
+        old = old[old > 0]
+        self._count -= len(old)
+        self._remove(old)
+
+    def _remove(self, numbers: U64) -> None:
+        """Remove the vectors and records of internal ids."""
+        if not len(numbers):
+            return
+        self.gone.update(numbers.tolist())
+        if self.generations.live():
+            self._deleted.update(numbers.tolist())
+        first = self._sequence_before.next
+        gone = (DELETE, b"", self.lsn, NEVER)
+        for kind in (VECTOR, RECORD):
+            for number, key in zip(numbers.tolist(), id_keys(kind, numbers), strict=True):
+                if number >= first:  # of this record
+                    self._puts.pop(key, None)
+                else:
+                    self._dropped[key] = gone
+
+    def _assign(self, generation: int, numbers: U64, vectors: F32) -> I32 | None:
+        """Add new internal ids to the lists of their nearest centroids; return the lists."""
+        centroids = self._centroids_of(generation)
+        if not len(centroids):
+            return None
+        lists: I32 = centroids.numbers[centroids.nearest(vectors, self._options.metric)]
+        order = np.argsort(lists, kind="stable")
+        starts = np.flatnonzero(np.append(True, lists[order][1:] != lists[order][:-1]))
+        for number, ids in zip(lists[order][starts].tolist(), np.split(numbers[order], starts[1:]), strict=True):
+            self._list(generation, number).update(ids.tolist())
+        return lists
+
+    # -- the index
+
+    def _centroids_of(self, generation: int) -> Centroids:
+        known = self._centroids.get(generation)
+        if known is None:
+            known = self._centroids[generation] = self._stored_centroids(generation)
+        return known
+
+    def _list(self, generation: int, number: int) -> BitMap64:
+        """Return the internal ids that join a list, to be changed."""
+        some = self._lists.get((generation, number))
+        if some is None:
+            some = self._lists[generation, number] = BitMap64()
+        return some
+
+    def _change(self, change: IndexChange) -> None:
+        self.reindexed = True
+        now, generation = self.generations, change.generation
+        if not generation:
+            if change.use:
+                self._drop_below(GENERATION_MAX)
+                self.generations, self._no_index, self._deleted = Generations(), True, BitMap64()
+            return
+        if generation > max(now.live(), default=0):  # a new one is begun; ids from here on join it when written
+            now = Generations(now.current, generation, 0, self._next, now.probes)
+            self._centroids[generation] = Centroids(
+                np.zeros(0, np.int32), np.zeros((0, self._options.dimensions), np.float32)
+            )
+        elif generation not in now.live():
+            return  # it was dropped since the change was made
+        self._put_centroids(generation, change.centroids)
+        for number, ids in change.added:
+            self._list(generation, number).update(decode_ids(ids))
+        if change.forgotten:
+            leaving = decode_ids(change.forgotten)
+            self._forgotten = leaving if self._forgotten is None else self._forgotten | leaving
+            self._deleted -= leaving
+        if generation == now.building and change.assigned:
+            now = Generations(now.current, now.building, change.assigned, now.until, now.probes)
+        self.generations = now
+        if change.use:
+            self._drop_below(generation)
+            self.generations = Generations(generation, probes=change.probes)
+
+    def _put_centroids(self, generation: int, changed: Sequence[tuple[int, bytes]]) -> None:
+        if not changed:
+            return
+        before = self._centroids_of(generation)
+        rows = dict(zip(before.numbers.tolist(), before.matrix, strict=True))
+        for number, data in changed:
+            key = list_key(CENTROID, generation, number)
+            rows[number] = np.frombuffer(data, "<f4").astype(np.float32)
+            self._puts[key] = data
+        numbers = sorted(rows)
+        matrix = np.stack([rows[number] for number in numbers])
+        self._centroids[generation] = Centroids(np.array(numbers, np.int32), matrix)
+
+    def _drop_below(self, generation: int) -> None:
+        """Drop all generations below one, stored and drafted."""
+        for kind in (CENTROID, POSTINGS):
+            start, end = list_range(kind, 0, generation)
+            self._ranges.append((start, end))
+            for key in [key for key in self._puts if start <= key < end]:
+                del self._puts[key]
+        self._lists = {key: some for key, some in self._lists.items() if key[0] >= generation}
+        self._centroids = {number: some for number, some in self._centroids.items() if number >= generation}
+
+    def live_added(self) -> Iterator[AddedVectors]:
+        """Yield the vectors that were added and not removed again by this record."""
+        gone = id_array(self.gone)
+        for some in self.added:
+            kept = ~np.isin(some.ids, gone) if len(gone) else np.ones(len(some.ids), np.bool_)
+            if kept.all():
+                yield some
+            elif kept.any():
+                lists = None if some.lists is None else some.lists[kept]
+                yield AddedVectors(some.ids[kept], some.vectors[kept], lists)
+
+    @property
+    def next_id(self) -> int:
+        """The internal id that the next record gives first."""
+        return self._next
+
+
+def _eights(numbers: U64) -> list[bytes]:
+    packed: list[bytes] = numbers.astype("<u8").view("V8").tolist()
+    return packed
+
+
+def vector_key(number: int) -> bytes:
+    """Return the key of an internal id's vector."""
+    return id_key(VECTOR, number)
+
+
+def record_key(number: int) -> bytes:
+    """Return the key of an internal id's record."""
+    return id_key(RECORD, number)

@@ -1,0 +1,432 @@
+"""The search kernel of a shard, in memory: never the truth, loaded from it, and kept up to date by apply.
+
+Without centroids every search is exact, by numpy (`exact`). With centroids, rows are in posting lists that faiss
+searches (`lists`); without faiss installed they are searched exactly. What the owner (the live view of a shard) does:
+
+    load     once, with everything; on a new generation of centroids make a new VectorIndex instead, so that snapshots
+             keep the one they were taken with
+    reserve  before a load in parts: `load` with no rows, `reserve` with the final size of each list, `add` in slices.
+             Lists that grow step by step take up to twice their memory
+    pin      with each snapshot, which keeps the result as long as it lives: a vector that is removed later stays in
+             memory, for searches with that snapshot's `below` and `deleted` (`removed`, when it was taken), until no
+             pin is left
+    loaded   to be asked before a search: an exception in the middle of a change empties the index (load it again)
+    probes   the default of a search; `training.choose_probes` finds it
+    allowed  pass the same array for the same condition, unchanged: what is gathered for it is cached by identity
+
+Thread: any. Searches run side by side; a change waits for those that run (slices of a few milliseconds), and new ones
+wait for it. A search that does not end in CHANGE_WAIT_S does not hold a change: that goes on with a copy.
+Invariants: (1) a search sees a vector whole or not at all. (2) a vector of an id never changes; ids are never reused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
+
+import numpy as np
+
+from penstock.errors import Poisoned
+from penstock.host import threads
+from penstock.vector.exact import F32, I64, U64, ExactRows, GrowingRows, Mask, ids_at, prepared
+from penstock.vector.lists import (
+    I32,
+    PostingLists,
+    bitmap_selector,
+    both,
+    faiss_installed,
+    range_selector,
+    scratch,
+)
+from penstock.vector.options import Metric
+
+FEW_ROWS = 4_096  # so many rows that pass a filter are searched exactly
+SLICE_WORK = 1 << 26  # multiplications of a slice of queries: some 10 ms
+SLICE_QUERIES = 1_024
+CHANGE_WAIT_S = 10.0
+FILTERS_MAX = 16  # cached, and
+FILTERS_BYTES_MAX = 32 << 20
+Kernel: TypeAlias = PostingLists | GrowingRows
+_TINY, _HUGE = 1e-30, 1e30
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_NO_COUNTS: I64 = np.empty(0, np.int64)
+_NO_IDS: U64 = np.empty(0, np.uint64)
+
+
+class IdSet(Protocol):
+    """A Roaring bitmap of internal ids."""
+
+    def to_array(self) -> Any: ...
+
+
+class IndexPin:
+    """Keeps removed vectors in memory while it is referenced."""
+
+    __slots__ = ("__weakref__", "removals")
+
+    def __init__(self, removals: int) -> None:
+        self.removals = removals  # before it was taken
+
+
+class _Asked(NamedTuple):
+    """What a search wants of a slice of prepared queries."""
+
+    queries: F32
+    k: int
+    probes: int
+    exact: bool
+
+
+class _Filtered(NamedTuple):
+    """What was gathered for an array of allowed ids."""
+
+    allowed: U64
+    ids: U64  # those that are in the index
+    rows: ExactRows | None  # if they are few
+    selector: Any  # otherwise
+    counts: I64  # ids in each list
+    size_bytes: int
+
+
+class VectorIndex:
+    """The vectors of one shard, searched in memory."""
+
+    def __init__(self, dimensions: int, metric: Metric) -> None:
+        self.dimensions = dimensions
+        self.metric: Metric = metric
+        self.probes = 1  # the default of a search
+        self._kernel: Kernel | None = GrowingRows(dimensions, metric)
+        self._dead: U64 = np.empty(0, np.uint64)  # removed and still in memory, for pins; ascending
+        self._dead_since: I64 = _NO_COUNTS  # the removal that each was part of
+        self._dead_selector: Any = None
+        self._removals = 0
+        self._pins: WeakSet[IndexPin] = WeakSet()
+        self._filtered: dict[int, _Filtered] = {}  # by the identity of the array of allowed ids; replaced, not changed
+        self._gate = threads.lock("vector.index")  # held by a change, and for an instant by each search that begins
+        self._searching: set[int] = set()  # threads; changed under the interpreter's lock
+        self._change_waits = False
+        self._idle = threading.Event()
+
+    # -- what is there
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the index has what was loaded and added; False after an exception within a change."""
+        return self._kernel is not None
+
+    @property
+    def count(self) -> int:
+        """The number of vectors that a search can find."""
+        return 0 if self._kernel is None else len(self._kernel) - len(self._dead)
+
+    @property
+    def removed(self) -> U64:
+        """The ids, ascending, that were removed and are still in memory: what a snapshot taken now must not see."""
+        return self._dead
+
+    @property
+    def lists(self) -> int:
+        """The number of posting lists; 1 if every search is exact."""
+        return len(self._kernel.centroids) if isinstance(self._kernel, PostingLists) else 1
+
+    @property
+    def list_sizes(self) -> I64:
+        """The number of vectors in each list, removed ones included that a pin keeps."""
+        kernel = self._kernel
+        return kernel.sizes.copy() if isinstance(kernel, PostingLists) else np.array([self.count], np.int64)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory that the index takes."""
+        cached = sum(filtered.size_bytes for filtered in self._filtered.values())
+        return cached + (0 if self._kernel is None else self._kernel.memory_bytes())
+
+    # -- changes
+
+    def load(self, ids: U64, vectors: F32, lists: I32, centroids: F32 | None) -> None:
+        """Replace everything. Without centroids every search is exact, and `lists` is not read."""
+        kernel: Kernel
+        if centroids is not None and len(centroids) and faiss_installed():
+            kernel = PostingLists(prepared(centroids, self.metric), self.metric)
+            if len(ids):
+                kernel.reserve(np.bincount(lists, minlength=len(centroids)).astype(np.int64))
+        else:
+            kernel = GrowingRows(self.dimensions, self.metric)
+        order = np.argsort(ids, kind="stable")
+        step = max(1, (64 << 20) // (4 * self.dimensions))
+        for start in range(0, len(order), step):
+            some = order[start : start + step]
+            kernel.add(ids[some], prepared(vectors[some], self.metric), lists[some])
+        with self._change():
+            self._kernel = kernel
+            self._bury(np.empty(0, np.uint64), _NO_COUNTS)
+            self._filtered = {}
+            self.probes = min(self.probes, self.lists) if self.lists > 1 else 1
+
+    def reserve(self, sizes: I64) -> None:
+        """Allocate lists of these sizes at once."""
+        with self._change() as kernel:
+            if isinstance(kernel, PostingLists):
+                kernel.reserve(sizes)
+
+    def add(self, ids: U64, vectors: F32, lists: I32) -> None:
+        """Add vectors. Requires: ids ascend, and are above all that were added before."""
+        self.update(ids, vectors, lists, _NO_IDS)
+
+    def remove(self, ids: U64) -> None:
+        """Let searches find these ids no more; ids that are not there are ignored."""
+        self.update(_NO_IDS, np.empty((0, self.dimensions), np.float32), np.empty(0, np.int32), ids)
+
+    def update(self, ids: U64, vectors: F32, lists: I32, gone: U64) -> None:
+        """Add vectors as `add` does, and remove others as `remove` does, in one step that no search comes between."""
+        if not len(ids) and not len(gone):
+            return
+        rows = prepared(vectors, self.metric)
+        with self._change() as kernel:
+            if kernel is None:
+                return
+            if len(gone):
+                self._mark_removed(kernel, gone)
+            self._purge(kernel)
+            if len(ids):
+                kernel.add(ids, rows, lists)
+
+    def _mark_removed(self, kernel: Kernel, ids: U64) -> None:
+        self._removals += 1
+        gone = np.unique(ids) if len(ids) > 1 else ids
+        gone = gone[kernel.present(gone)]
+        if len(self._dead):
+            gone = np.setdiff1d(gone, self._dead)
+            dead = np.concatenate([self._dead, gone])
+            since = np.concatenate([self._dead_since, np.full(len(gone), self._removals)])
+            order = np.argsort(dead, kind="stable")
+            self._bury(dead[order], since[order])
+        else:
+            self._bury(gone, np.full(len(gone), self._removals))
+        self._filtered = {}
+
+    def pin(self) -> IndexPin:
+        """Keep vectors that are removed from now on in memory, as long as the result is referenced."""
+        with self._gate:
+            pin = IndexPin(self._removals)
+            self._pins.add(pin)
+            return pin
+
+    def _purge(self, kernel: Kernel) -> None:
+        """Drop what was removed, if no snapshot needs it; without lists only when it is much."""
+        if not len(self._dead):
+            return
+        needed = self._dead_since > min([pin.removals for pin in self._pins], default=self._removals)
+        gone = self._dead[~needed]
+        if len(gone) and (isinstance(kernel, PostingLists) or 4 * len(gone) > len(kernel)):
+            kernel.drop(gone)
+            self._bury(self._dead[needed], self._dead_since[needed])
+
+    def _bury(self, dead: U64, since: I64) -> None:
+        """Replace the ids that were removed and are still in memory."""
+        self._dead, self._dead_since, self._dead_selector = dead, since, None
+
+    @contextmanager
+    def _change(self) -> Iterator[Kernel | None]:
+        """Wait until no search runs, and let none begin; after an exception nothing is loaded."""
+        with self._gate:
+            self._change_waits = True
+            try:
+                self._idle.clear()
+                while self._searching and self._idle.wait(CHANGE_WAIT_S):
+                    self._idle.clear()
+                if self._searching and self._kernel is not None:
+                    self._kernel = self._kernel.copied()
+                done = False
+                try:
+                    yield self._kernel
+                    done = True
+                finally:
+                    if not done:
+                        self._kernel, self._filtered = None, {}
+                        self._bury(np.empty(0, np.uint64), _NO_COUNTS)
+            finally:
+                self._change_waits = False
+
+    # -- searches
+
+    def search_one(self, query: F32, k: int, probes: int | None = None) -> tuple[F32, I64]:
+        """Return the distances and ids of the `k` nearest of all vectors: what `search` returns, sooner."""
+        if type(self._kernel) is PostingLists and not self._dead.size:
+            buffers = scratch(self.dimensions, k)
+            vector = buffers.vector
+            vector[:] = query
+            if self.metric == "cosine":
+                square = float(vector.dot(vector))
+                if _TINY < square < _HUGE:
+                    vector *= square**-0.5
+                else:
+                    vector[:] = prepared(buffers.query, "cosine")[0]
+            thread = threading.get_ident()
+            try:
+                with self._gate:
+                    self._searching.add(thread)
+                kernel = self._kernel
+                if type(kernel) is PostingLists and not self._dead.size:
+                    pointers, parameters = buffers.pointers, kernel.parameters(probes or self.probes)
+                    kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], parameters)
+                    return self._nearness(
+                        buffers.distances, buffers.ids.item(k - 1) < 0, buffers.ids
+                    ), buffers.ids.copy()
+            finally:
+                self._searching.discard(thread)
+                if self._change_waits:
+                    self._idle.set()
+        distances, ids = self.search(np.asarray(query, np.float32)[None], k, probes=probes)
+        return distances[0], ids[0]
+
+    def search(
+        self,
+        queries: F32,
+        k: int,
+        *,
+        probes: int | None = None,
+        exact: bool = False,
+        allowed: U64 | None = None,
+        below: int | None = None,
+        deleted: IdSet | None = None,
+    ) -> tuple[F32, I64]:
+        """Return the distances and ids of the `k` nearest vectors of each query; distance inf and id -1: none.
+
+        Only ids that are `allowed` (ascending), `below` a ceiling and not `deleted` are seen; without `deleted`, those
+        that are not removed.
+        """
+        queries = prepared(queries, self.metric)
+        distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        hidden = None if deleted is None else np.asarray(deleted.to_array()).astype(np.uint64)
+        step = self._slice(probes, exact)
+        for start in range(0, len(queries), step):
+            some = slice(start, start + step)
+            with self._search() as kernel:
+                asked = _Asked(queries[some], k, min(probes or self.probes, self.lists), exact)
+                dead = self._dead if hidden is None else hidden[kernel.present(hidden)]
+                if allowed is None:
+                    distances[some], ids[some] = self._find(kernel, asked, below, dead)
+                else:
+                    distances[some], ids[some] = self._find_allowed(kernel, asked, _seen(allowed, below, dead), allowed)
+        return distances, ids
+
+    def _slice(self, probes: int | None, exact: bool) -> int:
+        """Return how many queries to search before a change may come between."""
+        share = 1.0 if exact else (probes or self.probes) / self.lists
+        work = max(1.0, min(1.0, share) * self.count * self.dimensions)
+        return max(1, min(SLICE_QUERIES, int(SLICE_WORK / work)))
+
+    @contextmanager
+    def _search(self) -> Iterator[Kernel]:
+        thread = threading.get_ident()
+        try:
+            with self._gate:
+                self._searching.add(thread)
+            kernel = self._kernel
+            if kernel is None:
+                raise Poisoned("the index of a vector table is not loaded after an error: search again")
+            yield kernel
+        finally:
+            self._searching.discard(thread)
+            if self._change_waits:
+                self._idle.set()
+
+    def _find(self, kernel: Kernel, asked: _Asked, below: int | None, dead: U64) -> tuple[F32, I64]:
+        if isinstance(kernel, GrowingRows):
+            visible: Mask | None = None
+            if len(dead) or (below is not None and len(kernel) and int(kernel.ids[-1]) >= below):
+                visible = np.ones(len(kernel), np.bool_) if below is None else kernel.ids < below
+                visible[np.searchsorted(kernel.ids, dead)] = False
+            return kernel.search(asked.queries, asked.k, visible)
+        selector = self._selector(dead) if len(dead) else None
+        if below is not None and below <= kernel.last_id:
+            ceiling = range_selector(below)
+            selector = ceiling if selector is None else both(ceiling, selector)
+        probes = self.lists if asked.exact else asked.probes
+        found, ids = kernel.search(asked.queries, asked.k, probes, selector)
+        return self._converted(found, ids), ids
+
+    def _selector(self, dead: U64) -> Any:
+        """Return a selector of all but some ids; that of removed ids is cached."""
+        if dead is not self._dead:
+            return bitmap_selector(dead, negated=True)
+        selector = self._dead_selector
+        if selector is None:
+            selector = self._dead_selector = bitmap_selector(dead, negated=True)
+        return selector
+
+    def _find_allowed(self, kernel: Kernel, asked: _Asked, seen: U64, allowed: U64) -> tuple[F32, I64]:
+        filtered = self._filtered.get(id(seen))
+        if filtered is None or filtered.allowed is not seen:
+            filtered = self._gather(kernel, seen, cached=seen is allowed)
+        if filtered.rows is not None:
+            distances, positions = filtered.rows.search(asked.queries, asked.k)
+            return distances, ids_at(filtered.ids, positions)
+        assert isinstance(kernel, PostingLists)
+        lists = _lists_to_probe(kernel, asked, filtered.counts)
+        found, ids = kernel.search_lists(asked.queries, asked.k, lists, filtered.selector)
+        return self._converted(found, ids), ids
+
+    def _gather(self, kernel: Kernel, allowed: U64, *, cached: bool) -> _Filtered:
+        """Copy the vectors of a few ids; make a selector for more, and count them in each list."""
+        ids = allowed[kernel.present(allowed)]
+        if len(ids) <= FEW_ROWS or isinstance(kernel, GrowingRows):
+            rows = ExactRows(kernel.vectors(ids), self.metric)
+            filtered = _Filtered(allowed, ids, rows, None, _NO_COUNTS, rows.rows.nbytes + 16 * len(ids))
+        else:
+            counts = np.bincount(kernel.lists_of(ids), minlength=len(kernel.centroids)).astype(np.int64)
+            filtered = _Filtered(allowed, ids, None, bitmap_selector(ids), counts, int(ids[-1]) // 8 + 8 * len(ids))
+        if cached and len(ids) == len(allowed) and filtered.size_bytes <= FILTERS_BYTES_MAX:
+            others = dict(self._filtered)
+            size = filtered.size_bytes + sum(other.size_bytes for other in others.values())
+            while others and (len(others) >= FILTERS_MAX or size > FILTERS_BYTES_MAX):
+                size -= others.pop(next(iter(others))).size_bytes
+            self._filtered = {**others, id(allowed): filtered}
+        return filtered
+
+    def _converted(self, found: F32, ids: I64) -> F32:
+        """Return the distances of what faiss found, whose missing ones have the id -1."""
+        return self._nearness(found, bool(ids.size and ids.min() < 0), ids)
+
+    def _nearness(self, found: F32, some_missing: bool, ids: I64) -> F32:
+        if self.metric == "cosine":
+            distances = np.subtract(_ONE, found)
+            np.maximum(distances, _ZERO, out=distances)
+        elif self.metric == "dot":
+            distances = np.negative(found)
+        else:
+            distances = np.sqrt(np.maximum(found, _ZERO))
+        if some_missing:
+            distances[ids < 0] = np.inf
+        return distances
+
+
+def _seen(allowed: U64, below: int | None, dead: U64) -> U64:
+    """Return the allowed ids that are below a ceiling and not dead: the same array, if it is all of them."""
+    if below is not None and len(allowed) and int(allowed[-1]) >= below:
+        allowed = allowed[: np.searchsorted(allowed, np.uint64(below))]
+    if len(dead):
+        hidden = np.isin(allowed, dead, assume_unique=True)
+        if hidden.any():
+            allowed = allowed[~hidden]
+    return allowed
+
+
+def _lists_to_probe(kernel: PostingLists, asked: _Asked, counts: I64) -> I64:
+    """Return for each query the lists to probe: the nearest that have allowed ids, until these are as many as a search
+    without a filter looks at. Filters may be correlated with the lists."""
+    near = np.negative(asked.queries @ kernel.centroids.T)
+    if kernel.metric == "euclidean":
+        near += np.einsum("ij,ij->i", kernel.centroids, kernel.centroids) / 2
+    near[:, counts == 0] = np.inf
+    order = np.argsort(near, axis=1)
+    candidates = np.cumsum(counts[order], axis=1)
+    wanted = int(counts.sum()) if asked.exact else asked.probes * max(1, len(kernel) // len(counts))
+    needed = np.maximum((candidates < wanted).sum(axis=1) + 1, asked.probes)
+    needed = np.minimum(needed, int(np.count_nonzero(counts)))
+    lists = order[:, : max(1, int(needed.max()))].astype(np.int64)
+    lists[np.arange(lists.shape[1]) >= needed[:, None]] = -1
+    return np.ascontiguousarray(lists)

@@ -1,0 +1,294 @@
+"""Posting lists in memory, searched by faiss.
+
+faiss has no part in what is stored: the lists, the centroids and the list of each vector are given by the caller.
+Entries go into the lists directly, because `IndexIVF.add` starts threads and assigns lists by itself.
+
+Thread: guarded by the owner (`VectorIndex`): searches run side by side, a change runs alone.
+Invariants: (1) the ids of a list ascend. (2) `_ids` ascend and have the list of every id in `_lists`; -1: dropped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import Invalid
+from penstock.vector.exact import F32, I64, U64
+from penstock.vector.options import Metric
+
+I32: TypeAlias = npt.NDArray[np.int32]
+
+SCRATCHES_MAX = 8  # values of k with buffers, of a thread
+PARAMETERS_MAX = 64
+_faiss: Any = None
+
+
+def faiss_installed() -> bool:
+    """Whether faiss can be imported, which this does."""
+    try:
+        load_faiss()
+    except Invalid:
+        return False
+    return True
+
+
+def load_faiss() -> Any:
+    """Return the module faiss; `Invalid` if it is not installed."""
+    global _faiss  # noqa: PLW0603 - an import costs a third of a second: only those who search an index pay it
+    if _faiss is None:
+        try:
+            _faiss = importlib.import_module("faiss")
+        except ImportError as error:
+            raise Invalid(
+                f"an index of vectors needs faiss ({error}): run pip install 'penstock[vector]'; "
+                "until then every search is exact"
+            ) from None
+    return _faiss
+
+
+class Scratch:
+    """Buffers for searches of one vector by one thread, with pointers that faiss takes: making those costs 2 us."""
+
+    __slots__ = ("distances", "ids", "pointers", "query", "vector")
+
+    def __init__(self, dimensions: int, k: int) -> None:
+        self.query = np.empty((1, dimensions), np.float32)
+        self.vector = self.query[0]
+        self.distances = np.empty(k, np.float32)
+        self.ids = np.empty(k, np.int64)
+        pointer = _faiss.swig_ptr
+        self.pointers = (pointer(self.query), pointer(self.distances), pointer(self.ids))
+
+
+class _Scratches(threading.local):
+    def __init__(self) -> None:
+        self.by_shape: dict[tuple[int, int], Scratch] = {}
+
+
+_scratches = _Scratches()
+
+
+def scratch(dimensions: int, k: int) -> Scratch:
+    """Return this thread's buffers."""
+    shapes = _scratches.by_shape
+    found = shapes.get((dimensions, k))
+    if found is None:
+        if len(shapes) >= SCRATCHES_MAX:
+            shapes.clear()
+        found = shapes[dimensions, k] = Scratch(dimensions, k)
+    return found
+
+
+class PostingLists:
+    """The posting lists of a shard, with prepared vectors."""
+
+    def __init__(self, centroids: F32, metric: Metric) -> None:
+        faiss = load_faiss()
+        self.centroids = np.ascontiguousarray(centroids, np.float32)
+        self.metric: Metric = metric
+        self._dimensions = self.centroids.shape[1]
+        product = metric != "euclidean"
+        quantizer = (faiss.IndexFlatIP if product else faiss.IndexFlatL2)(self._dimensions)
+        quantizer.add(self.centroids)
+        kind = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
+        self._index = faiss.IndexIVFFlat(quantizer, self._dimensions, len(self.centroids), kind)
+        self._index.is_trained = True
+        self._inverted = self._index.invlists
+        self.search_raw = self._index.search_c
+        self._parameters: dict[int, Any] = {}  # without a selector, by probes
+        self._sizes = np.zeros(len(self.centroids), np.int64)
+        self._capacities = np.zeros(len(self.centroids), np.int64)
+        self._count = 0  # of _ids and _lists that are used
+        self._ids: U64 = np.empty(0, np.uint64)
+        self._lists: I32 = np.empty(0, np.int32)
+        self._dropped = 0
+
+    def __len__(self) -> int:
+        return self._count - self._dropped
+
+    @property
+    def sizes(self) -> I64:
+        """The number of entries of each list."""
+        return self._sizes
+
+    @property
+    def last_id(self) -> int:
+        """The highest id that was added; 0 if none was."""
+        return int(self._ids[self._count - 1]) if self._count else 0
+
+    # -- changes
+
+    def reserve(self, sizes: I64) -> None:
+        """Allocate lists of these sizes at once: lists that grow take up to twice their memory."""
+        for at in np.flatnonzero(sizes > self._capacities).tolist():
+            self._inverted.resize(at, int(sizes[at]))
+            self._inverted.resize(at, int(self._sizes[at]))
+            self._capacities[at] = sizes[at]
+        self._grow(self._count + int(sizes.sum()))
+
+    def add(self, ids: U64, vectors: F32, lists: I32) -> None:
+        """Add vectors. Requires: ids ascend, and are above all that were added before."""
+        count = len(ids)
+        self._grow(self._count + count)
+        if count == 1:
+            self._append(int(lists[0]), ids.view(np.int64), vectors)
+        else:
+            order = np.argsort(lists, kind="stable")
+            numbers, starts = np.unique(lists[order], return_index=True)
+            rows, keys = np.ascontiguousarray(vectors[order]), ids[order].view(np.int64)
+            for number, start, end in zip(
+                numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), count], strict=True
+            ):
+                self._append(number, keys[start:end], rows[start:end])
+        self._ids[self._count : self._count + count] = ids
+        self._lists[self._count : self._count + count] = lists
+        self._count += count
+
+    def _append(self, number: int, keys: I64, rows: F32) -> None:
+        """Add entries to a list. Requires: both arrays are contiguous."""
+        pointer = _faiss.swig_ptr
+        self._inverted.add_entries(number, len(keys), pointer(keys), pointer(rows.view(np.uint8)))
+        size, capacity = int(self._sizes[number]) + len(keys), int(self._capacities[number])
+        self._sizes[number] = size
+        if size > capacity:
+            self._capacities[number] = max(2 * capacity, size)
+
+    def _grow(self, count: int) -> None:
+        if count > len(self._ids):
+            size = max(count, len(self._ids) * 5 // 4)
+            ids, lists = np.empty(size, np.uint64), np.empty(size, np.int32)
+            ids[: self._count], lists[: self._count] = self._ids[: self._count], self._lists[: self._count]
+            self._ids, self._lists = ids, lists
+
+    def drop(self, ids: U64) -> None:
+        """Take vectors out of their lists. Requires: they are in them."""
+        at = np.searchsorted(self._ids[: self._count], ids)
+        lists = self._lists[at]
+        for number in set(lists.tolist()):
+            self._cut(number, ids[lists == number])
+        self._lists[at] = -1
+        self._dropped += len(ids)
+        if 2 * self._dropped > self._count:
+            live = self._lists[: self._count] >= 0
+            self._ids, self._lists = self._ids[: self._count][live], self._lists[: self._count][live]
+            self._count, self._dropped = len(self._ids), 0
+
+    def _cut(self, number: int, ids: U64) -> None:
+        """Take entries out of a list, and move those behind them up."""
+        keys, vectors = self.entries(number)
+        out = np.searchsorted(keys, ids)
+        first, left = int(out[0]), len(keys) - len(out)
+        if len(out) == 1:
+            keys[first:left], vectors[first:left] = keys[first + 1 :], vectors[first + 1 :]
+        else:
+            keep = np.ones(len(keys) - first, np.bool_)
+            keep[out - first] = False
+            keys[first:left], vectors[first:left] = keys[first:][keep], vectors[first:][keep]
+        del keys, vectors  # they are views of the list, which may move
+        self._inverted.resize(number, left)
+        self._sizes[number] = left
+
+    def copied(self) -> PostingLists:
+        """Return a copy, while searches run on this one."""
+        copy = PostingLists(self.centroids, self.metric)
+        copy.reserve(self._sizes)
+        live = self._lists[: self._count] >= 0
+        ids, lists = self._ids[: self._count][live], self._lists[: self._count][live]
+        for start in range(0, len(ids), 65_536):
+            some = slice(start, start + 65_536)
+            copy.add(ids[some], self.vectors(ids[some]), lists[some])
+        return copy
+
+    # -- reading
+
+    def entries(self, number: int) -> tuple[U64, F32]:
+        """Return views of the ids and vectors of a list, valid until the next change."""
+        size = int(self._sizes[number])
+        if not size:
+            return np.zeros(0, np.uint64), np.zeros((0, self._dimensions), np.float32)
+        keys: U64 = _faiss.rev_swig_ptr(self._inverted.get_ids(number), size).view(np.uint64)
+        codes = _faiss.rev_swig_ptr(self._inverted.get_codes(number), size * 4 * self._dimensions)
+        return keys, codes.view(np.float32).reshape(size, self._dimensions)
+
+    def present(self, ids: U64) -> npt.NDArray[np.bool_]:
+        """Return which of the ids are in the lists."""
+        return self.lists_of(ids) >= 0
+
+    def lists_of(self, ids: U64) -> I32:
+        """Return the list of each id; -1 if it is in none."""
+        known = self._ids[: self._count]
+        at = np.minimum(np.searchsorted(known, ids), max(self._count - 1, 0))
+        if not self._count:
+            return np.full(len(ids), -1, np.int32)
+        return np.where(known[at] == ids, self._lists[at], np.int32(-1))
+
+    def vectors(self, ids: U64) -> F32:
+        """Return a copy of the vectors of some ids. Requires: they are in the lists."""
+        gathered = np.empty((len(ids), self._dimensions), np.float32)
+        if not len(ids):
+            return gathered
+        lists = self.lists_of(ids)
+        order = np.argsort(lists, kind="stable")
+        numbers, starts = np.unique(lists[order], return_index=True)
+        for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            keys, vectors = self.entries(number)
+            gathered[rows] = vectors[np.searchsorted(keys, ids[rows])]
+        return gathered
+
+    def parameters(self, probes: int, selector: Any = None) -> Any:
+        """Return the parameters of a search."""
+        if selector is not None:
+            return _faiss.SearchParametersIVF(nprobe=probes, sel=selector)
+        found = self._parameters.get(probes)
+        if found is None:
+            if len(self._parameters) >= PARAMETERS_MAX:
+                self._parameters = {}
+            found = self._parameters[probes] = _faiss.SearchParametersIVF(nprobe=probes)
+        return found
+
+    def search(self, queries: F32, k: int, probes: int, selector: Any = None) -> tuple[F32, I64]:
+        """Return what faiss finds in the `probes` nearest lists: products or squared distances, and ids."""
+        found, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        pointer = _faiss.swig_ptr
+        parameters = self.parameters(probes, selector)
+        self.search_raw(len(queries), pointer(queries), k, pointer(found), pointer(ids), parameters)
+        return found, ids
+
+    def search_lists(self, queries: F32, k: int, lists: I64, selector: Any) -> tuple[F32, I64]:
+        """Do as `search`, in the lists that are named for each query; -1 names none."""
+        found, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        coarse = np.zeros(lists.shape, np.float32)
+        pointer = _faiss.swig_ptr
+        self._index.search_preassigned_c(
+            len(queries), pointer(queries), k, pointer(lists), pointer(coarse), pointer(found), pointer(ids), False,
+            self.parameters(lists.shape[1], selector),
+        )  # fmt: skip
+        return found, ids
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that the lists take."""
+        slots = int(np.maximum(self._capacities, self._sizes).sum())
+        return slots * (4 * int(self._dimensions) + 8) + 12 * len(self._ids) + 2 * int(self.centroids.nbytes)
+
+
+def bitmap_selector(ids: U64, *, negated: bool = False) -> Any:
+    """Return a selector of these ids, or of all others."""
+    bits = np.zeros(int(ids[-1]) + 1 if len(ids) else 1, np.bool_)
+    bits[ids] = True
+    packed = np.packbits(bits, bitorder="little")
+    selector = _faiss.IDSelectorBitmap(packed)
+    return _faiss.IDSelectorNot(selector) if negated else selector
+
+
+def range_selector(below: int) -> Any:
+    """Return a selector of the ids under a ceiling; as the ids of a list ascend, it costs nothing."""
+    return _faiss.IDSelectorRange(0, below, True)
+
+
+def both(one: Any, other: Any) -> Any:
+    """Return a selector of what two selectors select."""
+    return _faiss.IDSelectorAnd(one, other)

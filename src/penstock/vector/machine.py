@@ -1,0 +1,157 @@
+"""The state machine of a vector shard: applies sections to an LSM tree, and then to the search kernel in memory.
+
+A record becomes one edit: see `draft`. The kernel (`live`) follows in the same step of apply, so that a reader between
+two records finds both alike.
+
+Thread: see `partition.machine`; reading from any.
+Invariants: (1) an edit depends on the record and the tree alone; cached centroids only make it faster. (2) an edit that
+was interrupted is applied again as it was prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import CorruptionError
+from penstock.kinds import Machine, Waiting
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.memtable import Edit
+from penstock.lsm.tree import Tree
+from penstock.partition.machine import Entry, PartitionDescriptor, readable
+from penstock.vector.draft import Centroids, StoredRows, VectorDraft, read_centroids
+from penstock.vector.keys import DICTIONARY
+from penstock.vector.live import LiveIndex
+from penstock.vector.options import VectorOptions, decode_vector_options
+from penstock.vector.reading import VectorState, get_record
+from penstock.vector.section import VectorSection, decode_section
+
+ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
+GET_ATTEMPTS = 100
+
+
+def open_vector_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> VectorMachine:
+    """Open the state machine of a shard."""
+    tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
+    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options))
+
+
+class VectorMachine(Machine):
+    """The state machine of a vector shard."""
+
+    stores_cheaply = False
+    broken = False  # an apply that fails changes nothing
+
+    def __init__(
+        self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: VectorOptions
+    ) -> None:
+        self.tree = tree
+        self.options = options
+        self.live = LiveIndex(options, tree.snapshot)
+        self._maintenance = maintenance
+        self._descriptor = descriptor
+        self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
+        self._centroids: dict[int, Centroids] = {}  # by generation
+        self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
+
+    @property
+    def applied(self) -> int:
+        return self.tree.lsn
+
+    @property
+    def stored(self) -> int:
+        return self.tree.stored
+
+    def apply(self, entry: Entry) -> None:
+        if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
+            self._finish()  # an interrupt came between its edit and its end
+        if self._prepared is None:
+            sections = entry.decoded or [readable(decode_section, part.payload) for part in entry.sections]
+            draft = self._draft(self.tree.view, sections, entry.lsn)
+            self._prepared = draft, draft.edit(entry.time_us)
+        self.tree.apply(self._prepared[1])
+        self._finish()
+
+    def _finish(self) -> None:
+        """Take in a draft whose edit was applied; forget one whose record was set aside."""
+        assert self._prepared is not None
+        draft = self._prepared[0]
+        if draft.lsn <= self.tree.lsn:
+            if draft.reindexed:
+                self._centroids = {}
+            self.live.applied(draft)
+        self._prepared = None
+
+    def _draft(self, rows: StoredRows, sections: Sequence[VectorSection], lsn: int) -> VectorDraft:
+        draft = VectorDraft(self.options, rows, lsn, lambda generation: self._centroids_of(rows, generation))
+        for section in sections:
+            for part in section.parts:
+                draft.add(part)
+        return draft
+
+    def _centroids_of(self, rows: StoredRows, generation: int) -> Centroids:
+        known = self._centroids.get(generation)
+        if known is None:
+            known = read_centroids(rows, generation, self.options.dimensions)
+            if rows is self.tree.view:
+                self._centroids[generation] = known
+        return known
+
+    def renew(self) -> None: ...
+
+    # -- reading
+
+    def snapshot(self) -> VectorState:
+        return VectorState(self._descriptor.partition, self.tree.snapshot(), self.options, self.live)
+
+    def overlay(self, state: VectorState, sections: Sequence[VectorSection], time_us: int) -> VectorState:
+        draft = VectorDraft(self.options, state.snapshot, ALL_LATER)
+        for section in sections:
+            for part in section.parts:
+                draft.add(part)
+        return state.under(draft, time_us)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the vector of an external id and its encoded attributes, or None."""
+        for _ in range(GET_ATTEMPTS):
+            view = self.tree.view
+            found = get_record(view.get, key)
+            # An upsert may have moved the record between two of these lookups: then the next attempt finds it.
+            if found is not None or view.get(DICTIONARY + key) is None:
+                return found
+        raise CorruptionError(self._descriptor.folder, 0, "a vector or its record is missing: rebuild it from a backup")
+
+    def row(self, key: bytes) -> tuple[bytes, int] | None:
+        found, row = self.get(key), self.tree.row(DICTIONARY + key)
+        return None if found is None or row is None else (found, row[1])
+
+    def touches(self, section: VectorSection, key: bytes) -> bool:
+        return section.find(key) is not False
+
+    def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
+        for group, section in waiting:  # newest first: the last write of an id is the whole record
+            found = section.find(key)
+            if found is False:
+                continue
+            lsn = group.lsn
+            if lsn is not None and lsn <= self.tree.lsn:
+                break  # it is applied, and so are those before it
+            value: bytes | None = section.get(key)
+            return value
+        return self.get(key)
+
+    def record(self, number: int) -> tuple[str, bytes] | None:
+        """Return the external id and encoded attributes of an internal id; None if it was deleted meanwhile."""
+        return self.live.record(number, self.tree.view.get)
+
+    def is_read(self) -> bool:
+        return self.tree.statistics().snapshots > 0
+
+    def memory_bytes(self) -> int:
+        return self.tree.memory_bytes()
+
+    def store_now(self) -> None:
+        self._maintenance.flush(self.tree)
+
+    def close(self) -> None:
+        self.tree.close()
+        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

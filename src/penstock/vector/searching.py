@@ -1,0 +1,227 @@
+"""Queries of vector tables: the nearest vectors, counts, statistics; on all shards at one LSN.
+
+    search       the nearest vectors of some query vectors, as (query, rank, id, distance, attributes)
+    count        the number of vectors
+    statistics   of each shard: vectors, lists, memory, and recall on a sample of the queries that were searched
+    attributes   no rows; the schema says which attributes there are, and of which types
+
+Thread: any; pure functions of snapshots.
+Invariant: distances ascend within a query, smaller is nearer: 1 - cosine, - dot product, Euclidean distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arguments import in_short, whole
+from penstock.errors import Invalid
+from penstock.kinds import QueryContext
+from penstock.vector.draft import read_sequence
+from penstock.vector.filters import compile_condition
+from penstock.vector.keys import DELETED, F32
+from penstock.vector.operators import decode_ids
+from penstock.vector.options import VectorOptions
+from penstock.vector.reading import VectorState, merge_nearest
+from penstock.vector.section import check_vectors
+
+K_MAX = 10_000
+PROBES_MAX = 1 << 20
+HITS_ROWS = 16_384  # of a batch
+QUERIES = ("search", "count", "statistics", "attributes")
+
+HITS = pa.schema(
+    [
+        pa.field("query", pa.int64(), nullable=False),
+        pa.field("rank", pa.int64(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("distance", pa.float32(), nullable=False),
+        pa.field("attributes", pa.string()),
+    ]
+)
+
+
+class Hit(NamedTuple):
+    """A vector that a search found; a smaller distance is nearer.
+
+    >>> docs = store.vector("docs", dimensions=2)
+    >>> epoch = docs.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], [{"lang": "en"}, {"lang": "de"}])
+    >>> docs.search([1.0, 0.1], k=1, after=epoch)[0].id
+    'a'
+    """
+
+    id: str
+    distance: float
+    attributes: dict[str, str | int | float | bool | None]
+
+
+class SearchQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    """The argument of `search`."""
+
+    vectors: bytes  # float32, one query after the other
+    k: int
+    probes: int = 0  # lists to look at; 0: as many as the table finds right
+    exact: bool = False
+    where: Any = None  # a condition as a dict
+    expression: bytes = b""  # a condition as an Arrow expression, in Substrait
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(SearchQuery)
+
+
+def check_k(k: Any) -> int:
+    """Return how many vectors to find; `Invalid` if it is not a number of them."""
+    return whole(k, "k", 1, K_MAX)
+
+
+def check_probes(probes: Any) -> int:
+    """Return how many lists to look at; 0 for None."""
+    return 0 if probes is None else whole(probes, "probes", 1, PROBES_MAX)
+
+
+def encode_search(query: SearchQuery) -> bytes:
+    """Encode the argument of `search`; `Invalid` if its condition has values that are not plain."""
+    try:
+        return _encode(query)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"where has a value that is no attribute ({error}): compare with texts, numbers, bools") from None
+
+
+def decode_search(argument: bytes, options: VectorOptions) -> tuple[SearchQuery, F32]:
+    """Decode and check the argument of `search`; `Invalid` if it is malformed."""
+    try:
+        query = _decoder.decode(argument)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"the argument of a query does not decode: {error}") from None
+    check_k(query.k)
+    whole(query.probes, "probes", 0, PROBES_MAX)
+    if not query.vectors or len(query.vectors) % options.vector_bytes:
+        raise Invalid(f"query vectors of this table have {options.dimensions} dimensions")
+    vectors = np.frombuffer(query.vectors, "<f4").reshape(-1, options.dimensions).astype(np.float32, copy=False)
+    check_vectors(vectors, options)
+    if query.where is not None:
+        compile_condition(query.where, pa.schema([]))
+    return query, vectors
+
+
+def condition_of(query: SearchQuery) -> Any:
+    """Return the condition of a search: a dict, an expression, or None."""
+    if not query.expression:
+        return query.where
+    try:
+        return pc.Expression.from_substrait(query.expression)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise Invalid(f"the expression of a search does not decode: {error}") from None
+
+
+def check_vector_query(name: str, argument: bytes, options: VectorOptions) -> None:
+    """Raise `Invalid` if there is no such query, or its argument is malformed."""
+    if name not in QUERIES:
+        raise Invalid(f"a vector table has no query {in_short(name)}: use one of {', '.join(QUERIES)}")
+    if name == "search":
+        condition_of(decode_search(argument, options)[0])
+    elif argument:
+        raise Invalid(f"the query {name} of a vector table has no argument")
+
+
+def run_vector_query(
+    name: str, argument: bytes, options: VectorOptions, shards: Sequence[VectorState], context: QueryContext
+) -> Iterator[Any]:
+    """Return the record batches of a query. Requires: `check_vector_query` has passed."""
+    if name == "search":
+        return _search(*decode_search(argument, options), shards, context)
+    if name == "count":
+        return _count(shards, context)
+    return _attributes(shards, context) if name == "attributes" else _statistics(shards, context)
+
+
+def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
+    where = condition_of(query)
+    step = max(1, HITS_ROWS // query.k)
+    for start in range(0, len(vectors), step):
+        some = vectors[start : start + step]
+        found = []
+        for shard in shards:
+            context.check()
+            found.append(shard.nearest(some, query.k, probes=query.probes or None, exact=query.exact, where=where))
+        context.check()
+        yield hits_batch(shards, found, query.k, start)
+
+
+def hits_batch(shards: Sequence[VectorState], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
+    """Return the `k` nearest of what shards found, as a record batch; `first` is the number of the first query."""
+    distances, ids, sources = merge_nearest(found, k)
+    rows, columns = np.nonzero(ids >= 0)
+    records: list[tuple[str, bytes]] = [("", b"")] * len(rows)
+    wanted_ids, wanted_shards = ids[rows, columns], sources[rows, columns]
+    for number, shard in enumerate(shards):
+        here = np.flatnonzero(wanted_shards == number)
+        for place, record in zip(here.tolist(), shard.records(wanted_ids[here].tolist()), strict=True):
+            records[place] = record
+    texts = [external for external, _ in records]
+    attributes = [data.decode() if data else None for _, data in records]
+    return pa.record_batch(
+        [
+            pa.array(rows + first, pa.int64()),
+            pa.array(columns + 1, pa.int64()),
+            pa.array(texts, pa.string()),
+            pa.array(distances[rows, columns], pa.float32()),
+            pa.array(attributes, pa.string()),
+        ],
+        schema=HITS,
+    )
+
+
+def _count(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
+    context.check()
+    yield pa.record_batch({"count": [sum(shard.count for shard in shards)]})
+
+
+def _attributes(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
+    fields: dict[str, Any] = {}
+    for shard in shards:
+        context.check()
+        for field in shard.attributes_schema():
+            known = fields.setdefault(field.name, field.type)
+            if known != field.type:
+                numbers = {known, field.type} == {pa.int64(), pa.float64()}
+                fields[field.name] = pa.float64() if numbers else pa.string()
+    names, types = list(fields), [str(kind) for kind in fields.values()]
+    yield pa.record_batch([pa.array(names, pa.string()), pa.array(types, pa.string())], names=["name", "type"])
+
+
+def _statistics(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
+    rows: list[dict[str, Any]] = []
+    for shard in shards:
+        context.check()
+        version, generations = shard.snapshot.version, shard.generations()
+        rows.append(
+            {
+                "count": shard.count,
+                "ids_used": read_sequence(shard.view).next - 1,
+                "deleted": len(decode_ids(shard.view.get(DELETED))),
+                "generation": generations.current,
+                "building": generations.building,
+                "files": sum(1 for _ in version.files()),
+                "file_bytes": sum(file.meta.size_bytes for file in version.files()),
+                **shard.index_statistics(),
+            }
+        )
+    yield pa.RecordBatch.from_pylist(rows, STATISTICS)
+
+
+STATISTICS = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("count", "ids_used", "deleted", "generation", "building")),
+        *(pa.field(name, pa.int64()) for name in ("files", "file_bytes", "lists", "probes", "memory_bytes")),
+        pa.field("loaded", pa.bool_()),
+        pa.field("recall", pa.float64()),
+        pa.field("recall_queries", pa.int64()),
+    ]
+)

@@ -1,0 +1,155 @@
+"""What a vector shard promises across crashes, as a scenario.
+
+The history holds every record (`write`), the internal ids it gave, and what was told to be stored. A resumed shard,
+after the records above its `stored` are applied again, must have the same internal ids and the same nearest vectors;
+*before* that, whatever files it has must hold together: no vector without its id, no id without its vector, no deleted
+vector in a list unless it is known as deleted, no internal id at or above the sequence.
+"""
+
+from __future__ import annotations
+
+from vector_place import Records, VectorModel, VectorPlace, check_nearest, contents, deletes, nearest, upserts
+
+from penstock.errors import OutcomeUnknown, PenstockError
+from penstock.manifest.records import JobKind
+from penstock.testing import History, SimulatedDisk, Violation
+from penstock.vector.draft import internal_id, read_generations, read_postings, read_sequence, split_record
+from penstock.vector.keys import DELETED, DICTIONARY, RECORD, VECTOR
+from penstock.vector.operators import decode_ids
+from penstock.vector.section import Part, VectorSection, decode_section
+
+QUERY = [1.0, 2.0, 3.0]
+
+
+def rows(number: int) -> Records:
+    """Old and new ids: each record replaces one of the record before."""
+    return {
+        f"id{(number + shift) % 7}": ((float(number), float(shift), 1.0), {"n": number, "s": "x"} if shift else {})
+        for shift in range(3)
+    }
+
+
+def record(number: int) -> list[Part]:
+    """The parts of a record: upserts, now and then deletes, also of what it just wrote."""
+    parts: list[Part] = [upserts(rows(number))]
+    if number % 3 == 0:
+        parts.append(deletes(f"id{number % 7}", f"id{(number + 4) % 7}", "nobody"))
+    return parts
+
+
+class VectorScenario:
+    """Records, steps of a new index, flushes, compactions, collection, reopening."""
+
+    def run(self, disk: SimulatedDisk, history: History) -> None:
+        place = VectorPlace(disk, grace_s=0)
+        try:
+            for number in range(1, 9):
+                self._write(place, history, record(number))
+                if number >= 3:
+                    self._write(place, history, [place.step()])
+                self._maintain(place, history, number)
+        finally:
+            place.close()
+        history.note("closed")
+
+    def _write(self, place: VectorPlace, history: History, parts: list[Part]) -> None:
+        lsn = 1 + place.tree.lsn
+        history.note("write", lsn, parts)
+        place.write(*parts)
+        history.note("ids", lsn, ids_of(place))
+
+    def _maintain(self, place: VectorPlace, history: History, number: int) -> None:
+        try:
+            if number % 2 == 0:
+                place.flush()
+                history.note("stored", place.tree.stored)
+            if number % 4 == 0:
+                place.compact(everything=number % 8 == 0)
+            place.collector.collect()
+        except (OSError, PenstockError) as error:
+            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
+                raise
+            place.clock.advance(120)  # past the backoff of a failed job
+        self._check(place, history)
+
+    def resume(self, disk: SimulatedDisk, history: History) -> None:
+        place = VectorPlace(disk, grace_s=0)
+        try:
+            place.jobs.compensate_orphans()
+            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
+            stored = max([0, *(values[0] for word, *values in history.events if word == "stored")])
+            if place.tree.stored < stored:
+                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
+            history.note("stored", place.tree.stored)
+            whole(place)
+            known = {values[0]: values[1] for word, *values in history.events if word == "ids"}
+            for word, *values in list(history.events):
+                if word == "write" and values[0] > place.tree.stored:
+                    place.apply(values[0], place.clock.time_us(), VectorSection(*values[1]))
+                    if known.get(values[0], ids_of(place)) != ids_of(place):
+                        raise Violation(f"the replay of record {values[0]} gave other internal ids")
+                    history.note("ids", values[0], ids_of(place))
+            self._check(place, history)
+            self._write(place, history, record(1 + place.tree.lsn))
+            place.flush()
+            history.note("stored", place.tree.stored)
+            place.compact()
+            place.collector.collect()
+            self._check(place, history)
+            whole(place)
+        finally:
+            place.close()
+
+    def _check(self, place: VectorPlace, history: History) -> None:
+        model = VectorModel()
+        for word, *values in history.events:
+            if word == "write":
+                for part in VectorSection(*values[1]).parts:
+                    model.add(part)
+        state = place.machine.snapshot()
+        try:
+            found = contents(state)
+            if found != model.records or state.count != len(found):
+                wrong = {k for k in {*found, *model.records} if found.get(k) != model.records.get(k)}
+                raise Violation(f"the shard holds otherwise than it was told: {sorted(wrong)[:5]}")
+            check_nearest(nearest(state, QUERY, 4), model.distances(QUERY), 4)
+        except (PenstockError, AssertionError) as error:
+            raise Violation(str(error)) from error
+        finally:
+            state.close()
+
+
+def ids_of(place: VectorPlace) -> tuple[int, tuple[tuple[bytes, int], ...]]:
+    """The next internal id, and the internal id of each external one."""
+    pairs = tuple((key[1:], internal_id(value)) for key, value in place.tree.scan(prefix=DICTIONARY))
+    return read_sequence(place.tree.view).next, pairs
+
+
+def whole(place: VectorPlace) -> None:
+    """Raise `Violation` if the stored rows do not belong together."""
+    view = place.tree.view
+    ids = {internal_id(value): key[1:] for key, value in place.tree.scan(prefix=DICTIONARY)}
+    vectors = {int.from_bytes(key[1:], "big") for key, _ in place.tree.scan(prefix=VECTOR)}
+    records = {int.from_bytes(key[1:], "big"): split_record(value)[0] for key, value in place.tree.scan(prefix=RECORD)}
+    if not (vectors == set(ids) == set(records)) or records != ids:
+        raise Violation(f"ids {sorted(ids)}, vectors {sorted(vectors)} and records {sorted(records)} differ")
+    sequence, deleted = read_sequence(view), set(decode_ids(view.get(DELETED)))
+    if sequence.count != len(ids) or any(number >= sequence.next for number in ids):
+        raise Violation(f"the sequence {sequence} does not fit {len(ids)} vectors up to {max(ids, default=0)}")
+    for generation in read_generations(view).live():
+        listed = {number for _, some in read_postings(view, generation) for number in some}
+        if listed - vectors - deleted:
+            raise Violation(f"lists hold {sorted(listed - vectors - deleted)}, which are neither there nor deleted")
+    current = read_generations(view).current
+    if current:
+        listed = {number for _, some in read_postings(view, current) for number in some}
+        if vectors - listed:
+            raise Violation(f"no list holds {sorted(vectors - listed)}")
+
+
+def replayed(payloads: list[bytes]) -> VectorPlace:
+    """A shard to which sections were applied."""
+    place = VectorPlace()
+    for lsn, payload in enumerate(payloads, start=1):
+        place.apply(lsn, place.clock.time_us(), decode_section(payload))
+    return place

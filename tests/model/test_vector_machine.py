@@ -1,0 +1,164 @@
+"""Random writes, deletes, filters, snapshots, training and reopening of a vector shard, against a dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from vector_place import (
+    DIMENSIONS,
+    VectorModel,
+    VectorPlace,
+    check_nearest,
+    contents,
+    deletes,
+    nearest,
+    upserts,
+)
+
+from penstock.vector.machine import ALL_LATER
+from penstock.vector.options import VectorOptions
+from penstock.vector.reading import VectorState
+from penstock.vector.section import IndexChange, VectorSection
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e", "ä"])
+# Few values, so that vectors are often equal and distances tie; none is zero, which cosine refuses.
+VECTORS = st.tuples(*[st.sampled_from([1.0, -2.0, 0.5])] * DIMENSIONS)
+ATTRIBUTES = st.sampled_from([{}, {"n": 1}, {"n": 2}, {"n": 1, "text": "x"}, {"text": "y", "flag": True}])
+RECORDS = st.dictionaries(NAMES, st.tuples(VECTORS, ATTRIBUTES), min_size=1, max_size=5)
+WHERE = st.sampled_from([None, {"n": 1}, {"text": "x"}, {"flag": True}])
+
+
+class VectorShardMachine(RuleBasedStateMachine):
+    """The shard and the dict."""
+
+    @initialize(metric=st.sampled_from(["euclidean", "dot", "cosine"]))
+    def begin(self, metric: Any) -> None:
+        self.place = VectorPlace(options=VectorOptions(dimensions=DIMENSIONS, metric=metric))
+        self.model = VectorModel(metric)
+        self.snapshots: list[tuple[VectorState, VectorModel]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "place"):
+            for state, _ in self.snapshots:
+                state.close()
+            self.place.close()
+
+    def _write(self, *parts: Any) -> None:
+        self.place.write(*parts)
+        for part in parts:
+            self.model.add(part)
+
+    @rule(rows=RECORDS)
+    def upsert(self, rows: Any) -> None:
+        self._write(upserts(rows))
+
+    @rule(rows=RECORDS, gone=st.lists(NAMES, max_size=3), again=RECORDS)
+    def write_much(self, rows: Any, gone: list[str], again: Any) -> None:
+        self._write(upserts(rows), deletes(*gone), upserts(again))
+
+    @rule(gone=st.lists(NAMES, min_size=1, max_size=3))
+    def delete(self, gone: list[str]) -> None:
+        self._write(deletes(*gone))
+
+    @rule()
+    def index_step(self) -> None:
+        if self.model.records:
+            self.place.write(self.place.step())
+
+    @rule()
+    def drop_index(self) -> None:
+        self.place.write(IndexChange(generation=0, use=True))
+
+    @rule()
+    def refresh(self) -> None:
+        self.place.machine.live.refresh()
+
+    @rule()
+    def flush(self) -> None:
+        self.place.flush()
+
+    @rule()
+    def compact(self) -> None:
+        self.place.compact()
+
+    @rule()
+    def reopen(self) -> None:
+        for state, _ in self.snapshots:
+            state.close()
+        self.snapshots = []
+        self.place.reopen()
+
+    @rule()
+    def take_snapshot(self) -> None:
+        if len(self.snapshots) < 3:
+            self.snapshots.append((self.place.machine.snapshot(), self.model.copy()))
+
+    @rule(query=VECTORS, k=st.integers(1, 8), where=WHERE, exact=st.booleans())
+    def search(self, query: Any, k: int, where: Any, exact: bool) -> None:
+        for state, model in [*self.snapshots, (self.place.machine.snapshot(), self.model)]:
+            found = nearest(state, list(query), k, where=where, exact=exact)
+            wanted = model.distances(list(query), where)
+            if exact:
+                check_nearest(found, wanted, k)
+            else:  # by the index, which may miss some: what it finds must be there, once, with its distance
+                assert len({name for name, _ in found}) == len(found) <= len(wanted)
+                distances = [wanted[name] for name, _ in found]
+                np.testing.assert_allclose([d for _, d in found], distances, rtol=1e-4, atol=1e-3)
+            if model is self.model:
+                state.close()
+
+    @rule(query=VECTORS, k=st.integers(1, 8))
+    def search_live(self, query: Any, k: int) -> None:
+        machine = self.place.machine
+        distances, ids = machine.live.load().search(np.array([query], np.float32), k, exact=True)
+        found = [
+            (machine.record(number), distance)
+            for number, distance in zip(ids[0].tolist(), distances[0].tolist(), strict=True)
+            if number >= 0
+        ]
+        named = [(record[0], distance) for record, distance in found if record is not None]
+        check_nearest(named, self.model.distances(list(query)), k)
+
+    @rule(query=VECTORS, rows=RECORDS, gone=st.lists(NAMES, max_size=2), where=WHERE)
+    def overlay(self, query: Any, rows: Any, gone: list[str], where: Any) -> None:
+        """Writes that are not applied yet, over a snapshot."""
+        parts = upserts(rows), deletes(*gone)
+        state, model = self.place.machine.snapshot(), self.model.copy()
+        for part in parts:
+            model.add(part)
+        over = self.place.machine.overlay(state, [VectorSection(*parts)], 0)
+        check_nearest(nearest(over, list(query), 4, where=where), model.distances(list(query), where), 4)
+        assert contents(over) == model.records
+        assert state.lsn < ALL_LATER
+        state.close()
+
+    @invariant()
+    def same_contents(self) -> None:
+        if not hasattr(self, "place"):
+            return
+        state = self.place.machine.snapshot()
+        assert contents(state) == self.model.records
+        assert state.count == len(self.model.records)
+        for name in ("a", "ä", "nobody"):
+            assert (self.place.machine.get(name.encode()) is not None) == (name in self.model.records)
+        state.close()
+        for old, model in self.snapshots:
+            assert contents(old) == model.records
+
+
+TestVectorShard = VectorShardMachine.TestCase
+TestVectorShard.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.campaign
+def test_many_more_runs() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        VectorShardMachine, settings=settings(max_examples=2_000, stateful_step_count=60, deadline=None)
+    )

@@ -1,0 +1,193 @@
+"""A vector shard on a simulated disk, with a manifest in memory, and a model of what it must answer."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from tree_place import SETTINGS, STORE
+
+from penstock.journal.partitions import partition_id
+from penstock.lsm.collection import CollectionSettings, Collector
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.tree_settings import TreeSettings
+from penstock.manifest.jobs import JobQueue
+from penstock.manifest.manifest import Manifest
+from penstock.partition.machine import Entry, PartitionDescriptor
+from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.manifest import MemoryEngine
+from penstock.vector import indexing
+from penstock.vector.attributes import decode_attributes, encode_attributes
+from penstock.vector.draft import read_generations
+from penstock.vector.machine import VectorMachine
+from penstock.vector.options import Metric, VectorOptions
+from penstock.vector.reading import VectorState
+from penstock.vector.section import (
+    Deletes,
+    IndexChange,
+    Part,
+    Upserts,
+    VectorSection,
+    decode_section,
+    encode_section,
+)
+
+DIMENSIONS = 3
+OPTIONS = VectorOptions(dimensions=DIMENSIONS, metric="euclidean")
+DESCRIPTOR = PartitionDescriptor(partition_id(1, 0), 1, 0, "docs", "vector")
+Records = dict[str, tuple[tuple[float, ...], dict[str, Any]]]  # vector and attributes by id
+
+
+def upserts(rows: Records) -> Upserts:
+    """A part of a section, as a writer makes it."""
+    return Upserts(
+        [some.encode() for some in rows],
+        np.array([vector for vector, _ in rows.values()], np.float32).reshape(len(rows), -1),
+        [encode_attributes(attributes) for _, attributes in rows.values()],
+    )
+
+
+def deletes(*ids: str) -> Deletes:
+    return Deletes([some.encode() for some in ids])
+
+
+def no_stop() -> None:
+    """A check that never stops a step."""
+
+
+class VectorModel:
+    """A dict that does the same, one part after the other."""
+
+    def __init__(self, metric: Metric = "euclidean") -> None:
+        self.records: Records = {}
+        self.metric = metric
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, Upserts):
+            for external, vector, data in zip(part.ids, part.vectors.tolist(), part.attributes_of(), strict=True):
+                self.records[external.decode()] = tuple(vector), decode_attributes(data)
+        elif isinstance(part, Deletes):
+            for external in part.ids:
+                self.records.pop(external.decode(), None)
+
+    def distances(self, query: list[float], where: dict[str, Any] | None = None) -> dict[str, float]:
+        """The distance of each vector that passes."""
+        found: dict[str, float] = {}
+        for name, (vector, attributes) in self.records.items():
+            if where is None or all(attributes.get(key) == value for key, value in where.items()):
+                a, b = np.array(vector, np.float64), np.array(query, np.float64)
+                if self.metric == "euclidean":
+                    found[name] = float(np.linalg.norm(a - b))
+                elif self.metric == "dot":
+                    found[name] = -float(a @ b)
+                else:
+                    found[name] = 1 - float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
+        return found
+
+    def copy(self) -> VectorModel:
+        other = VectorModel(self.metric)
+        other.records = dict(self.records)
+        return other
+
+
+def contents(state: VectorState) -> Records:
+    """What a shard holds, as the model has it; raises if an id comes twice."""
+    found: Records = {}
+    for batch in state.scan_arrow(b"", None):
+        for row in batch.to_pylist():
+            assert row["id"] not in found, "an id comes twice"
+            found[row["id"]] = tuple(row["vector"]), decode_attributes((row["attributes"] or "").encode())
+    return found
+
+
+def nearest(
+    state: VectorState, query: list[float], k: int, *, exact: bool = True, where: Any = None
+) -> list[tuple[str, float]]:
+    """The ids and distances of the nearest vectors."""
+    distances, ids = state.nearest(np.array([query], np.float32), k, exact=exact, where=where)
+    hits = [(number, distance) for number, distance in zip(ids[0].tolist(), distances[0].tolist(), strict=True)]
+    hits = [hit for hit in hits if hit[0] >= 0]
+    names = [external for external, _ in state.records([number for number, _ in hits])]
+    return list(zip(names, [distance for _, distance in hits], strict=True))
+
+
+def check_nearest(found: list[tuple[str, float]], wanted: dict[str, float], k: int) -> None:
+    """Raise if these are not the nearest: equal distances may come in any order."""
+    best = sorted(wanted.values())[:k]
+    assert len({name for name, _ in found}) == len(found) == len(best), (found, wanted)
+    np.testing.assert_allclose([distance for _, distance in found], best, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose([distance for _, distance in found], [wanted[n] for n, _ in found], rtol=1e-4, atol=1e-3)
+
+
+class VectorPlace:
+    """Where a shard lives; records are kept so that a reopened shard can be brought up to date."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        options: VectorOptions = OPTIONS,
+        settings: TreeSettings = SETTINGS,
+        grace_s: float = 60.0,
+    ) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = FakeClock()
+        self.records: list[tuple[int, int, bytes]] = []  # lsn, time, section
+        self._options, self._settings, self._grace_s = options, settings, grace_s
+        self.open()
+
+    def open(self) -> None:
+        self.disk.mkdir("/store")
+        self.disk.fsync_dir("/")
+        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
+        self.jobs = JobQueue(self.manifest, random=random.Random(1))
+        self.maintenance = Maintenance(
+            self.manifest, self.jobs, fs=self.disk, root="/store", store=STORE, clock=self.clock
+        )
+        self.collector = Collector(
+            self.maintenance, self.manifest, fs=self.disk, root="/store", clock=self.clock,
+            settings=CollectionSettings(grace_s=self._grace_s),
+        )  # fmt: skip
+        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings)
+        self.machine = VectorMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
+        self.jobs.compensate_orphans()
+        for lsn, time_us, payload in self.records:
+            if lsn > self.tree.stored:
+                self.apply(lsn, time_us, decode_section(payload))
+
+    def close(self) -> None:
+        self.manifest.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def write(self, *parts: Part) -> int:
+        lsn, time_us, section = 1 + self.tree.lsn, self.clock.time_us(), VectorSection(*parts)
+        self.records.append((lsn, time_us, encode_section(section)))
+        self.apply(lsn, time_us, section)
+        return lsn
+
+    def apply(self, lsn: int, time_us: int, section: VectorSection) -> None:
+        self.machine.apply(Entry(lsn, time_us, (), (section,)))
+
+    def flush(self) -> None:
+        self.maintenance.flush(self.tree)
+
+    def compact(self, *, everything: bool = True) -> None:
+        self.maintenance.compact(self.tree, everything=everything)
+
+    # -- the steps of a new generation, as jobs do them
+
+    def step(self) -> IndexChange:
+        """Return the next step of a new generation; begin one if none is being built."""
+        rows, now = self.tree.view, read_generations(self.tree.view)
+        if not now.building:
+            return indexing.train(rows, self._options, no_stop)
+        start = max(1, now.assigned)
+        if start < now.until:
+            end = min(start + 5, now.until)
+            added = indexing.assign(rows, self._options, start, end, no_stop)
+            return IndexChange(generation=now.building, added=added, assigned=end)
+        return indexing.use(rows, self._options, no_stop)

@@ -1,0 +1,206 @@
+"""Remote write: what Prometheus sends becomes columns, and what a stranger sends is refused in one line."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import Invalid
+from penstock.http.remote_write import BODY_BYTES_MAX, decode_write, decompressed, write_version
+from penstock.series.section import STALE_BITS
+
+STALE = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
+T = 1_700_000_000_000
+
+
+def varint(number: int) -> bytes:
+    number &= (1 << 64) - 1
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*made, number])
+
+
+def block(number: int, data: bytes | str) -> bytes:
+    data = data.encode() if isinstance(data, str) else data
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def whole(number: int, value: int) -> bytes:
+    return varint(number << 3) + varint(value)
+
+
+def sample(value: float, moment: int) -> bytes:
+    return block(2, b"\x09" + struct.pack("<d", value) + whole(2, moment))
+
+
+def labels(**pairs: str) -> bytes:
+    return b"".join(block(1, block(1, name) + block(2, value)) for name, value in pairs.items())
+
+
+def snappy(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("snappy").compress(data, asbytes=True)
+    return packed
+
+
+V1 = b"".join(
+    [
+        block(1, labels(__name__="up", job="a") + sample(1.0, T) + sample(STALE, T + 15_000)),
+        block(1, labels(__name__="h_total", job="é") + sample(-0.0, -5) + block(3, b"exemplar")),
+        block(1, labels(__name__="native") + block(4, b"")),
+        block(3, whole(1, 1) + block(2, "h_total") + block(4, "how many") + block(5, "hours")),
+    ]
+)
+SYMBOLS = ["", "__name__", "up", "job", "a", "how", "s", "h_bucket", "le", "1"]
+V2 = b"".join(block(4, symbol) for symbol in SYMBOLS) + b"".join(
+    [
+        block(5, block(1, bytes([1, 2, 3, 4])) + sample(1.0, T) + sample(STALE, T + 15_000)),
+        block(
+            5,
+            block(1, bytes([1, 7, 8, 9]))
+            + sample(2.0, T)
+            + block(3, b"")
+            + block(5, whole(1, 3) + whole(3, 5) + whole(4, 6)),
+        ),
+    ]
+)
+
+
+def test_version_1() -> None:
+    found = decode_write(snappy(V1), 1)
+    assert found.series == [
+        {"__name__": "up", "job": "a"},
+        {"__name__": "h_total", "job": "é"},
+        {"__name__": "native"},
+    ]
+    assert found.index.tolist() == [0, 0, 1]
+    assert found.times_us.tolist() == [T * 1000, (T + 15_000) * 1000, -5_000]
+    assert found.values.view(np.uint64).tolist() == [0x3FF0000000000000, int(STALE_BITS), 1 << 63]
+    assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [("h_total", "counter", "hours", "how many")]
+    assert found.left_out == 1
+
+
+def test_version_2() -> None:
+    found = decode_write(snappy(V2), 2)
+    assert found.series == [{"__name__": "up", "job": "a"}, {"__name__": "h_bucket", "le": "1"}]
+    assert found.index.tolist() == [0, 0, 1]
+    assert found.values.view(np.uint64).tolist()[:2] == [0x3FF0000000000000, int(STALE_BITS)]
+    assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [("h", "histogram", "s", "how")]
+    assert found.left_out == 1
+
+
+def test_an_empty_request() -> None:
+    for version in (1, 2):
+        assert len(decode_write(snappy(b""), version)) == 0
+
+
+def test_samples_reach_a_table_bit_by_bit(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        metrics = store.series("metrics")
+        metrics.write_arrow(decode_write(snappy(V1), 1).to_arrow(), durable=True)
+        bits = metrics.select('up{job="a"}').column("value").to_numpy().view(np.uint64).tolist()
+        assert bits == [0x3FF0000000000000, int(STALE_BITS)]
+        assert metrics.select("{}").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("content_type", "version"),
+    [
+        ("application/x-protobuf", 1),
+        ("application/x-protobuf;proto=prometheus.WriteRequest", 1),
+        ("Application/X-Protobuf; proto=io.prometheus.write.v2.Request", 2),
+    ],
+)
+def test_the_content_type_names_the_version(content_type: str, version: int) -> None:
+    assert write_version(content_type) == version
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-protobuf;proto=x.Y"])
+def test_other_content_types_are_refused(content_type: str) -> None:
+    with pytest.raises(Invalid, match="remote write"):
+        write_version(content_type)
+
+
+UNNAMED = block(1, labels(job="a") + sample(1.0, T))
+TWICE = block(1, labels(__name__="a") + labels(__name__="b") + sample(1.0, T))
+FLOOD = block(1, labels(__name__="a", **{f"l{n}": "x" for n in range(64)}) + sample(1.0, T))
+FAR = block(1, labels(__name__="a") + sample(1.0, 1 << 62))
+
+
+@pytest.mark.parametrize(
+    ("data", "version", "reason"),
+    [
+        (UNNAMED, 1, "no __name__"),
+        (TWICE, 1, "twice"),
+        (FLOOD, 1, "at most 64"),
+        (FAR, 1, "years 1 to 9999"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 1, "not a request"),
+        (block(1, block(1, block(1, b"\xff\xfe"))), 1, "not a request"),
+        (block(4, "x") + block(5, block(1, b"\0\0")), 2, "empty text"),
+        (block(4, "") + block(5, block(1, b"\0\1")), 2, "symbol 1"),
+        (block(4, "") + block(5, block(1, b"\0\0\0")), 2, "pairs"),
+        (block(4, "") + block(5, block(1, b"\0" * 130)), 2, "at most 64"),
+        (block(4, "") + block(5, block(1, b"\xff\xff\xff\xff\x0f\0")), 2, "symbol 4294967295"),
+    ],
+)
+def test_malformed_requests_are_refused(data: bytes, version: int, reason: str) -> None:
+    with pytest.raises(Invalid, match=reason) as refused:
+        decode_write(snappy(data), version)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        varint(BODY_BYTES_MAX + 1) + b"\0" * 10,
+        varint((1 << 32) - 1) + b"x",
+        b"\xff" * 20,
+        b"\x80\x80\x80\x80\x80\x01",
+        b"",
+        b"\x05abc",
+        b"\x00abc",
+        snappy(V1)[:-3],
+        snappy(V1) + b"\0",
+        varint(1000) + snappy(V1)[2:],
+    ],
+)
+def test_what_is_not_snappy_or_too_large_is_refused(body: bytes) -> None:
+    with pytest.raises(Invalid, match="the body"):
+        decompressed(body)
+
+
+@given(st.binary(max_size=300), st.sampled_from([1, 2]), st.booleans())
+def test_random_bytes_are_refused_or_decoded(data: bytes, version: int, packed: bool) -> None:
+    try:
+        decode_write(snappy(data) if packed else data, version)
+    except Invalid as refused:
+        assert "\n" not in str(refused)
+
+
+@given(st.integers(0, len(V2) * 8 - 1))
+def test_a_flipped_bit_is_refused_or_decoded(bit: int) -> None:
+    data = bytearray(V2)
+    data[bit // 8] ^= 1 << bit % 8
+    try:
+        decode_write(snappy(bytes(data)), 2)
+    except Invalid as refused:
+        assert "\n" not in str(refused)
+
+
+def test_too_many_series_and_samples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = b"".join(block(1, labels(__name__=f"m{n}") + sample(1.0, T)) for n in range(4))
+    monkeypatch.setattr("penstock.http.samples.SERIES_MAX", 3)
+    with pytest.raises(Invalid, match="at most 3 series"):
+        decode_write(snappy(many), 1)
+    monkeypatch.undo()
+    monkeypatch.setattr("penstock.http.samples.SAMPLES_MAX", 3)
+    with pytest.raises(Invalid, match="at most 3 samples"):
+        decode_write(snappy(many), 1)

@@ -1,0 +1,42 @@
+"""The dataset as a source of samples in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from promql_dataset import Series, dataset
+
+from penstock.promql import LabelMatcher, QueryBudget, SelectedSamples
+from penstock.promql.labels import LabelMatrix
+from penstock.series.selectors import Matcher
+
+
+class MemorySource:
+    def __init__(self, series: Sequence[Series] | None = None) -> None:
+        self._series = dataset() if series is None else series
+        self._columns = [
+            (np.array(some.times_ms, np.int64) * 1_000, np.array(some.values, np.float64)) for some in self._series
+        ]
+
+    def select(
+        self, matchers: Sequence[LabelMatcher], start_us: int, end_us: int, budget: QueryBudget
+    ) -> SelectedSamples:
+        tests = [Matcher(m.name, m.operator, m.value) for m in matchers]
+        labels, starts = [], [0]
+        times: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.zeros(0, np.int64)]
+        values: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = [np.zeros(0)]
+        for some, (moments, numbers) in zip(self._series, self._columns, strict=True):
+            if not all(test.matches(some.labels.get(test.name, "")) for test in tests):
+                continue
+            low, high = np.searchsorted(moments, start_us), np.searchsorted(moments, end_us, side="right")
+            if low < high:
+                labels.append(some.labels)
+                times.append(moments[low:high])
+                values.append(numbers[low:high])
+                starts.append(starts[-1] + int(high - low))
+        budget.check_series(len(labels))
+        budget.add_samples(starts[-1])
+        return SelectedSamples(
+            LabelMatrix.of(labels), np.array(starts, np.int64), np.concatenate(times), np.concatenate(values)
+        )

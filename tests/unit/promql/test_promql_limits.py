@@ -1,0 +1,138 @@
+"""A query ends: by its limits of series, samples, values and time, or because it was cancelled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from memory_source import MemorySource
+from promql_dataset import START_MS, Series
+
+from penstock.errors import Closed, Invalid, WaitExpired
+from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, step_grid
+from penstock.promql.labels import LabelMatrix, joined
+from penstock.promql.ranking import label_hash
+from penstock.promql.sums import window_means, window_sums
+from penstock.testing.clock import FakeClock
+
+SOURCE = MemorySource()
+GRID = step_grid(START_MS * 1000, (START_MS + 600_000) * 1000, 60_000_000)
+
+
+def run(text: str, budget: QueryBudget) -> None:
+    evaluate(parse_query(text), SOURCE, GRID, budget, instant=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "text", "reason"),
+    [
+        (QueryLimits(series_max=3), "cpu", "at most 3 series"),
+        (QueryLimits(samples_max=50), "cpu", "at most 50 samples"),
+        (QueryLimits(samples_max=300), "sum(cpu) + sum(up) + sum(requests_total)", "at most 300 samples"),
+        (QueryLimits(cells_max=20), "cpu", "at most 20 values"),
+        (QueryLimits(cells_max=100), "max_over_time(up[30d:1s])", "at most 100 values"),
+        (QueryLimits(cells_max=100), "cpu * on() group_left {__name__=~'up|limit'}", "(duplicate|at most)"),
+        (QueryLimits(cells_max=200), "{__name__=~'.+'}", "at most 200 values"),
+    ],
+)
+def test_a_query_is_refused_at_its_limits(limits: QueryLimits, text: str, reason: str) -> None:
+    with pytest.raises(Invalid, match=reason):
+        run(text, QueryBudget(limits, FakeClock()))
+    run("cpu{mode='idle',instance='a:80'}", QueryBudget(QueryLimits(), FakeClock()))
+
+
+def test_a_query_ends_in_time_or_when_it_is_cancelled() -> None:
+    clock = FakeClock()
+    budget = QueryBudget(QueryLimits(timeout_s=5), clock)
+    assert budget.remaining_s() == 5
+    clock.advance(5.1)
+    with pytest.raises(WaitExpired, match="longer than 5 s"):
+        run("sum(cpu)", budget)
+    cancelled = QueryBudget(QueryLimits(), clock)
+    cancelled.cancel()
+    with pytest.raises(Closed, match="cancelled"):
+        run("sum(cpu)", cancelled)
+
+
+def test_every_long_loop_looks_at_the_clock() -> None:
+    """A window of all samples is walked sample by sample: the walk itself has to end."""
+
+    class Ticking(FakeClock):
+        def monotonic_s(self) -> float:
+            self.advance(0.01)
+            return super().monotonic_s()
+
+    for text in ("deriv(odd[1h])", "stddev_over_time(odd[1h])", "avg(odd)", "histogram_quantile(0.5, shape_bucket)"):
+        with pytest.raises(WaitExpired):
+            run(text, QueryBudget(QueryLimits(timeout_s=0.05), Ticking()))
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(0, -1, 1), (0, 10, 0), (0, 10, -5), (0, 11_000_000_000, 1_000)])
+def test_a_range_has_a_bounded_number_of_steps(start: int, end: int, step: int) -> None:
+    with pytest.raises(Invalid, match="range"):
+        evaluate(
+            parse_query("1"),
+            SOURCE,
+            step_grid(start, end, step),
+            QueryBudget(QueryLimits(), FakeClock()),
+            instant=False,
+        )
+
+
+@pytest.mark.parametrize("text", ["up[5m]", '"x"'])
+def test_a_range_query_needs_numbers(text: str) -> None:
+    with pytest.raises(Invalid, match="range query"):
+        run(text, QueryBudget(QueryLimits(), FakeClock()))
+
+
+@pytest.mark.parametrize("text", ["up offset 200000w", "up @ 999999999999999", "rate(up[5m] offset -200000w)"])
+def test_times_far_away_are_refused_or_empty(text: str) -> None:
+    try:
+        run(text, QueryBudget(QueryLimits(), FakeClock()))
+    except Invalid as refused:
+        assert "\n" not in str(refused)
+
+
+def test_label_sets_as_codes() -> None:
+    matrix = LabelMatrix.of([{"a": "1", "b": "2"}, {"a": "1"}, {"c": "", "b": "2", "a": "1"}])
+    assert matrix.label_sets() == [{"a": "1", "b": "2"}, {"a": "1"}, {"a": "1", "b": "2"}]
+    numbers, first = matrix.groups()
+    assert numbers.tolist() == [0, 1, 0]
+    assert first.tolist() == [0, 1]
+    both = joined(matrix, LabelMatrix.of([{"b": "3", "z": "4"}, {"a": "1"}]))
+    assert both.label_sets()[3:] == [{"b": "3", "z": "4"}, {"a": "1"}]
+    assert both.groups()[0].tolist() == [0, 1, 0, 2, 1]
+    wide = LabelMatrix.of([{f"n{place}": str(row % 7) for place in range(40)} for row in range(50)])
+    assert wide.groups()[0].tolist() == [row % 7 for row in range(50)]  # more codes than a number can hold
+
+
+def test_sums_are_exact() -> None:
+    budget = QueryBudget(QueryLimits(), FakeClock())
+    values = np.array([1e16, 1.0, -1e16, 1e308, 1e308, -1e308, np.inf, 1.0, np.nan, 0.1, 0.2])
+    low, high = np.array([0, 3, 6, 7, 9]), np.array([3, 6, 8, 9, 11])
+    with np.errstate(all="ignore"):
+        total, rest = window_sums(values, low, high, budget)
+        means = window_means(values, low, high, budget)
+    assert (total + rest)[0] == 1.0
+    assert np.isinf(total[1:3]).all()
+    assert np.isnan(total[3])
+    assert total[4] == 0.1 + 0.2
+    assert means[1] == pytest.approx(1e308 / 3)
+    assert means[2] == np.inf
+
+
+def test_the_hash_of_labels_has_lengths_of_one_and_of_four_bytes() -> None:
+    assert label_hash({"a": "x" * 254}) != label_hash({"a": "x" * 255})
+    assert label_hash({"b": "1", "a": "2"}) == label_hash({"a": "2", "b": "1"})
+
+
+def test_series_that_differ_only_by_a_dropped_name_are_one_where_they_do_not_meet() -> None:
+    early = Series({"__name__": "a", "x": "1"}, [START_MS, START_MS + 60_000], [1.0, 2.0])
+    late = Series({"__name__": "b", "x": "1"}, [START_MS + 480_000], [3.0])
+    grid = step_grid(START_MS * 1000, (START_MS + 600_000) * 1000, 60_000_000)
+    budget = QueryBudget(QueryLimits(), FakeClock())
+    tree = parse_query("last_over_time({x='1'}[1m]) * 2")
+    result = evaluate(tree, MemorySource([early, late]), grid, budget, instant=False)
+    assert result.samples.labels.label_sets() == [{"x": "1"}]
+    assert result.samples.values.tolist() == [2.0, 4.0, 6.0]
+    with pytest.raises(Invalid, match="same labelset"):
+        evaluate(parse_query("{x='1'} * 2"), MemorySource([early, early]), grid, budget, instant=False)
