@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import CorruptionError
-from penstock.kinds import Machine, Waiting
+from penstock.kinds import ALL_LATER, TreeMachine, Waiting
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
@@ -25,7 +25,6 @@ from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.reading import VectorState, get_record
 from penstock.vector.section import VectorSection, decode_section
 
-ALL_LATER = 1 << 62  # stands for the LSN of writes that are not applied yet
 GET_ATTEMPTS = 100
 
 
@@ -35,31 +34,18 @@ def open_vector_machine(maintenance: Maintenance, descriptor: PartitionDescripto
     return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options))
 
 
-class VectorMachine(Machine):
+class VectorMachine(TreeMachine):
     """The state machine of a vector shard."""
-
-    stores_cheaply = False
-    broken = False  # an apply that fails changes nothing
 
     def __init__(
         self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: VectorOptions
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, maintenance, descriptor)
         self.options = options
         self.live = LiveIndex(options, tree.snapshot)
-        self._maintenance = maintenance
-        self._descriptor = descriptor
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
         self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
-
-    @property
-    def applied(self) -> int:
-        return self.tree.lsn
-
-    @property
-    def stored(self) -> int:
-        return self.tree.stored
 
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
@@ -95,8 +81,6 @@ class VectorMachine(Machine):
             if rows is self.tree.view:
                 self._centroids[generation] = known
         return known
-
-    def renew(self) -> None: ...
 
     # -- reading
 
@@ -142,16 +126,3 @@ class VectorMachine(Machine):
     def record(self, number: int) -> tuple[str, bytes] | None:
         """Return the external id and encoded attributes of an internal id; None if it was deleted meanwhile."""
         return self.live.record(number, self.tree.view.get)
-
-    def is_read(self) -> bool:
-        return self.tree.statistics().snapshots > 0
-
-    def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
-
-    def store_now(self) -> None:
-        self._maintenance.flush(self.tree)
-
-    def close(self) -> None:
-        self.tree.close()
-        self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)
