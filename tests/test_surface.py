@@ -41,8 +41,8 @@ PUBLIC = {
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register session
-        stream verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register search
+        session stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
@@ -67,6 +67,8 @@ INTERNAL = {
     "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
+    "SeriesReader": {"evaluate"},
+    "SeriesTable": {"evaluate"},
     "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,

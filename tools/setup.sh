@@ -54,8 +54,9 @@ $log"
 check_python() {
     command -v "$python" >/dev/null ||
         stop "there is no $python: install Python 3.11 or newer, or name one (make PYTHON=...)"
-    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    # Errors are captured: a Python that is interrupted would print where.
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || stop "$python does not run"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
         stop "$python is Python $version, and 3.11 or newer is needed: name one (make PYTHON=...)"
 }
 
@@ -71,7 +72,8 @@ make_environment() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || need_package "python$version-venv" "Python's venv module"
     say "making .venv with Python $version"
     mkdir -p .venv/underway
-    "$python" -m venv .venv
+    log=$("$python" -m venv .venv 2>&1) || stop "$python could not make .venv:
+$log"
 }
 
 # Says how far pip is: a line that changes on a terminal, one every ten seconds elsewhere. It runs in the background, where

@@ -4,7 +4,7 @@ The packages, from the top down; each imports only from those below it. A write 
 journal; docs/architecture.md draws its way.
 
     cli            the command `penstock`
-    http           remote write, OTLP and line protocol, decoded into columns
+    http           Prometheus' HTTP API, remote write, OTLP and line protocol
     aio            the same store in asyncio
     spark          Spark's source, sink and streams; maintenance on Spark
     server, client the owner's socket for other processes; the same store from another process

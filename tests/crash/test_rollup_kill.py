@@ -63,7 +63,7 @@ def values(store: Store, selector: str) -> list[float]:
 
 
 def test_killed_during_rollups(tmp_path: Path) -> None:
-    kill_rounds(str(tmp_path / "store"), 2)
+    kill_rounds(str(tmp_path / "store"), 1)
 
 
 @pytest.mark.campaign

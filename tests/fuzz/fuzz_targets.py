@@ -68,6 +68,8 @@ from penstock.series import section as series_section
 from penstock.series.labels import LabelTable, check_labels
 from penstock.series.selectors import parse_selector, selector_text
 from penstock.testing import SimulatedDisk
+from penstock.vector import section as vector_section
+from penstock.vector.options import VectorOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -439,6 +441,27 @@ def _manifest(data: bytes) -> bool:
     return accepted
 
 
+def _vector_seeds() -> list[bytes]:
+    matrix = np.arange(1, 5, dtype=np.float32).reshape(2, 2)
+    rows = vector_section.Upserts([b"c", b"\xc3\xa9"], matrix, [b'{"n":1}', b""])
+    parts = ((rows,), (vector_section.Deletes([b"a", b"b"]), rows))
+    return [vector_section.encode_section(vector_section.VectorSection(*some)) for some in parts]
+
+
+def _vector(data: bytes) -> bool:
+    assert vector_section.section_weight(data) >= 0
+    with contextlib.suppress(CorruptionError):
+        section = vector_section.decode_section(data)
+        again = vector_section.decode_section(vector_section.encode_section(section))
+        assert vector_section.encode_section(again) == vector_section.encode_section(section)
+    with contextlib.suppress(Invalid):
+        payload = vector_section.encode_section(vector_section.receive_section(data, VectorOptions(dimensions=2)))
+        again = vector_section.receive_section(payload, VectorOptions(dimensions=2))
+        assert vector_section.encode_section(again) == payload
+        return True
+    return False
+
+
 def _series_seeds() -> list[bytes]:
     sets = [check_labels("cpu", {"host": host, "dc": "é"}) for host in "abc"]
     index, times = np.array([0, 1, 2, 1], np.uint32), np.array([-5, 5, 5, 6], np.int64)
@@ -483,6 +506,7 @@ def _selector(data: bytes) -> bool:
 
 TARGETS: dict[str, Target] = {
     "series_section": Target(_series_seeds, _series),
+    "vector_section": Target(_vector_seeds, _vector),
     "selector": Target(_selector_seeds, _selector),
     "log": Target(_log_seeds, _log),
     "journal": Target(_journal_seeds, _journal),

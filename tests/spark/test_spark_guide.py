@@ -44,7 +44,7 @@ def test_the_examples_in_docstrings_run(spark: Any, tmp_path: Path) -> None:
         store.kv("users", value="utf8").put(b"ada", "Ada")
         store.kv("totals", value="int64")
         store.queue("events").put(b"hello", key=b"ada", durable=True)
-        names = {"penstock": penstock, "spark": spark, "path": path, "threading": threading}
+        names = {"penstock": penstock, "spark": spark, "path": path, "store": store, "threading": threading}
         public = dict(public_objects("penstock.spark"))
         first = [f"penstock.spark.{name}" for name in ("views", "stream", "commit")]
         for name in [*first, *sorted(set(public) - set(first))]:

@@ -72,6 +72,23 @@ BAD: dict[str, list[Any]] = {
     "by": [None, 1, "host", [1], [None], ["host", "host"], [""], SOME_OBJECT],
     "step": ["1", b"1", True, 0, -1, math.nan, math.inf, SOME_OBJECT],
     "quantile": ["1", True, -1, 2, math.nan, 0.5, SOME_OBJECT],
+    "distance": [1, b"dot", "", "l2", SOME_OBJECT],
+    "vector ids": [None, 1, b"a", [1], [b"a"], [""], ["x" * 2_000], ["\ud800"], [None], "", SOME_OBJECT],
+    "vectors": [
+        "1",
+        1.0,
+        [1.0, 2.0],
+        [["a", "b"]],
+        [[1.0]],
+        [[math.nan, 1.0]],
+        [[math.inf, 1.0]],
+        [[0.0, 0.0]],
+        [[None, 1.0]],
+        SOME_OBJECT,
+    ],
+    "attributes": [1, "a", {"a": 1}, [1], [{1: 2}], [{"a": [1]}], [{"a": math.nan}], [{"a": 1 << 70}], SOME_OBJECT],
+    "query vector": [None, "1", 1.0, [1.0], ["a", "b"], [math.nan, 1.0], [0.0, 0.0], SOME_OBJECT],
+    "where": [1, "lang = 1", [("a", 1)], {1: 2}, {"a": SOME_OBJECT}, {"a": {"~": 1}}, SOME_OBJECT],
     "series options": [1, "1d", {"bucket_s": 300}, True, SOME_OBJECT],
     "samples": [
         None,
@@ -213,6 +230,17 @@ CALLS = [
           "metric_series_max": "count"}),
     Call("batch series", in_batch(lambda b, **a: b.series("metrics").write(**a)),
          {"metric": "cpu", "value": 1.0, "time": 1}, {"metric": "metric", "value": "number", "labels": "labels"}),
+    Call("vector", lambda s, **a: s.vector(**a), {"name": "docs"},
+         {"name": "name", "shards": "shards", "dimensions": "optional count", "metric": "distance", "create": "flag"}),
+    Call("upsert", lambda s, **a: s.vector("docs").upsert(**a), {"ids": ["a"], "vectors": [[1.0, 2.0]]},
+         {"ids": "vector ids", "vectors": "vectors", "attributes": "attributes", "durable": "flag"}),
+    Call("delete vectors", lambda s, **a: s.vector("docs").delete(**a), {"ids": ["gone"]},
+         {"ids": "vector ids", "durable": "flag"}),
+    Call("get vectors", lambda s, **a: s.vector("docs").get(**a), {"ids": ["a"]}, {"ids": "vector ids"}),
+    Call("search", lambda s, **a: s.vector("docs").search(**a), {"vector": [1.0, 2.0]},
+         {"vector": "query vector", "k": "count", "where": "where", "probes": "optional count", "exact": "flag"}),
+    Call("batch vector", in_batch(lambda b, **a: b.vector("docs").upsert(**a)),
+         {"ids": ["a"], "vectors": [[1.0, 2.0]]}, {"ids": "vector ids", "vectors": "vectors"}),
     Call("batch put", in_batch(lambda b, **a: b.kv("bytes").put(**a)), PAIR,
          {"key": "key", "value": "bytes", "ttl_s": "ttl"}),
     Call("batch kv", in_batch(lambda b, **a: b.kv(**a)), {"name": "bytes"}, {"name": "name"}),
@@ -261,6 +289,7 @@ def owner(folder: Path) -> Iterator[penstock.Store]:
         store.kv("floats", value="float64").put(b"a", 1)
         store.queue("events", shards=2).put(b"m", key=b"k")
         store.series("metrics", shards=2).write("cpu", 1.0, {"host": "a"}, time=1)
+        store.vector("docs", dimensions=2).upsert("a", [1.0, 2.0], {"n": 1})
         store.queue("altered")
         store.flush()
         yield store

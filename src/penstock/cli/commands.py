@@ -17,7 +17,7 @@ from rich.table import Table
 
 import penstock
 from penstock.cli.formatting import format_value, parse_bytes
-from penstock.errors import NotFound, Poisoned
+from penstock.errors import Invalid, NotFound, Poisoned
 from penstock.partition.aside import Trouble
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A Penstock store.")
@@ -173,6 +173,42 @@ def serve(  # noqa: PLR0917 - typer reads the signature
                 raise Poisoned(
                     f"writes to {store} fail and recovery failed, too ({opened.port.failure}): check its disk"
                 )
+
+
+@app.command()
+def http(  # noqa: PLR0917 - typer reads the signature
+    store: Store,
+    table: Annotated[str | None, typer.Option(help="the series table of /api/v1; others: /prometheus/TABLE")] = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free port")] = 9090,
+    write: Annotated[bool, typer.Option(help="take writes without a token, from this machine")] = False,
+    logs: Annotated[str | None, typer.Option(help="the queue for OTLP's logs")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="file that lists tokens and their rights")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
+) -> None:
+    """Answer Prometheus' HTTP API, and take remote write, OTLP and line protocol, until SIGTERM or SIGINT."""
+    from penstock.host.waiting import stop_on_signals
+    from penstock.server.rights import Tokens
+
+    try:
+        from penstock.http.application import HttpSettings
+        from penstock.http.serving import serve_http
+    except ImportError as missing:
+        raise Invalid("penstock http needs starlette and uvicorn: pip install 'penstock[http]'") from missing
+    try:
+        rights_of = None if tokens is None else Tokens.parse(tokens.read_text()).rights_of
+    except OSError as error:
+        raise Invalid(f"the file of tokens cannot be read: {error}") from None
+    settings = HttpSettings(table=table, logs=logs, write=write, rights_of=rights_of)
+    with (
+        stop_on_signals() as stopping,
+        penstock.connect(store) as opened,
+        serve_http(opened, settings, host, port, certificate=certificate, key=key) as bound,
+    ):
+        print(f"http{'' if certificate is None else 's'}://{host}:{bound}", flush=True)
+        while not stopping.wait(0.25):
+            pass
 
 
 @app.command()

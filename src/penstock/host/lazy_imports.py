@@ -10,6 +10,7 @@ Thread: any.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 
 from penstock.host import threads
 
@@ -23,6 +24,7 @@ def load_pandas() -> None:
 
 
 def _load() -> None:
-    arrow = importlib.import_module("pyarrow")
-    arrow.array([b""]).to_numpy(zero_copy_only=False)
+    if find_spec("pandas") is not None:
+        arrow = importlib.import_module("pyarrow")
+        arrow.array([b""]).to_numpy(zero_copy_only=False)
     pandas_is_loaded.append(True)

@@ -39,6 +39,7 @@ class MachineContext:
     published: Callable[[], int]  # the last LSN whose sections are all applied
     may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
     options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
+    memory_bytes_max: int = 1 << 30  # what a kind may keep in memory of all its tables, beside rows in no file
 
 
 class InThisProcess:

@@ -66,11 +66,16 @@ Section: TypeAlias = Rows | Ranges
 
 def put(delta: PendingDelta, partition: PartitionId, key: bytes, value: bytes) -> None:
     """Insert a put that never expires: the hot path."""
-    sections = delta.begin() if delta.open is None else delta.open
-    rows = sections.get(partition)
-    if rows is None:
+    sections = delta.open
+    if sections is None:  # the first write of its group
+        rows = delta.begin()[partition] = Rows()
+        rows[key] = value
+        return
+    try:
+        sections[partition][key] = value
+    except KeyError:  # the first write of its shard
         rows = sections[partition] = Rows()
-    rows[key] = value
+        rows[key] = value
 
 
 def put_many(delta: PendingDelta, partition: PartitionId, pairs: dict[bytes, bytes], _: None) -> None:

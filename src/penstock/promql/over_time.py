@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.promql.rates import Outcome
-from penstock.promql.sums import EPSILON, kahan_add, window_means, window_sums
+from penstock.promql.sums import EPSILON, HUGE, kahan_add, window_means, window_sums
 from penstock.promql.values import F64, I64
-from penstock.promql.windows import RangeWindows, WindowWalk, nan_first, reduced, sorted_windows
+from penstock.promql.windows import RangeWindows, WindowWalk, nan_first, reduced, sorted_windows, window_blocks
 
 VARIANCE_TOLERANCE = 1e-12  # relative error that a variance from plain sums may have
 
@@ -116,14 +116,16 @@ def stddev_over_time(windows: RangeWindows) -> Outcome:
 
 def _variances(windows: RangeWindows, low: I64, high: I64) -> F64:
     """Return variances from sums of squares where these are exact enough, else as Prometheus does it."""
-    values = windows.values
-    finite = values[np.isfinite(values)]
-    wide = values.astype(np.longdouble) - (np.median(finite) if len(finite) else 0.0)
-    counts = high - low
-    total, squares = reduced(np.add, wide, low, high), reduced(np.add, wide * wide, low, high)
-    spread = squares - total * total / counts
-    variances: F64 = (spread / counts).astype(np.float64)
-    good = (counts * EPSILON * squares <= VARIANCE_TOLERANCE * spread) & (squares < np.finfo(np.float64).max)
+    values, counts = windows.values, high - low
+    variances, good = np.zeros(len(low)), np.zeros(len(low), np.bool_)
+    for block, span in window_blocks(low, high, windows.budget):
+        origin = values[span.start]  # distances from some value of about this size have smaller squares
+        wide = values[span].astype(np.longdouble) - (origin if np.isfinite(origin) else 0.0)
+        begin, end, count = low[block] - span.start, high[block] - span.start, counts[block]
+        total, squares = reduced(np.add, wide, begin, end), reduced(np.add, wide * wide, begin, end)
+        spread = squares - total * total / count
+        variances[block] = spread / count
+        good[block] = (count * EPSILON * squares <= VARIANCE_TOLERANCE * spread) & (squares < HUGE)
     wild = np.flatnonzero(~good)
     if len(wild):
         walk = WindowWalk(low[wild], high[wild], windows.budget)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.promql.limits import QueryBudget
 from penstock.promql.values import F64, I64, Mask
-from penstock.promql.windows import WindowWalk, reduced
+from penstock.promql.windows import WindowWalk, reduced, window_blocks
 
 HUGE = 1e300  # sums of larger values may overflow on the way
 TOLERANCE = 1e-13  # relative error that a plain sum may have
@@ -38,19 +38,20 @@ def is_tame(total: npt.NDArray[np.longdouble], absolute: npt.NDArray[np.longdoub
 
 
 def window_sums(values: F64, low: I64, high: I64, budget: QueryBudget) -> tuple[F64, F64]:
-    """Return the two parts of each window's sum. Requires: no window is empty."""
-    wide = values.astype(np.longdouble)
-    total = reduced(np.add, wide, low, high)
-    absolute = reduced(np.add, np.abs(wide), low, high)
-    budget.check()
-    wild = np.flatnonzero(~is_tame(total, absolute, high - low))
-    sums, rests = total.astype(np.float64), np.zeros(len(low))
+    """Return the two parts of each window's sum. Requires: no window is empty, and `low` ascends."""
+    sums, rests, tame = np.zeros(len(low)), np.zeros(len(low)), np.zeros(len(low), np.bool_)
+    for some, span in window_blocks(low, high, budget):
+        wide = values[span].astype(np.longdouble)
+        begin, end = low[some] - span.start, high[some] - span.start
+        total, absolute = reduced(np.add, wide, begin, end), reduced(np.add, np.abs(wide), begin, end)
+        sums[some], tame[some] = total, is_tame(total, absolute, end - begin)
+    wild = np.flatnonzero(~tame)
     if len(wild):
         walk = WindowWalk(low[wild], high[wild], budget)
-        some, rest = np.zeros(len(wild)), np.zeros(len(wild))
+        exact, rest = np.zeros(len(wild)), np.zeros(len(wild))
         for going, places in walk:
-            some[:going], rest[:going] = kahan_add(values[places], some[:going], rest[:going])
-        sums[wild], rests[wild] = walk.restored(some), walk.restored(rest)
+            exact[:going], rest[:going] = kahan_add(values[places], exact[:going], rest[:going])
+        sums[wild], rests[wild] = walk.restored(exact), walk.restored(rest)
     return sums, rests
 
 

@@ -21,6 +21,7 @@ from penstock.promql.source import SelectedSamples
 from penstock.promql.values import F64, I64, Mask, StepGrid, any_of
 
 SORTED_SAMPLES = 1 << 22  # that are gathered for sorting at once
+BLOCK_SAMPLES = 1 << 21  # that are copied at once
 
 
 def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
@@ -135,6 +136,19 @@ def reduced(ufunc: np.ufunc, column: npt.NDArray[Any], low: I64, high: I64) -> n
     # A border may be the end of the column, which reduceat does not know.
     found: npt.NDArray[Any] = ufunc.reduceat(np.append(column, column[-1:]), borders)[0::2]
     return found
+
+
+def window_blocks(low: I64, high: I64, budget: QueryBudget) -> Iterator[tuple[slice, slice]]:
+    """Yield ranges of windows, and of the samples that they are in, small enough for wide copies of the samples.
+
+    Requires: `low` ascends.
+    """
+    start = 0
+    while start < len(low):
+        budget.check()
+        end = max(start + 1, int(np.searchsorted(low, low[start] + BLOCK_SAMPLES)))
+        yield slice(start, end), slice(int(low[start]), int(high[start:end].max()))
+        start = end
 
 
 def sorted_windows(values: F64, low: I64, high: I64, budget: QueryBudget) -> Iterator[tuple[I64, F64, I64]]:

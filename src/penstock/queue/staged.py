@@ -72,7 +72,8 @@ def load_schema(input_schema: Any, options: bytes) -> Any:
             raise Invalid(f"column timestamp is {actual}, and must be a timestamp")
         if name != "timestamp" and not (text or is_binary(actual) or pa.types.is_null(actual)):
             raise Invalid(f"column {name} is {actual}, but messages hold binary: cast or encode it first")
-        fields.append(pa.field(name, STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()))
+        kind = STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()
+        fields.append(pa.field(name, kind, nullable=name != "payload"))
     return pa.schema(fields)
 
 

@@ -25,7 +25,7 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, StepGrid, step_grid
+from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, QueryResult, StepGrid, step_grid
 from penstock.series.admission import check_window
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
@@ -216,14 +216,16 @@ class SeriesReader(ReadableTable):
         grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
         return self._promql(promql, grid, samples_max, timeout_s, instant=False)
 
+    def evaluate(self, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> QueryResult:
+        """Evaluate a PromQL expression; for other packages of Penstock."""
+        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+
     def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
         limits = QueryLimits(
             samples_max=whole(samples_max, "samples_max", 1),
             timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
         )
-        budget = QueryBudget(limits, SystemClock())
-        result = run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
-        return result.to_arrow(SAMPLES)
+        return self.evaluate(promql, grid, QueryBudget(limits, SystemClock()), instant=instant).to_arrow(SAMPLES)
 
     # -- labels
 

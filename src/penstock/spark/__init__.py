@@ -6,6 +6,7 @@
     wait, caught_up       wait until a stream ends, or stop it on a signal; wait until it has read all
     maintain              run the large jobs of a store on Spark
     verify, export        check all files; write a table as Parquet
+    search                join the rows of a DataFrame with their nearest vectors
 
     format                the format `penstock`; the other modules implement it
     table_ref, arrow      the store and table of an option; types
@@ -13,7 +14,7 @@
     exactly_once          the stream; batch_runner: its batches; committing: a commit; offset_log: Spark's checkpoint
     broken_records        a batch that fails; isolation: the search in Spark's tasks; dead_letters: what is set aside
     maintenance           maintain, verify, export
-    reading, writing, loading, streaming
+    reading, writing, loading, streaming; vectors: search
 
 Nothing else in Penstock imports pyspark.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.spark.format import register
     from penstock.spark.maintenance import Damage, export, maintain, verify
     from penstock.spark.sessions import session, views
+    from penstock.spark.vectors import search
 
 _HOMES = {
     "session": "sessions",
@@ -48,6 +50,7 @@ _HOMES = {
     "verify": "maintenance",
     "export": "maintenance",
     "Damage": "maintenance",
+    "search": "vectors",
 }
 __all__ = [
     "Committed",
@@ -60,6 +63,7 @@ __all__ = [
     "maintain",
     "progress",
     "register",
+    "search",
     "session",
     "stream",
     "verify",

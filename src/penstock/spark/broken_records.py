@@ -1,8 +1,8 @@
 """Writes the batches of a stream with a dead-letter queue: finds broken records, and sets them aside with the reason.
 
 A batch that fails because of a record: (1) one Spark job finds the records on which the plan fails (`isolation`); one
-commit writes all others, the dead letters and the position. (2) If that fails, another job finds the records whose
-results a table refuses, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
+commit writes all others, the dead letters and the position. (2) If a table refuses results, a job finds the records
+that lead to those, and the commit is tried again. (3) Where records cannot be evaluated apart, the batch is
 halved, and each half is a commit of its own. If the function fails on an empty frame, or the error may pass, no record
 is to blame, and the stream stops.
 
@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pyspark.sql import DataFrame
 
-from penstock.errors import PositionConflict, StreamFailed
+from penstock.errors import FixTheCall, PositionConflict, StreamFailed
 from penstock.host.clock import SystemClock
 from penstock.kinds import StreamColumns
-from penstock.spark.committing import check_rows, within
+from penstock.spark.committing import check_nulls, check_rows, within
 from penstock.spark.dead_letters import is_transient, raised_in_task, reason_of, split_off
 from penstock.spark.isolation import Failures, NotSearchableError, RowPosition, find_failures
 from penstock.spark.offset_log import Offsets, distance
@@ -38,6 +38,10 @@ clock = SystemClock()
 SEARCH_S = 120.0  # how long the broken records of one batch are searched, from the start of the search
 HALVES_MAX = 250  # commits of parts of one batch
 BATCHES_EXPECTED = 20  # after one with broken records
+# Failures of the plan; nulls that a table refuses, found in the JVM; all that a table refuses, found by Python, which
+# takes ten times as long. Each finds what those before it find.
+SearchFor = Literal["failures", "nulls", "refusals"]
+SEARCHES: tuple[SearchFor, ...] = ("failures", "nulls", "refusals")
 
 
 class BatchSteps(Protocol):
@@ -73,6 +77,7 @@ class BrokenRecords:
         self._records_max = records_max
         self._job_tag = job_tag
         self._expected = 0  # batches that are searched before they fail, as one did a while ago
+        self._last: SearchFor = "failures"  # how its records were found
 
     def write(self, frame: DataFrame, start: Offsets, end: Offsets) -> None:
         """Write [start, end), with its broken records as dead letters."""
@@ -81,7 +86,7 @@ class BrokenRecords:
         reasons: dict[RowPosition, str] = {}
         if self._expected:
             self._expected -= 1
-            reasons = self._search(frame, reasons, results_too=False) or {}
+            reasons = self._search(frame, reasons, self._last) or {}
             if len(reasons) > self._records_max:
                 reasons = {}  # fail once, for the first error
         error = self._write_without(frame, start, end, reasons)
@@ -90,13 +95,14 @@ class BrokenRecords:
         if error is None:
             return
         self._first = error
-        for results_too in (False, True):  # the second search looks for results that a table refuses
-            found = self._search(frame, reasons, results_too=results_too)
+        refused = isinstance(error, FixTheCall)  # by a table: the plan itself does not fail
+        for look_for in SEARCHES[1:] if refused else SEARCHES:
+            found = self._search(frame, reasons, look_for)
             if found is None:
                 break
             if len(found) == len(reasons):
                 continue
-            reasons = found
+            reasons, self._last = found, look_for
             self._check_records(len(reasons))
             if self._write_without(frame, start, end, reasons) is None:
                 return
@@ -116,13 +122,13 @@ class BrokenRecords:
         return True
 
     def _search(
-        self, frame: DataFrame, reasons: dict[RowPosition, str], *, results_too: bool
+        self, frame: DataFrame, reasons: dict[RowPosition, str], look_for: SearchFor
     ) -> dict[RowPosition, str] | None:
         """Return the broken records with their reasons, and the known ones; None if rows cannot be evaluated apart."""
         self._steps.check_stop()
         good = split_off(frame, self._columns, reasons)[0] if reasons else frame
         try:
-            failures = self._find_failures(good, results_too)
+            failures = self._find_failures(good, look_for)
         except NotSearchableError as error:
             self._steps.check_stop()
             logger.info("the records cannot be evaluated apart: %s", reason_of(str(error)))
@@ -154,14 +160,15 @@ class BrokenRecords:
             return error
         return None
 
-    def _find_failures(self, frame: DataFrame, results_too: bool) -> Failures:
+    def _find_failures(self, frame: DataFrame, look_for: SearchFor) -> Failures:
         def plans_of(chosen: DataFrame) -> list[DataFrame]:
             with reporting():
                 tables = self._steps.shaped(self._steps.routed(chosen))
-            if not results_too:
+            if look_for == "failures":
                 return list(tables.values())
             plan, _ = self._steps.plan(tables)
-            return [check_rows(plan.tables[name], rows) for name, rows in tables.items()]
+            check = check_nulls if look_for == "nulls" else check_rows
+            return [check(plan.tables[name], rows) for name, rows in tables.items()]
 
         context = frame.sparkSession.sparkContext
         context.addJobTag(self._job_tag)
@@ -170,7 +177,7 @@ class BrokenRecords:
                 frame,
                 plans_of,
                 self._columns,
-                error_column=0 if results_too else None,
+                error_column=None if look_for == "failures" else 0,
                 failures_max=self._records_max,
                 timeout_s=self._left_s(),
             )

@@ -15,16 +15,18 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock.errors import Invalid
-from penstock.kinds import StreamColumns, as_streamable
+from penstock.errors import FixTheCall, Invalid
+from penstock.kinds import StreamColumns, as_loadable, as_streamable
 from penstock.partition.ledger import TableInfo
 from penstock.protocol.wire import SourceState
 from penstock.registry import kind_named
+from penstock.spark.arrow import arrow_schema
+from penstock.spark.dead_letters import raised_in_task
 from penstock.spark.loading import add_loads, check_schema, make_loads
 from penstock.spark.table_ref import PlannedTable, TableRef
 from penstock.store.batch import StoreBatch
 
-_LOADS = "table string, loads binary"
+_LOADS = "table string, loads binary, error string"
 _REFUSED = "error string"
 
 
@@ -110,11 +112,13 @@ def move_condition(
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:
-    """Prepare the rows of every table in one Spark job; return the loads by table."""
+    """Prepare the rows of every table in one Spark job; return the loads by table. Raises if a table refuses a row."""
     frames = [_prepared(planned[name], name, frame) for name, frame in tables.items()]
     encoded: dict[str, list[bytes]] = {name: [] for name in tables}
     if frames:
         for row in reduce(DataFrame.unionAll, frames).collect():
+            if row["error"] is not None:
+                raise raised_in_task(row["error"]) or Invalid(row["error"])
             encoded[row["table"]].append(bytes(row["loads"]))
     return encoded
 
@@ -125,8 +129,19 @@ def _prepared(table: PlannedTable, name: str, frame: DataFrame) -> DataFrame:
 
 def _task(table: PlannedTable, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
     """Prepare a task's rows, and return the loads to the driver. Runs in a task."""
-    loads = make_loads(table, schema, batches)
-    yield pa.record_batch([pa.array([name]), pa.array([loads], pa.binary())], names=["table", "loads"])
+    loads, error = _attempt(table, schema, batches)
+    columns = [pa.array([name]), pa.array([loads], pa.binary()), pa.array([error], pa.string())]
+    yield pa.record_batch(columns, names=["table", "loads", "error"])
+
+
+def check_nulls(table: PlannedTable, frame: DataFrame) -> DataFrame:
+    """Return a frame of the nulls in columns that must have none, without a Python function: what `check_rows` says."""
+    schema = as_loadable(table.kind, table.info).load_schema(arrow_schema(frame.schema), table.info.options)
+    error = F.lit(None).cast("string")
+    for name in [field.name for field in schema if not field.nullable]:
+        text = f"penstock.errors.Invalid: {name} is null, and table {table.info.name} takes no such row"
+        error = F.when(F.col(name).isNull(), text).otherwise(error)
+    return frame.select(error.alias("error")).where("error IS NOT NULL")
 
 
 def check_rows(table: PlannedTable, frame: DataFrame) -> DataFrame:
@@ -135,15 +150,19 @@ def check_rows(table: PlannedTable, frame: DataFrame) -> DataFrame:
 
 
 def _check(table: PlannedTable, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Prepare a task's rows for nothing but the error, which is not raised: a Python process would end with it."""
-    error = None
+    """Prepare a task's rows for nothing but the error."""
+    _, error = _attempt(table, schema, batches)
+    yield pa.record_batch([pa.array([error], pa.string())], names=["error"])
+
+
+def _attempt(table: PlannedTable, schema: Any, batches: Iterator[Any]) -> tuple[bytes, str | None]:
+    """Return the loads of rows, or why the table refuses them. If that were raised, a Python process would end."""
     try:
-        make_loads(table, schema, batches)
-    except Exception as refused:
-        error = f"{type(refused).__module__}.{type(refused).__name__}: {refused}"
+        return make_loads(table, schema, batches), None
+    except FixTheCall as refused:
         for _ in batches:  # what is left unread would end the process, too
             pass
-    yield pa.record_batch([pa.array([error], pa.string())], names=["error"])
+        return b"", f"{type(refused).__module__}.{type(refused).__name__}: {refused}"
 
 
 def use(batch: StoreBatch, planned: Mapping[str, PlannedTable], encoded: Mapping[str, list[bytes]]) -> dict[str, int]:

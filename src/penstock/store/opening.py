@@ -173,6 +173,7 @@ class OpenedParts(Tables):
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
             options_of=self._options_of,
+            memory_bytes_max=settings.memory_bytes_max,
         )
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)

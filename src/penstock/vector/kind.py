@@ -73,7 +73,9 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
     def check_made(self, info: TableInfo, dimensions: int | None, metric: str | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
         made = decode_vector_options(info.options)
-        wanted = vector_options(made.dimensions if dimensions is None else dimensions, metric or made.metric)
+        wanted = vector_options(
+            made.dimensions if dimensions is None else dimensions, made.metric if metric is None else metric
+        )
         if wanted != made:
             raise KindMismatch(
                 f"vector table {info.name} has {made.dimensions} dimensions and the metric {made.metric}: leave "
@@ -106,7 +108,7 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
             raise Invalid(f"options of a vector table are malformed: {error.reason}") from None
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> VectorMachine:
-        return open_vector_machine(context.maintenance, descriptor, options)
+        return open_vector_machine(context.maintenance, descriptor, options, context.memory_bytes_max)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> VectorTable:
         return VectorTable(port, info, durable=durable)

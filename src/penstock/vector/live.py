@@ -11,6 +11,7 @@ Invariant: between two records the kernel has the vectors of the tree, or there 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ ADAPT_EVERY = 1_000  # searches
 RECALL_QUERIES = 64  # on which recall is measured
 RECORDS_BYTES_MAX = 64 << 20  # of cached records
 RECORD_OVERHEAD = 200
+ID_BYTES = 32  # memory of an id in a kernel, approximately
 CONDITIONS_MAX = 16  # whose allowed ids are cached
 DELETED_MAX = 4_096  # deleted records in cached columns of attributes, beside as many as there are others
 
@@ -186,11 +188,31 @@ class LoadedIndex:
         return self._centroids.nearest(some.vectors, self._options.metric)
 
 
+class IndexBudget:
+    """The memory that the kernels of a store may take together; a shard that does not fit is searched in its files."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._users: weakref.WeakSet[LiveIndex] = weakref.WeakSet()
+
+    def join(self, user: LiveIndex) -> None:
+        """Count a kernel from now on."""
+        self._users.add(user)
+
+    def fits(self, user: LiveIndex, size: int) -> bool:
+        """Whether a kernel may take `size` bytes, beside the others."""
+        return size + sum(other.memory_bytes() for other in list(self._users) if other is not user) <= self.bytes_max
+
+
 class LiveIndex:
     """The kernel of one shard."""
 
-    def __init__(self, options: VectorOptions, take_snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, options: VectorOptions, take_snapshot: Callable[[], Snapshot], budget: IndexBudget | None = None
+    ) -> None:
         self._options = options
+        self._budget = IndexBudget(1 << 62) if budget is None else budget
+        self._budget.join(self)
         self._take_snapshot = take_snapshot
         self._lock = threads.lock("vector.live")
         self._loading = threads.lock("vector.loading")
@@ -222,6 +244,10 @@ class LiveIndex:
         columns, index = self._columns, self.index
         return (0 if index is None else index.memory_bytes()) + (0 if columns is None else columns.table.nbytes)
 
+    def fits(self, count: int) -> bool:
+        """Whether the kernel of so many vectors may be in memory."""
+        return self._budget.fits(self, count * (4 * self._options.dimensions + ID_BYTES))
+
     # -- apply
 
     def applied(self, draft: VectorDraft) -> None:
@@ -235,9 +261,9 @@ class LiveIndex:
             try:
                 if loaded is not None:
                     loaded.take_in(draft)
-                done = True
+                done = loaded is None or not draft.added or self.fits(loaded.index.count)
             finally:
-                if not done:  # it may be half changed: the next search loads another
+                if not done:  # it grew too large, or may be half changed: the next search looks at the files
                     self._loaded = None
             self._lsn = draft.lsn
 

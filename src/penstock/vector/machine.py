@@ -10,6 +10,7 @@ was interrupted is applied again as it was prepared.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from penstock.errors import CorruptionError
@@ -20,7 +21,7 @@ from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.vector.draft import Centroids, StoredRows, VectorDraft, read_centroids
 from penstock.vector.keys import DICTIONARY
-from penstock.vector.live import LiveIndex
+from penstock.vector.live import IndexBudget, LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.reading import VectorState, get_record
 from penstock.vector.section import VectorSection, decode_section
@@ -28,21 +29,32 @@ from penstock.vector.section import VectorSection, decode_section
 GET_ATTEMPTS = 100
 
 
-def open_vector_machine(maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> VectorMachine:
-    """Open the state machine of a shard."""
+_budgets: weakref.WeakKeyDictionary[Maintenance, IndexBudget] = weakref.WeakKeyDictionary()  # one for each store
+
+
+def open_vector_machine(
+    maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes, memory_bytes_max: int
+) -> VectorMachine:
+    """Open the state machine of a shard; the kernels of a store may take `memory_bytes_max` together."""
+    budget = _budgets.setdefault(maintenance, IndexBudget(memory_bytes_max))
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options))
+    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options), budget)
 
 
 class VectorMachine(TreeMachine):
     """The state machine of a vector shard."""
 
     def __init__(
-        self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: VectorOptions
+        self,
+        tree: Tree,
+        maintenance: Maintenance,
+        descriptor: PartitionDescriptor,
+        options: VectorOptions,
+        budget: IndexBudget | None = None,
     ) -> None:
         super().__init__(tree, maintenance, descriptor)
         self.options = options
-        self.live = LiveIndex(options, tree.snapshot)
+        self.live = LiveIndex(options, tree.snapshot, budget)
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
         self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
 from penstock.lsm.file_pieces import FilePiece, size_of
@@ -39,7 +39,7 @@ from penstock.vector.draft import (
 from penstock.vector.exact import ExactRows, prepared
 from penstock.vector.filters import compile_condition, condition_key
 from penstock.vector.keys import DICTIONARY, F32, FIRST_ID, RECORD, U64, VECTOR, id_range, scan_bounds, scan_key
-from penstock.vector.live import IndexView, LiveIndex, RemovedIds, record_slices, vector_slices
+from penstock.vector.live import IndexView, LiveIndex, LoadedIndex, RemovedIds, record_slices, vector_slices
 from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
 from penstock.vector.rows import schema_of, vector_type
@@ -143,14 +143,16 @@ class VectorState(ShardSnapshot):
     ) -> tuple[F32, I64]:
         """Return the distances and internal ids of the `k` nearest vectors of each query; inf and -1 where none is."""
         self.snapshot.check_open()
+        for query in queries[:SAMPLED_EACH]:
+            self._live.sample(query.copy())
         view = self._index
         if view is None:
+            if not self._live.fits(self.count):
+                return self._nearest_in_files(queries, k, where)
             view = self._index = self._live.view_of(self.snapshot)
         gone = view.gone
         if self._draft is not None and self._draft.gone:
             gone = np.union1d(gone, id_array(self._draft.gone))
-        for query in queries[:SAMPLED_EACH]:
-            self._live.sample(query.copy())
         allowed = None if where is None else self._allowed(where, view.ceiling)
         distances, ids = view.index.search(
             queries, k, probes=probes, exact=exact, allowed=allowed, below=view.ceiling, deleted=RemovedIds(gone)
@@ -159,10 +161,31 @@ class VectorState(ShardSnapshot):
             return self._with_drafted(queries, k, where, (distances, ids))
         return distances, ids
 
-    def attributes_schema(self) -> pa.Schema:
-        """Return the names and types of all attributes."""
+    def _nearest_in_files(self, queries: F32, k: int, where: Any) -> tuple[F32, I64]:
+        """Compare with all vectors, a slice of the files at a time."""
+        metric = self.options.metric
+        wanted = prepared(queries, metric)
+        nearest = np.full((len(queries), k), np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+        for ids, vectors in vector_slices(self._view, self.options.dimensions):
+            self.snapshot.check_open()
+            if where is not None:
+                parts = record_slices(self._view, int(ids[0]), int(ids[-1]) + 1)
+                table = attribute_table([some for _, _, attributes in parts for some in attributes])
+                passing = compile_condition(where, table.schema).mask(table)
+                ids, vectors = ids[passing], vectors[passing]
+            if len(ids):
+                distances, places = ExactRows(prepared(vectors, metric), metric).search(wanted, k)
+                found = np.where(places >= 0, ids[places].astype(np.int64), -1)
+                nearest = merge_nearest([nearest, (distances, found)], k)[:2]
+        return nearest
+
+    def attribute_fields(self) -> list[pa.Field]:
+        """Return the names and types of all attributes; a name may stand there twice, if one is not applied yet."""
         ceiling = read_sequence(self.snapshot).next
-        return self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema
+        fields = list(self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema)
+        for part in self._draft.live_added() if self._draft is not None else ():
+            fields += attribute_table([attributes for _, attributes in self.records(part.ids.tolist())]).schema
+        return fields
 
     def index_statistics(self) -> dict[str, Any]:
         """Return what is known of the kernel in memory."""
@@ -249,6 +272,36 @@ def scan_records(view: View, options: VectorOptions, start: int, end: int | None
 
 
 # -- pieces
+
+
+class FileShard:
+    """A shard that another process searches from its files. It is loaded when it is made."""
+
+    def __init__(self, rows: View, options: VectorOptions) -> None:
+        self._rows = rows
+        self._loaded = LoadedIndex(rows, options)
+        self._live = LiveIndex(options, _no_snapshot)  # for its caches
+        self._count = read_sequence(rows).count
+
+    def nearest(
+        self, queries: F32, k: int, *, probes: int | None = None, exact: bool = False, where: Any = None
+    ) -> tuple[F32, I64]:
+        """Return what `VectorState.nearest` does."""
+        allowed: U64 | None = None
+        if where is not None:
+            columns = self._live.columns(self._rows, 0, self._loaded.ceiling, self._count)
+            condition = compile_condition(where, columns.table.schema)
+            allowed = self._live.allowed(condition_key(where), columns, lambda: condition.mask(columns.table))
+        return self._loaded.index.search(queries, k, probes=probes, exact=exact, allowed=allowed)
+
+    def records(self, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
+        """Return the external ids and encoded attributes of internal ids."""
+        found = [self._live.record(number, self._rows.get) for number in numbers]
+        return [record for record in found if record is not None]
+
+
+def _no_snapshot() -> Snapshot:
+    raise Invalid("the files of a snapshot are searched as they are")
 
 
 class VectorPiece(msgspec.Struct, frozen=True, array_like=True):

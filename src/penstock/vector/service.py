@@ -17,6 +17,8 @@ from penstock.errors import Invalid
 from penstock.kinds import Host, TableService, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.vector.attributes import decode_attributes as _decode_attributes
+from penstock.vector.draft import read_sequence
+from penstock.vector.keys import F32
 from penstock.vector.machine import VectorMachine
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.searching import Hit, check_k, check_probes
@@ -45,7 +47,11 @@ class VectorService(TableService):
         live, vector = machine.live, np.frombuffer(data, np.float32)
         hits: list[Hit] = []
         for _ in range(ATTEMPTS):
-            index = live.index or live.load()
+            index = live.index
+            if index is None:
+                if not live.fits(read_sequence(machine.tree.view).count):
+                    return self._in_files(machine, vector, k)
+                index = live.load()
             distances, ids = index.search_one(vector, k, probes or None)
             numbers = ids.tolist()
             if numbers[-1] < 0:  # fewer than k: none follow
@@ -63,6 +69,17 @@ class VectorService(TableService):
             break
         live.sample(vector)
         return hits
+
+    def _in_files(self, machine: VectorMachine, vector: F32, k: int) -> list[Hit]:
+        """Search a shard whose kernel is too large for memory."""
+        state = machine.snapshot()
+        try:
+            distances, ids = state.nearest(vector.reshape(1, -1), k)
+            found = state.records(ids[ids >= 0].tolist())
+            pairs = zip(found, distances[0].tolist(), strict=False)
+            return [Hit(external, distance, _decode_attributes(data)) for (external, data), distance in pairs]
+        finally:
+            state.close()
 
     def call(self, name: str, argument: bytes) -> bytes:
         return _encode(self.perform(name, check_search_call(name, argument, self._options)))

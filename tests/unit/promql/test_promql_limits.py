@@ -107,7 +107,7 @@ def test_label_sets_as_codes() -> None:
 
 def test_sums_are_exact() -> None:
     budget = QueryBudget(QueryLimits(), FakeClock())
-    values = np.array([1e16, 1.0, -1e16, 1e308, 1e308, -1e308, np.inf, 1.0, np.nan, 0.1, 0.2])
+    values = np.array([1e20, 1.0, -1e20, 1e308, 1e308, -1e308, np.inf, 1.0, np.nan, 0.1, 0.2])
     low, high = np.array([0, 3, 6, 7, 9]), np.array([3, 6, 8, 9, 11])
     with np.errstate(all="ignore"):
         total, rest = window_sums(values, low, high, budget)
@@ -118,6 +118,40 @@ def test_sums_are_exact() -> None:
     assert total[4] == 0.1 + 0.2
     assert means[1] == pytest.approx(1e308 / 3)
     assert means[2] == np.inf
+
+
+def test_sums_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results() -> list[list[float]]:
+        budget = QueryBudget(QueryLimits(), FakeClock())
+        texts = [f"{name}_over_time({{__name__=~'cpu|odd|requests_total'}}[3m])" for name in ("sum", "avg")]
+        texts.append("stdvar_over_time({__name__=~'cpu|temperature|requests_total'}[3m])")
+        return [
+            evaluate(parse_query(text), SOURCE, GRID, budget, instant=False).samples.values.tolist() for text in texts
+        ]
+
+    whole = results()
+    monkeypatch.setattr("penstock.promql.windows.BLOCK_SAMPLES", 7)
+    for found, wanted in zip(results(), whole, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+def test_a_sample_is_seen_for_less_than_five_minutes() -> None:
+    lone = MemorySource([Series({"__name__": "a"}, [START_MS], [1.0])])
+    grid = step_grid((START_MS + 299_999) * 1000, (START_MS + 300_000) * 1000, 1_000)
+    result = evaluate(parse_query("a"), lone, grid, QueryBudget(QueryLimits(), FakeClock()), instant=False)
+    assert (result.samples.times // 1000).tolist() == [START_MS + 299_999]
+
+
+def test_duplicates_are_judged_only_where_both_sides_have_something() -> None:
+    one = Series({"__name__": "a", "x": "1"}, [START_MS + 600_000], [1.0])
+    twins = [Series({"__name__": "b", "x": "1", "y": y}, [START_MS], [1.0]) for y in "pq"]
+    grid = step_grid(START_MS * 1000, (START_MS + 600_000) * 1000, 600_000_000)
+    budget = QueryBudget(QueryLimits(), FakeClock())
+    tree = parse_query("a + on(x) b")
+    assert not len(evaluate(tree, MemorySource([one, *twins]), grid, budget, instant=False).samples.times)
+    early = Series({"__name__": "a", "x": "2"}, [START_MS], [1.0])
+    with pytest.raises(Invalid, match="duplicate series"):
+        evaluate(tree, MemorySource([early, *twins]), grid, budget, instant=False)
 
 
 def test_the_hash_of_labels_has_lengths_of_one_and_of_four_bytes() -> None:

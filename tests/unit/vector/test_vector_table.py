@@ -322,6 +322,28 @@ def test_reads_of_pieces(store: Store) -> None:
             assert pa.Table.from_batches(parts).equals(whole)
 
 
+def test_what_does_not_fit_memory_is_searched_in_files(store: Store) -> None:
+    docs = store.vector("docs", dimensions=8, metric="euclidean")
+    rows = RNG.normal(size=(3_000, 8)).astype(np.float32)
+    docs.upsert([str(n) for n in range(2_000)], rows[:2_000], [{"n": n % 7} for n in range(2_000)], durable=True)
+    info = store.port.table("docs")
+    assert info is not None
+    machine: Any = store.port.machine(partitions_of(info)[0])
+    assert ids(docs.search(rows[5], k=1)) == ["5"]
+    expected: Any = docs.search(rows[:20], k=4)
+    filtered: Any = docs.search(rows[:20], k=4, where={"n": 3})
+    assert machine.live._budget.bytes_max == 1 << 30  # that of the store
+    machine.live._budget.bytes_max = 100_000
+    docs.upsert([str(n) for n in range(2_000, 3_000)], 1e3 + rows[2_000:], durable=True)  # it grows too large
+    assert machine.live.index is None
+    docs.upsert("5", rows[5], {"n": 5}, durable=True)
+    assert ids(docs.search(rows[5], k=1)) == ["5"]
+    assert docs.search(rows[:20], k=4).column("id").equals(expected.column("id"))  # type: ignore[union-attr]
+    assert docs.search(rows[:20], k=4, where={"n": 3}).column("id").equals(filtered.column("id"))  # type: ignore[union-attr]
+    assert machine.live.index is None
+    assert docs.statistics().memory_bytes < 100_000
+
+
 def test_reopening_reads_nothing_until_it_is_searched(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "store") as store:
         docs = store.vector("docs", dimensions=64)

@@ -1,0 +1,310 @@
+"""The HTTP door of a store: Prometheus' API, remote write, OTLP and line protocol.
+
+It runs in a process that connects, so that queries do not hold the owner's interpreter. The order of a request: its
+host and origin, its token and rights, the size of its body, and only then its content.
+
+    GET, POST  /api/v1/...                      of the default table; /prometheus/TABLE/api/v1/... of any
+    POST       /api/v1/write                    remote write 1.0 and 2.0
+    POST       /v1/metrics, /v1/logs            OTLP: metrics to the default table, logs to a queue
+    POST       /write, /api/v2/write            line protocol
+    GET        /-/healthy, /-/ready
+
+Without tokens it listens on loopback only, and reads; `write=True` lets it write. A browser's page cannot use it: the
+host has to be a loopback name, and an `Origin` has to be that host.
+
+Thread: an event loop for the connections; each request works in a thread of the pool.
+Invariant: an answer of 204 or 200 to a write means that it is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import urllib.parse
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError, RetryLater, WaitExpired
+from penstock.host.clock import Clock, SystemClock
+from penstock.http.line_protocol import decode_lines
+from penstock.http.otlp import decode_logs, decode_metrics
+from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, Parameters, label_values
+from penstock.http.remote_write import decode_write, write_version
+from penstock.http.samples import ReceivedSamples
+from penstock.server.rights import READ, WRITE, Right, Rights
+
+log = logging.getLogger(__name__)
+BODY_BYTES_MAX = 16 << 20  # as it is sent
+TEXT_BYTES_MAX = 32 << 20  # after gzip
+FORM_BYTES_MAX = 1 << 20  # parameters of a query
+REQUESTS_MAX = 64  # at work or waiting for a thread
+THREADS_MAX = 8
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+PREFIXES = ("", "/prometheus/{table}")
+WriteAct: TypeAlias = Callable[[Request, bytes], Response]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """What the door serves."""
+
+    table: str | None = None  # the default table; None: only by name
+    logs: str | None = None  # the queue for logs
+    write: bool = False  # without tokens, whether requests may write
+    rights_of: Callable[[str], Rights | None] | None = None  # of a bearer token; None: no tokens
+
+
+class _Refused(Exception):
+    """A request that ends here, with a status and Prometheus' kind of error."""
+
+    def __init__(self, status: int, kind: str, message: str, retry_s: int = 0) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.retry_s = status, kind, retry_s
+
+
+def http_application(store: Any, settings: HttpSettings, clock: Clock | None = None) -> Starlette:
+    """Return the application over a store, best one of `penstock.connect`."""
+    return Starlette(routes=_Door(store, settings, clock or SystemClock()).routes())
+
+
+class _Door:
+    """The handlers of one application."""
+
+    def __init__(self, store: Any, settings: HttpSettings, clock: Clock) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._threads: CapacityLimiter | None = None  # made in the event loop
+        self._working = 0
+
+    def routes(self) -> list[Route]:
+        made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
+        for prefix in PREFIXES:
+            base = f"{prefix}/api/v1"
+            for name in ANSWERS:
+                made.append(Route(f"{base}/{name}", self._read(partial(self._answer, name)), methods=["GET", "POST"]))
+            made.append(Route(f"{base}/label/{{name}}/values", self._read(self._label_values), methods=["GET"]))
+            for path, decode in (
+                (f"{base}/write", self._remote_write),
+                (f"{prefix}/v1/metrics", self._otlp_metrics),
+                (f"{prefix}/write", self._lines),
+                (f"{prefix}/api/v2/write", self._lines),
+            ):
+                made.append(Route(path, self._written(decode), methods=["POST"]))
+        made.append(Route("/v1/logs", self._written(self._otlp_logs), methods=["POST"]))
+        return made
+
+    async def _alive(self, request: Request) -> Response:
+        return Response("Penstock is healthy.\n", media_type="text/plain")
+
+    # -- the order of a request
+
+    def _read(self, answer: Callable[[Request, str, Parameters], Any]) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            return await self._guarded(request, self._read_answer, answer)
+
+        return handle
+
+    def _written(self, decode: WriteAct) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            return await self._guarded(request, self._write_answer, decode)
+
+        return handle
+
+    async def _guarded(self, request: Request, handle: Callable[[Request, Any], Any], act: Any) -> Response:
+        try:
+            self._check_source(request)
+            if self._working >= REQUESTS_MAX:
+                raise _Refused(503, "unavailable", f"{REQUESTS_MAX} requests are at work: retry later", 1)
+            self._working += 1
+            try:
+                answer: Response = await handle(request, act)
+                return answer
+            finally:
+                self._working -= 1
+        except _Refused as refused:
+            headers = {"Retry-After": str(refused.retry_s)} if refused.retry_s else {}
+            body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
+            return JSONResponse(body, refused.status, headers)
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    def _check_source(self, request: Request) -> None:
+        """Refuse what a page in a browser could send."""
+        host = request.headers.get("host", "")
+        if self._settings.rights_of is None and _without_port(host) not in LOOPBACK:
+            raise _Refused(403, "bad_data", "the host of the request is not a loopback name: use localhost")
+        origin = request.headers.get("origin")
+        if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+            raise _Refused(403, "bad_data", "the request comes from a page of another origin")
+
+    def _check_right(self, request: Request, right: Right, table: str) -> None:
+        rights_of = self._settings.rights_of
+        if rights_of is None:
+            if right == WRITE and not self._settings.write:
+                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        rights = rights_of(token.strip()) if scheme.lower() == "bearer" else None
+        if rights is None:
+            raise _Refused(401, "bad_data", "a bearer token that the server knows is needed")
+        if not rights.allows(right, table):
+            raise _Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
+
+    def _table(self, request: Request) -> str:
+        table = request.path_params.get("table", self._settings.table)
+        if table is None:
+            raise _Refused(404, "not_found", "there is no default table: use /prometheus/TABLE/api/v1")
+        return str(table)
+
+    async def _in_thread(self, act: Callable[[], Any]) -> Any:
+        if self._threads is None:
+            self._threads = CapacityLimiter(THREADS_MAX)
+        try:
+            return await to_thread.run_sync(act, limiter=self._threads)
+        except (_Refused, ClientDisconnect):
+            raise
+        except Exception as error:
+            raise _refusal(error) from error
+
+    # -- reading
+
+    async def _read_answer(self, request: Request, answer: Callable[[Request, str, Parameters], Any]) -> Response:
+        table = self._table(request)
+        self._check_right(request, READ, table)
+        text = request.scope["query_string"].decode("latin-1")
+        parameters = urllib.parse.parse_qs(text, keep_blank_values=True, max_num_fields=1_000)
+        if request.method == "POST":
+            form = await _body(request, FORM_BYTES_MAX)
+            more = urllib.parse.parse_qs(form.decode("latin-1"), keep_blank_values=True, max_num_fields=1_000)
+            parameters = {**parameters, **more}
+        data = await self._in_thread(partial(answer, request, table, parameters))
+        return JSONResponse({"status": "success", "data": data})
+
+    def _answer(self, name: str, request: Request, table: str, parameters: Parameters) -> Any:
+        return ANSWERS[name](self._store.series(table, create=False), parameters, self._clock)
+
+    def _label_values(self, request: Request, table: str, parameters: Parameters) -> list[str]:
+        return label_values(self._store.series(table, create=False), request.path_params["name"], parameters)
+
+    # -- writing
+
+    async def _write_answer(self, request: Request, decode: WriteAct) -> Response:
+        target = self._table(request) if decode != self._otlp_logs else self._settings.logs
+        if target is None:
+            raise _Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
+        self._check_right(request, WRITE, target)
+        body = await _body(request, BODY_BYTES_MAX)
+        answer: Response = await self._in_thread(partial(decode, request, body))
+        return answer
+
+    def _remote_write(self, request: Request, body: bytes) -> Response:
+        try:
+            version = write_version(request.headers.get("content-type", ""))
+        except Invalid as refused:
+            raise _Refused(415, "bad_data", str(refused)) from None
+        if request.headers.get("content-encoding", "snappy") != "snappy":
+            raise _Refused(415, "bad_data", "remote write is compressed by snappy")
+        return self._store_samples(request, decode_write(body, version))
+
+    def _otlp_metrics(self, request: Request, body: bytes) -> Response:
+        _check_otlp(request)
+        received = decode_metrics(_plain_body(request, body), self._clock.time_us())
+        return self._store_samples(request, received, Response(b"", 200, None, "application/x-protobuf"))
+
+    def _otlp_logs(self, request: Request, body: bytes) -> Response:
+        _check_otlp(request)
+        messages = decode_logs(_plain_body(request, body), self._clock.time_us())
+        if messages:
+            self._store.queue(self._settings.logs, create=False).put_many(messages, durable=True)
+        return Response(b"", 200, None, "application/x-protobuf")
+
+    def _lines(self, request: Request, body: bytes) -> Response:
+        precision = request.query_params.get("precision", "ns")
+        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision)
+        return self._store_samples(request, received)
+
+    def _store_samples(self, request: Request, received: ReceivedSamples, answer: Response | None = None) -> Response:
+        """Write samples and metadata in one commit, and wait until it is durable."""
+        table = self._table(request)
+        self._store.series(table, create=False)
+        if len(received) or received.metadata:
+            with self._store.batch() as batch:
+                series = batch.series(table)
+                if len(received):
+                    series.write_arrow(received.to_arrow())
+                for known in received.metadata:
+                    series.set_metadata(known.metric, type=known.type, unit=known.unit, help=known.help)
+        made = answer or Response(status_code=204)
+        for kind, count in (("Samples", len(received)), ("Histograms", 0), ("Exemplars", 0)):
+            made.headers[f"X-Prometheus-Remote-Write-{kind}-Written"] = str(count)
+        return made
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name.lower() if colon and port.isdecimal() else host.lower()
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    """Read a body, at most `bytes_max` of it."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > bytes_max:
+            raise _Refused(413, "bad_data", f"the body has more than {bytes_max} bytes: send less at once")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _plain_body(request: Request, body: bytes) -> bytes:
+    """Undo gzip, within bounds."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        return body
+    if encoding != "gzip":
+        raise _Refused(415, "bad_data", "the body is compressed by gzip, or not at all")
+    unpacking = zlib.decompressobj(31)
+    try:
+        plain = unpacking.decompress(body, TEXT_BYTES_MAX)
+    except zlib.error:
+        raise Invalid("the body is not compressed by gzip") from None
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise Invalid(f"the body is cut short, or has more than {TEXT_BYTES_MAX} bytes when decompressed")
+    return plain
+
+
+def _check_otlp(request: Request) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-protobuf":
+        raise _Refused(415, "bad_data", "OTLP is taken as application/x-protobuf")
+
+
+def _refusal(error: Exception) -> _Refused:
+    """Return the answer to an error; what is our own fault is logged, and not told."""
+    match error:
+        case ExecutionRefused():
+            return _Refused(422, "execution", str(error))
+        case NotFound():
+            return _Refused(404, "not_found", str(error))
+        case Invalid() | UnicodeError():
+            return _Refused(400, "bad_data", str(error))
+        case WaitExpired():
+            return _Refused(503, "timeout", str(error), 1)
+        case Backpressure():
+            return _Refused(429, "unavailable", str(error), 1)
+        case RetryLater() | Closed():
+            return _Refused(503, "unavailable", str(error), 5)
+        case PenstockError():
+            return _Refused(422, "execution", str(error))
+        case _:
+            log.error("a request failed", exc_info=error)
+            return _Refused(500, "internal", "the request failed: see the log of the server")

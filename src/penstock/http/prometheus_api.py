@@ -1,0 +1,209 @@
+"""Prometheus' HTTP API on a series table: parameters in, JSON out.
+
+Thread: pure functions of a table; each call runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.arguments import in_short, microseconds
+from penstock.errors import FixTheCall, Invalid
+from penstock.host.clock import Clock
+from penstock.promql import QueryBudget, QueryLimits, QueryResult, StepGrid, parse_query, step_grid
+from penstock.series.labels import METRIC
+from penstock.series.selectors import parse_selector
+from penstock.series.table import SeriesReader
+
+Parameters: TypeAlias = Mapping[str, Sequence[str]]
+PROMETHEUS_VERSION = "3.5.0"  # whose API this is
+TIMEOUT_S, TIMEOUT_S_MAX = 30.0, 60.0
+LIMIT_MAX = 1_000_000  # rows of one answer that is a list
+_DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhdwy]))+")
+_DURATION_PART = re.compile(r"([0-9]+)(ms|[smhdwy])")
+_UNITS_US = {"ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
+_UNITS_US |= {"w": 7 * _UNITS_US["d"], "y": 365 * _UNITS_US["d"]}
+
+
+class ExecutionRefused(FixTheCall):
+    """The query is well formed, but cannot be evaluated."""
+
+
+# -- parameters
+
+
+def _one(parameters: Parameters, name: str) -> str:
+    values = parameters.get(name, ())
+    if len(values) != 1 or not values[0]:
+        raise Invalid(f"the parameter {name} is needed, once")
+    return values[0]
+
+
+def parse_moment(text: str, name: str) -> int:
+    """Return a time, in seconds since 1970 or RFC 3339, in microseconds."""
+    try:
+        return microseconds(round(float(text) * 1e6), name)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return microseconds(datetime.fromisoformat(text), name)
+    except ValueError:
+        raise Invalid(f"{name} is seconds since 1970 or 2026-01-31T12:00:00Z, not {in_short(text)}") from None
+
+
+def parse_duration(text: str, name: str) -> int:
+    """Return a duration, in seconds or as 1h30m, in microseconds."""
+    if _DURATION.fullmatch(text) and len(text) < 64:
+        return sum(int(number) * _UNITS_US[unit] for number, unit in _DURATION_PART.findall(text))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e10:
+        raise Invalid(f"{name} is a duration above 0 such as 15 or 1h30m, not {in_short(text)}")
+    return max(1, round(seconds * 1e6))
+
+
+def _budget(parameters: Parameters, clock: Clock) -> QueryBudget:
+    timeout_s = TIMEOUT_S
+    if parameters.get("timeout"):
+        timeout_s = min(parse_duration(_one(parameters, "timeout"), "timeout") / 1e6, TIMEOUT_S_MAX)
+    return QueryBudget(QueryLimits(timeout_s=timeout_s), clock)
+
+
+def _times(parameters: Parameters) -> tuple[int | None, int | None]:
+    """Return the range of time of a request for labels: both ends included there, the end excluded here."""
+    start = parse_moment(_one(parameters, "start"), "start") if parameters.get("start") else None
+    end = parse_moment(_one(parameters, "end"), "end") + 1 if parameters.get("end") else None
+    return start, end
+
+
+def _selectors(parameters: Parameters, *, needed: bool) -> list[str]:
+    selectors = list(parameters.get("match[]", ()))
+    if needed and not selectors:
+        raise Invalid("the parameter match[] is needed: give a selector such as up")
+    for selector in selectors:
+        parse_selector(selector)
+    return selectors or ["{}"]
+
+
+def _limit(parameters: Parameters) -> int:
+    text = _one(parameters, "limit") if parameters.get("limit") else "0"
+    if not text.isdecimal() or len(text) > 9:
+        raise Invalid(f"limit is a whole number, not {in_short(text)}")
+    return int(text) or LIMIT_MAX
+
+
+# -- answers
+
+
+def _query(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    text = _one(parameters, "query")
+    parse_query(text)
+    moment = parse_moment(_one(parameters, "time"), "time") if parameters.get("time") else clock.time_us()
+    return _evaluated(table, text, StepGrid(moment, 1, 1), _budget(parameters, clock), instant=True)
+
+
+def _query_range(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    text = _one(parameters, "query")
+    parse_query(text)
+    start, end = (parse_moment(_one(parameters, name), name) for name in ("start", "end"))
+    grid = step_grid(start, end, parse_duration(_one(parameters, "step"), "step"))
+    return _evaluated(table, text, grid, _budget(parameters, clock), instant=False)
+
+
+def _evaluated(table: SeriesReader, text: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> Any:
+    try:
+        return result_json(table.evaluate(text, grid, budget, instant=instant))
+    except Invalid as refused:
+        raise ExecutionRefused(str(refused)) from None
+
+
+def result_json(result: QueryResult) -> dict[str, Any]:
+    """Return the result of a query in Prometheus' shape."""
+    samples = result.samples
+    if result.kind == "string":
+        return {"resultType": "string", "result": [0, result.text]}
+    seconds, values = (samples.times / 1e6).tolist(), shown_values(samples.values)
+    points = list(map(list, zip(seconds, values, strict=True)))
+    if result.kind == "scalar":
+        return {"resultType": "scalar", "result": points[0]}
+    starts = samples.starts.tolist()
+    rows = zip(samples.labels.label_sets(), starts, starts[1:], strict=False)
+    if result.kind == "vector":
+        return {"resultType": "vector", "result": [{"metric": m, "value": points[a]} for m, a, b in rows if a < b]}
+    return {"resultType": "matrix", "result": [{"metric": m, "values": points[a:b]} for m, a, b in rows if a < b]}
+
+
+def shown_values(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
+    """Return numbers as Prometheus writes them: as few digits as tell them apart, NaN, +Inf and -Inf."""
+    odd = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+    return [odd.get(text) or text.removesuffix(".0") for text in map(repr, values.tolist())]
+
+
+def _series(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    limit, found = _limit(parameters), {}
+    for selector in _selectors(parameters, needed=True):
+        for row in table.series(selector, *_times(parameters)).to_pylist():
+            labels = {METRIC: row["metric"], **dict(row["labels"])}
+            found[tuple(sorted(labels.items()))] = labels
+    return list(found.values())[:limit]
+
+
+def _labels(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    selectors = _selectors(parameters, needed=False)
+    names = {name for selector in selectors for name in table.labels(selector, *_times(parameters))}
+    return sorted(names)[: _limit(parameters)]
+
+
+def label_values(table: SeriesReader, name: str, parameters: Parameters) -> list[str]:
+    """Return the values of a label."""
+    selectors = _selectors(parameters, needed=False)
+    values = {value for each in selectors for value in table.label_values(name, each, *_times(parameters))}
+    return sorted(values)[: _limit(parameters)]
+
+
+def _metadata(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    metric = _one(parameters, "metric") if parameters.get("metric") else None
+    known = list(table.metadata(metric).items())[: _limit(parameters)]
+    return {name: [{"type": each.type or "unknown", "help": each.help, "unit": each.unit}] for name, each in known}
+
+
+def _buildinfo(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    return {"version": PROMETHEUS_VERSION, "revision": "penstock", "branch": "", "buildUser": "", "buildDate": ""}
+
+
+def _tsdb(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+    found = table.cardinality(top=10)
+
+    def rows(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+        return [{"name": name, "value": count} for name, count in counts.items()]
+
+    return {
+        "headStats": {"numSeries": found.series},
+        "seriesCountByMetricName": rows(found.metrics),
+        "labelValueCountByLabelName": rows(found.labels),
+    }
+
+
+Answer: TypeAlias = Callable[[SeriesReader, Parameters, Clock], Any]
+ANSWERS: Mapping[str, Answer] = MappingProxyType(
+    {
+        "query": _query,
+        "query_range": _query_range,
+        "series": _series,
+        "labels": _labels,
+        "metadata": _metadata,
+        "query_exemplars": lambda *_: [],
+        "rules": lambda *_: {"groups": []},
+        "alerts": lambda *_: {"alerts": []},
+        "status/buildinfo": _buildinfo,
+        "status/tsdb": _tsdb,
+    }
+)

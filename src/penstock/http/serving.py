@@ -1,0 +1,89 @@
+"""Runs the HTTP application: a socket, a thread with an event loop, and an end.
+
+Thread: `serve_http` starts one, and ends it with its block.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from penstock.errors import Invalid, WaitExpired
+from penstock.host import threads
+from penstock.host.clock import SystemClock
+from penstock.host.waiting import pause
+from penstock.http.application import HttpSettings, http_application
+
+START_S = 10.0
+END_S = 10.0
+CONNECTIONS_MAX = 256
+IDLE_S = 30
+LOOPBACK_ADDRESSES = ("127.0.0.1", "::1", "localhost")
+
+
+@contextmanager
+def serve_http(
+    store: Any,
+    settings: HttpSettings,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> Iterator[int]:
+    """Serve a store over HTTP while the block runs; yield the port. Beyond loopback, tokens and TLS are needed."""
+    if host not in LOOPBACK_ADDRESSES and (settings.rights_of is None or certificate is None):
+        raise Invalid(f"to listen on {host}, which others can reach, give tokens, certificate and key")
+    if (certificate is None) != (key is None):
+        raise Invalid("certificate and key go together: give both, or none")
+    config = uvicorn.Config(
+        http_application(store, settings),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=int(END_S),
+        ssl_certfile=None if certificate is None else str(certificate),
+        ssl_keyfile=None if key is None else str(key),
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"certificate and key are not a pair of PEM files: {error}") from None
+    server = uvicorn.Server(config)
+    listening = _listening(host, port)
+    thread = threads.spawn(lambda: server.run(sockets=[listening]), name="penstock-http")
+    try:
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + START_S
+        while not server.started:
+            if clock.monotonic_s() > until_s or not thread.is_alive():
+                raise WaitExpired(f"the HTTP server did not start within {START_S:g} s: retry later")
+            pause(0.01)
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(2 * END_S)
+        listening.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise Invalid(f"cannot listen on {host}:{port}: {error}") from None
+    return made

@@ -1,0 +1,156 @@
+"""The nearest neighbours of the vectors in a DataFrame, found by its tasks.
+
+A task opens the table's files as of the snapshot that all tasks of the query share, builds the search kernel from them
+and keeps it for the next tasks of its Python process. A task that does not see the store's folder asks the owner.
+
+Thread: the driver's; `_task` in tasks.
+Invariant: all tasks of a query search one LSN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, FloatType, LongType, StringType, StructField, StructType
+
+from penstock.arguments import flag, in_short
+from penstock.client.store import RemoteSnapshot
+from penstock.errors import Invalid, KindMismatch
+from penstock.kinds import partitions_of
+from penstock.partition.ledger import TableInfo
+from penstock.registry import VECTOR
+from penstock.spark.reading import LEASE_S
+from penstock.spark.table_ref import TableRef
+from penstock.vector.options import VectorOptions, decode_vector_options
+from penstock.vector.reading import FileShard, open_piece
+from penstock.vector.rows import plain_matrix
+from penstock.vector.searching import check_k, check_probes, hits_batch
+
+FOUND = (
+    StructField("rank", LongType()),
+    StructField("neighbor", StringType()),
+    StructField("distance", FloatType()),
+    StructField("neighbor_attributes", StringType()),
+)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search, for tasks."""
+
+    ref: TableRef
+    info: TableInfo
+    column: str
+    k: int
+    probes: int
+    exact: bool
+    where: Any
+
+    @property
+    def options(self) -> VectorOptions:
+        return decode_vector_options(self.info.options)
+
+
+def search(
+    frame: DataFrame,
+    path: str,
+    table: str,
+    k: int = 10,
+    *,
+    column: str = "vector",
+    where: Mapping[str, object] | pa.compute.Expression | None = None,
+    probes: int | None = None,
+    exact: bool = False,
+) -> DataFrame:
+    """Return each row of a DataFrame with its `k` nearest neighbours in a vector table, nearest first.
+
+    `column` holds the query vectors, arrays of numbers. A row comes once for each neighbour, with the further columns
+    rank (from 1), neighbor (its id), distance and neighbor_attributes (JSON). The rest is as for `VectorTable.search`.
+
+    >>> epoch = store.vector("docs", dimensions=2).upsert(["a"], [[1.0, 0.0]], durable=True)
+    >>> queries = spark.createDataFrame([("q", [1.0, 0.1])], "name string, vector array<double>")
+    >>> found = penstock.spark.search(queries, path, "docs", k=1)
+    >>> [(row["name"], row["neighbor"]) for row in found.collect()]
+    [('q', 'a')]
+    """
+    ref = TableRef.of({"path": path, "table": table})
+    info = ref.info()
+    if info.kind != VECTOR.name:
+        raise KindMismatch(f"table {table} is of the kind {info.kind}, not vector: search a vector table")
+    fields = {field.name: field.dataType for field in frame.schema}
+    if not isinstance(fields.get(column), ArrayType):
+        raise Invalid(f"the DataFrame has no column {in_short(column)} of arrays: say column=, or rename it to vector")
+    taken = [field.name for field in FOUND if field.name in fields]
+    if taken:
+        raise Invalid(f"the DataFrame has a column {taken[0]}, which the result needs: rename it")
+    wanted = _Search(ref, info, column, check_k(k), check_probes(probes), flag(exact, "exact"), where)
+    schema = StructType([*frame.schema.fields, *FOUND])
+    return frame.mapInArrow(partial(_task, wanted), schema)
+
+
+def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
+    """Search the vectors of a task's rows. Runs in a task."""
+    shards: list[FileShard] | None = None
+    snapshot: RemoteSnapshot | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if snapshot is None:
+            snapshot = wanted.ref.store().query_snapshot(_query_name(), lease_s=LEASE_S)
+            shards = _shards(wanted, snapshot)
+        matrix = plain_matrix(batch.column(wanted.column), wanted.options, batch.num_rows)
+        if shards is None:
+            reader = snapshot.vector(wanted.ref.table)
+            options: dict[str, Any] = {"where": wanted.where, "probes": wanted.probes or None, "exact": wanted.exact}
+            found: Any = reader.search(matrix, wanted.k, **options)
+        else:
+            answers = [
+                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=wanted.where)
+                for shard in shards
+            ]
+            found = pa.Table.from_batches([hits_batch(shards, answers, wanted.k, 0)])
+        rows = pa.Table.from_batches([batch]).take(found.column("query"))
+        names = [*batch.schema.names, *(field.name for field in FOUND)]
+        columns = [*rows.columns, *(found.column(name) for name in ("rank", "id", "distance", "attributes"))]
+        yield from pa.table(columns, names=names).to_batches()
+
+
+def _query_name() -> str:
+    """Return the name of this task's query, as reads of tables in the same query have it."""
+    context = TaskContext.get()
+    if context is None:
+        raise Invalid("a search runs in Spark's tasks")
+    number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
+    return f"search-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
+
+
+class _Kept:
+    """The kernel of the last search of this Python process."""
+
+    shards: tuple[Any, list[FileShard]] | None = None  # replaced whole
+
+
+def _shards(wanted: _Search, snapshot: RemoteSnapshot) -> list[FileShard] | None:
+    """Return the shards of the table, read from its files; None if this process does not see them."""
+    root, identity = wanted.ref.root, wanted.ref.store().identity
+    if root is None:
+        return None
+    key = identity, wanted.info.table_id, snapshot.lsn
+    if _Kept.shards is not None and _Kept.shards[0] == key:
+        return _Kept.shards[1]
+    _Kept.shards = None  # before the next is loaded: both at once may take too much memory
+    shards: list[FileShard] = []
+    for partition in partitions_of(wanted.info):
+        (piece,) = snapshot.port.pieces(partition, 1)
+        opened = open_piece(piece.detail, root, identity) if piece.detail else None
+        if opened is None:
+            return None
+        shards.append(FileShard(*opened))
+    _Kept.shards = key, shards
+    return shards

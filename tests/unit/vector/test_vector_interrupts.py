@@ -1,0 +1,95 @@
+"""Any line may raise while a record is applied; and searches run while records are."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupts import Interrupt, interrupted_at
+from vector_place import Records, VectorPlace, contents, deletes, nearest, upserts
+
+import penstock
+from penstock.host import threads
+from penstock.partition.machine import Entry
+from penstock.vector.section import Part, VectorSection
+
+
+def rows(*names: str, at: float) -> Records:
+    return {name: ((at + number, 1.0, 2.0), {"n": number}) for number, name in enumerate(names)}
+
+
+def parts_of_last() -> list[Part]:
+    return [upserts(rows("a", "x", "y", at=9.0)), deletes("b", "nobody")]
+
+
+def prepared_place() -> VectorPlace:
+    """A shard with an index, whose kernel is loaded."""
+    place = VectorPlace()
+    place.write(upserts(rows("a", "b", "c", "d", at=1.0)))
+    for _ in range(3):
+        place.write(place.step())
+    place.machine.live.load()
+    return place
+
+
+def test_an_apply_that_is_interrupted_anywhere_is_repeated() -> None:
+    whole = prepared_place()
+    whole.write(*parts_of_last())
+    expected, lsn = dict(whole.tree.scan()), whole.tree.lsn
+    point, last = 1, 1
+    while point <= last:
+        place = prepared_place()
+        entry = Entry(lsn, place.clock.time_us(), (), (VectorSection(*parts_of_last()),))
+        try:
+            last = max(last, interrupted_at(point, lambda: place.machine.apply(entry)))  # noqa: B023
+        except Interrupt:
+            last = max(last, point + 1)
+        if place.tree.lsn < lsn:
+            place.machine.apply(entry)
+        else:
+            place.write(deletes("nobody"))  # the next record ends what was begun
+        assert dict(place.tree.scan()) == expected
+        state = place.machine.snapshot()
+        assert set(contents(state)) == {"a", "c", "d", "x", "y"}
+        assert [name for name, _ in nearest(state, [9.0, 1.0, 2.0], 2)] == ["a", "x"]
+        index = place.machine.live.load()
+        assert index.count == 5
+        state.close()
+        point += 7 if point > 40 else 1
+
+
+def test_searches_see_whole_records(tmp_path: Path) -> None:
+    """Each record replaces both vectors: a search finds each id once, and both of one record."""
+    with penstock.open(tmp_path / "store") as store:
+        docs = store.vector("docs", dimensions=2, metric="euclidean")
+        docs.upsert(["a", "b"], [[0.0, 1.0], [0.0, 2.0]], [{"n": 0}, {"n": 0}], durable=True)
+        ended = threading.Event()
+
+        def write() -> None:
+            for number in range(1, 150):
+                docs.upsert(["a", "b"], [[0.1 * number, 1.0], [0.1 * number, 2.0]], [{"n": number}] * 2, durable=True)
+            ended.set()
+
+        writer, looks = threads.spawn(write, name="writer"), 0
+        while not ended.is_set() or not looks:
+            hits: Any = docs.search(np.array([0.0, 0.0], np.float32), k=10)
+            assert sorted(hit.id for hit in hits) == ["a", "b"]
+            assert hits[0].attributes == hits[1].attributes
+            looks += 1
+        writer.join()
+        assert looks
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_batch_of_vectors_and_keys_is_seen_as_a_whole(tmp_path: Path, k: int) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        docs, seen = store.vector("docs", dimensions=1, metric="dot"), store.kv("seen")
+        for number in range(20):
+            with store.batch(token=("writer", number)) as batch:
+                batch.vector("docs").upsert(str(number), [1.0 + number])
+                batch.kv("seen").put(b"last", b"%d" % number)
+            hits: Any = docs.search([1.0], k=k)
+            assert hits[0].id == str(number) == (seen.get(b"last") or b"").decode()
