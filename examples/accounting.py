@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import penstock
-from examples import metrics
+from examples import fingerprints, metrics
 
 CONSUMER = "router"
 READING = "device string, site string, n long, value double, put_us long"  # the fields of a payload
@@ -23,10 +23,11 @@ def account(store: penstock.Store) -> dict[str, int]:
         produced = snapshot.queue("events").to_arrow().num_rows
         samples = metrics.count_samples(snapshot)
         rolled = {name: metrics.count_rolled(snapshot, name) for name in metrics.ROLLUPS}
+        devices, torn = fingerprints.check(snapshot)
     read = sum(place - 1 for place in position.values())
     sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
     pairs = [(produced, sound + broken), (produced, read), (sound, totals), (sound, samples), (broken, dead)]
-    pairs += [(samples, count) for count in rolled.values()]
+    pairs += [(samples, count) for count in rolled.values()] + [(torn, 0)]
     return {
         "produced": produced,
         "read by Spark": read,
@@ -34,6 +35,8 @@ def account(store: penstock.Store) -> dict[str, int]:
         "in the running totals": totals,
         "samples in the series": samples,
         **{f"samples in the rollup {name}": count for name, count in rolled.items()},
+        "devices with a fingerprint": devices,
+        "fingerprints of another commit than the reading": torn,
         "dead-lettered": dead,
         "difference": sum(abs(one - other) for one, other in pairs),
     }
@@ -46,20 +49,21 @@ def reasons(store: penstock.Store) -> dict[str, int]:
 
 
 JOIN = """
-SELECT a.device, a.value AS high, count(*) AS readings_before, round(avg(b.value), 2) AS mean_before
-FROM readings a JOIN readings b
-  ON a.device = b.device AND b.put_us <= a.put_us AND b.put_us > a.put_us - 10000000
+WITH readings AS (SELECT labels['device'] AS device, time, value FROM metrics WHERE metric = 'temperature')
+SELECT a.device, a.value AS high, count(*) AS readings_before, round(avg(b.value), 2) AS mean_before,
+  any_value(t.value) AS readings_in_all, round(any_value(f.vector[1]), 2) AS deviation_in_the_last_window
+FROM readings a
+  JOIN readings b ON a.device = b.device AND b.time <= a.time AND b.time > a.time - INTERVAL 10 SECONDS
+  JOIN totals t ON CAST(t.key AS STRING) = a.device
+  JOIN fingerprints f ON f.id = a.device
 WHERE a.value >= 24.99
-GROUP BY a.device, a.value, a.put_us ORDER BY high DESC, a.device LIMIT 5"""
+GROUP BY a.device, a.value, a.time ORDER BY high DESC, a.device LIMIT 5"""
 
 
 def join(spark: Any, folder: str) -> list[dict[str, object]]:
-    """Join each high reading with what was known of its device in the ten seconds before, at one snapshot."""
-    from pyspark.sql import functions as F
-
+    """Join each high reading with what is known of its device in series, kv and vectors, at one snapshot."""
     import penstock.spark
 
-    penstock.spark.views(spark, folder)
-    parsed = F.from_json(F.col("payload").cast("string"), READING)
-    spark.table("events").select(parsed.alias("r")).select("r.*").createOrReplaceTempView("readings")
-    return [row.asDict() for row in spark.sql(JOIN).collect()]
+    with penstock.connect(folder) as store, store.snapshot() as snapshot:
+        penstock.spark.views(spark, folder, snapshot=snapshot.id)
+        return [row.asDict() for row in spark.sql(JOIN).collect()]

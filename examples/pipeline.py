@@ -2,9 +2,10 @@
 
 This process owns the store in DATA and feeds the queue `events`: readings of a simulated fleet (seeded, so the totals
 are known, with some records that are broken) and of this machine. A second process runs the pipeline on Spark: it keeps
-the latest reading and a running total of each device, writes each reading as a sample to the series table `metrics`,
-and sets broken records aside with the reason, all in one commit for each micro-batch. Spark also computes the rollups
-of the metrics. At the end the numbers are laid side by side; the last row is the difference, and it is 0.
+the latest reading and a running total of each device, writes each reading as a sample to the series table `metrics`
+and a fingerprint of each device's window to the vector table `fingerprints`, and sets broken records aside with the
+reason, all in one commit for each micro-batch. Spark also computes the rollups of the metrics. At the end the numbers
+are laid side by side, with the devices whose fingerprints are odd; the last row is the difference, and it is 0.
 
     RATE      events a second (2000)         SECONDS   how long (60)
     DATA      a folder, kept and reused      CHAOS=1   kill the query and delete its checkpoint, again and again
@@ -41,13 +42,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
-from examples import live, metrics, report
+from examples import fingerprints, live, metrics, report
 from examples.accounting import CONSUMER, JOIN, READING, account, join, reasons
+from examples.fingerprints import OddDevice
 from examples.metrics import MetricsSummary
 from examples.run import MicroBatch, Run, Sample, percentile
 
 DEVICES = 200
-SITES = ("north", "east", "south", "west")
+SITES = fingerprints.SITES
+ODD = {42: (22.5, 0.0), 117: (15.0, 5.0), 181: (18.0, 7.0)}  # devices that read otherwise: the least value, the range
+USUAL = (20.0, 5.0)
 BROKEN = 0.01  # of the fleet's records
 THIS_MACHINE = "this-machine"
 PROBE_S = 0.1  # between two readings of this machine
@@ -76,7 +80,8 @@ def reading(chance: random.Random, number: int, stamps: Stamps) -> tuple[bytes, 
     if chance.random() < BROKEN:
         broken = [b"{not json", b'{"device":null,"value":1.0}', b'{"device":"device-007"}', b"\xff\xfe\x00", b""]
         return key, chance.choice(broken), False
-    value = round(20 + 5 * chance.random(), 2)
+    least, wide = ODD.get(device_number, USUAL)
+    value = round(least + wide * chance.random(), 2)
     record = {"device": device, "site": site, "n": number, "value": value, "put_us": stamps.next()}
     return key, json.dumps(record).encode(), True
 
@@ -134,19 +139,22 @@ def watch(store: penstock.Store, run: Run, stop: threading.Event) -> None:
 
 
 def route(frame):  # type: ignore[no-untyped-def]
-    """One micro-batch: the latest reading and a count of each device, a sample of each reading, and what is broken."""
+    """One micro-batch: the latest reading, a count and a fingerprint of each device, samples, and what is broken."""
     from pyspark.sql import functions as F
 
     parsed = frame.withColumn("r", F.from_json(F.col("payload").cast("string"), READING))
     sound = F.col("r.device").isNotNull() & F.col("r.value").isNotNull()
     good = parsed.where(sound).select("shard", "sequence", "payload", "r.*")
     by_device = good.groupBy("device").agg(
-        F.max_by("payload", F.struct("shard", "sequence")).alias("payload"), F.count("*").alias("count")
+        F.max_by("payload", F.struct("shard", "sequence")).alias("payload"),
+        F.count("*").alias("count"),
+        *fingerprints.columns(),
     )
     key = F.col("device").cast("binary").alias("key")
     return {
         "latest": by_device.select(key, F.col("payload").alias("value")),
         "totals": by_device.select(key, F.col("count").alias("value"), F.lit("add_i64").alias("op")),
+        fingerprints.TABLE: by_device.select(F.col("device").alias("id"), "vector", "site", "n"),
         metrics.TABLE: good.select(
             F.when(F.col("device") == THIS_MACHINE, "load").otherwise("temperature").alias("metric"),
             F.create_map(F.lit("device"), "device", F.lit("site"), "site").alias("labels"),
@@ -322,9 +330,10 @@ def main() -> int:
 
 def work(run: Run, data: Path) -> int:
     with penstock.open(run.folder) as store:
-        if "events" in store.tables() and metrics.TABLE not in store.tables():
-            raise SystemExit(f"{run.folder} is of a version without metrics: give another folder as DATA")
+        if "events" in store.tables() and not {metrics.TABLE, fingerprints.TABLE} <= set(store.tables()):
+            raise SystemExit(f"{run.folder} is of an older version of this job: give another folder as DATA")
         metrics.create(store)
+        fingerprints.create(store)
         for name in ("events", "dead"):
             store.queue(name, shards=2 if name == "events" else 1)
         store.kv("latest")
@@ -343,7 +352,7 @@ def work(run: Run, data: Path) -> int:
                 run.stage = "Spark joins high readings with those before them, and computes rollups"
                 joined = running.finish()
                 run.stage = "everything is counted"
-                measured = metrics.summarize(store, run.spark_jobs)
+                measured, odd = metrics.summarize(store, run.spark_jobs), fingerprints.odd_devices(store)
                 after, reasons_after = account(store), reasons(store)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
@@ -351,7 +360,7 @@ def work(run: Run, data: Path) -> int:
         finally:
             running.close()
     by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
-    return finish(run, before, after, by_reason=by_reason, joined=joined, measured=measured)
+    return finish(run, before, after, by_reason=by_reason, joined=joined, measured=measured, odd=odd)
 
 
 def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
@@ -394,6 +403,7 @@ def finish(
     by_reason: dict[str, tuple[int, int]],
     joined: list[dict[str, object]],
     measured: MetricsSummary,
+    odd: list[OddDevice],
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
@@ -406,7 +416,7 @@ def finish(
     shown = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"
     print(f"  put to visible in `latest`: {shown}")
     print(f"  bytes on disk for each event: {size / max(1, after['produced']):,.0f}")
-    for line in report.measured_lines(measured):
+    for line in [*report.measured_lines(measured), fingerprints.odd_line(odd)]:
         print(f"  {line}")
     page = report.write(
         run,
@@ -416,6 +426,7 @@ def finish(
         sql=JOIN,
         joined=joined,
         measured=measured,
+        odd=odd,
         size_bytes=size,
     )
     print(f"\nA report with charts: {page}\nThree things to try on the same folder:")

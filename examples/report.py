@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from examples import metrics
+from examples import fingerprints, metrics
+from examples.fingerprints import OddDevice
 from examples.metrics import MetricsSummary
 from examples.run import Run, machine, percentile
 
@@ -36,7 +37,8 @@ PAGE = """<!doctype html>
 <h2>From put to visible</h2>{latency}{waits}
 <h2>Dead letters</h2>{reasons}
 <h2>The fleet's metrics</h2>{measured}<pre>{query}</pre>
-<h2>Each high reading beside the ten seconds before it, at one snapshot</h2>{joined}<pre>{sql}</pre>
+<h2>Odd devices, by the distance of their fingerprint to its neighbours</h2>{odd}<pre>{nearest}</pre>
+<h2>Each high reading beside series, kv and vectors of its device, at one snapshot</h2>{joined}<pre>{sql}</pre>
 </html>
 """
 
@@ -83,6 +85,7 @@ def write(
     sql: str,
     joined: Sequence[Mapping[str, object]],
     measured: MetricsSummary,
+    odd: Sequence[OddDevice],
     size_bytes: int,
 ) -> Path:
     """Write the page beside the store; return its path."""
@@ -108,6 +111,10 @@ def write(
         reasons=_reasons(reasons, again=again),
         measured=_measured(measured),
         query=html.escape(metrics.QUERY),
+        odd=table(["device", "distance", "nearest"], [[one.device, f"{one.distance:.2f}", one.nearest] for one in odd])
+        if odd
+        else note("There are too few devices."),
+        nearest=html.escape(fingerprints.QUERY),
         joined=table(list(joined[0]), [list(row.values()) for row in joined])
         if joined
         else note("No reading was high."),

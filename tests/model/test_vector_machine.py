@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from vector_place import (
     DIMENSIONS,
     VectorModel,
@@ -21,6 +22,8 @@ from vector_place import (
 )
 
 from penstock.kinds import ALL_LATER
+from penstock.vector.draft import VectorDraft
+from penstock.vector.live import IndexView, LiveIndex, LoadedIndex
 from penstock.vector.options import VectorOptions
 from penstock.vector.reading import VectorState
 from penstock.vector.section import IndexChange, VectorSection
@@ -157,8 +160,66 @@ TestVectorShard.settings = settings(max_examples=25, stateful_step_count=25, dea
 
 @pytest.mark.campaign
 def test_many_more_runs() -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     run_state_machine_as_test(
         VectorShardMachine, settings=settings(max_examples=2_000, stateful_step_count=60, deadline=None)
     )
+
+
+# -- seeded bugs
+
+
+def removed_stays_in_the_kernel(patch: pytest.MonkeyPatch) -> None:
+    right = LoadedIndex.take_in
+
+    def take_in(self: LoadedIndex, draft: VectorDraft) -> None:
+        draft.gone.clear()
+        right(self, draft)
+
+    patch.setattr(LoadedIndex, "take_in", take_in)
+
+
+def snapshots_see_later_vectors(patch: pytest.MonkeyPatch) -> None:
+    def of(loaded: LoadedIndex) -> IndexView:
+        return IndexView(loaded.index, loaded.index.pin(), 1 << 60, loaded.index.removed)
+
+    patch.setattr(IndexView, "of", of)
+
+
+def attributes_of_the_first_look(patch: pytest.MonkeyPatch) -> None:
+    right = LiveIndex.columns
+
+    def columns(self: LiveIndex, *arguments: Any) -> Any:
+        return self._columns if self._columns is not None else right(self, *arguments)
+
+    patch.setattr(LiveIndex, "columns", columns)
+
+
+def overlay_shows_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
+    right = VectorState.under
+
+    def under(self: VectorState, draft: VectorDraft, time_us: int) -> VectorState:
+        state = right(self, draft, time_us)
+        draft.gone.clear()
+        return state
+
+    patch.setattr(VectorState, "under", under)
+
+
+@pytest.mark.parametrize(
+    "seed_bug",
+    [
+        removed_stays_in_the_kernel,
+        snapshots_see_later_vectors,
+        attributes_of_the_first_look,
+        overlay_shows_what_it_replaces,
+    ],
+)
+def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) -> None:
+    quick = settings(
+        max_examples=200, stateful_step_count=25, deadline=None, database=None, derandomize=True,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        seed_bug(patch)
+        with pytest.raises(Exception):  # noqa: B017 - a wrong answer, or an error that it leads to
+            run_state_machine_as_test(VectorShardMachine, settings=quick)

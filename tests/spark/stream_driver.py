@@ -1,10 +1,10 @@
 """A driver to be killed and paused: streams from `events`, which hold still at a point that the test chooses.
 
-    stream_driver.py POINT MARKS [one|several|broken FOLDER CHECKPOINT]...
+    stream_driver.py MARKS [POINT one|several|broken FOLDER CHECKPOINT]...
 
-POINT is where each of them holds still: `writing` (a task has written files, another waits), `searched` (broken records
+POINT is where a stream holds still: `writing` (a task has written files, another waits), `searched` (broken records
 were found, and nothing is written), `staged` (all files are there, and no commit), `committed` (the commit happened,
-and Spark does not know it). Then it makes a file in the folder MARKS, and waits until that folder is gone.
+and Spark does not know it). Then it makes a file of its own in the folder MARKS, and waits until that folder is gone.
 """
 
 from __future__ import annotations
@@ -22,19 +22,31 @@ from pyspark.sql import functions as F
 Route = Callable[[Any], dict[str, Any]]
 
 
-def hold_still(marks: str) -> None:
-    folder = Path(marks)
-    if folder.exists():
-        (folder / str(threading.get_ident())).touch()
-    while folder.exists():
-        time.sleep(0.05)
+class Points:
+    """Where the streams hold still. A batch of a stream runs in one thread, and begins with its function."""
+
+    def __init__(self, marks: str) -> None:
+        self._marks = Path(marks)
+        self._stream = threading.local()
+
+    def begin(self, point: str, checkpoint: str) -> None:
+        self._stream.point, self._stream.mark = point, Path(checkpoint).name
+
+    def reach(self, point: str) -> None:
+        if self._stream.point != point:
+            return
+        if self._marks.exists():
+            (self._marks / self._stream.mark).touch()
+        while self._marks.exists():
+            time.sleep(0.05)
 
 
-def route_to(tables: str, marks: str = "") -> Route:
+def route_to(tables: str, mark: str = "") -> Route:
     """One table: a copy of the messages. Several: the count and the last message of each key, and a sample of each.
 
     The times of samples differ from attempt to attempt: a batch that happens twice would leave twice as many. Broken:
-    as several, and it fails on a message that begins with `broken`.
+    as several, and it fails on a message that begins with `broken`. A task makes the file `mark`, and waits until the
+    folder of that is gone.
     """
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
@@ -43,10 +55,10 @@ def route_to(tables: str, marks: str = "") -> Route:
 
         from pyspark import TaskContext
 
-        folder, context = pathlib.Path(marks), TaskContext.get()
+        reached, context = pathlib.Path(mark), TaskContext.get()
         if context is None or context.partitionId() > 0:  # the first goes on, and writes files
-            (folder / tables).touch()
-            while folder.exists():
+            reached.touch()
+            while reached.parent.exists():
                 time.sleep(0.05)
         yield from batches
 
@@ -56,7 +68,7 @@ def route_to(tables: str, marks: str = "") -> Route:
             refused = F.raise_error(F.concat(F.lit("refused: "), text)).cast("binary")
             frame = frame.withColumn("payload", F.when(text.startswith("broken"), refused).otherwise(F.col("payload")))
         copied = frame.select("key", "payload")
-        copied = copied.mapInArrow(wait, copied.schema) if marks else copied
+        copied = copied.mapInArrow(wait, copied.schema) if mark else copied
         if tables == "one":
             return {"copied": copied}
         by_key = frame.groupBy("key").agg(
@@ -77,37 +89,47 @@ def route_to(tables: str, marks: str = "") -> Route:
     return route
 
 
-def main(point: str, marks: str, *streams: str) -> None:
-    import penstock.spark
+def hold_at(points: Points) -> None:
+    """Change Penstock in this process, so that its streams hold still."""
     from penstock.spark import broken_records
     from penstock.spark.batch_runner import BatchRunner
     from penstock.store.batch import StoreBatch
 
-    if point == "searched":
-        find_failures = vars(broken_records)["find_failures"]
+    find_failures, commit, count = vars(broken_records)["find_failures"], StoreBatch.commit, BatchRunner._count
 
-        def searched(*given: Any, **more: Any) -> Any:
-            failures = find_failures(*given, **more)
-            hold_still(marks)
-            return failures
+    def searched(*given: Any, **more: Any) -> Any:
+        failures = find_failures(*given, **more)
+        points.reach("searched")
+        return failures
 
-        vars(broken_records)["find_failures"] = searched
-    if point == "staged":
-        commit = StoreBatch.commit
+    def staged(self: StoreBatch) -> None:
+        points.reach("staged")
+        commit(self)
 
-        def held(self: StoreBatch) -> None:
-            hold_still(marks)
-            commit(self)
+    def committed(self: BatchRunner, *, lag: int | None = None, **more: int) -> None:
+        count(self, lag=lag, **more)
+        points.reach("committed")
 
-        StoreBatch.commit = held  # type: ignore[method-assign]
-    if point == "committed":
-        count = BatchRunner._count
+    vars(broken_records)["find_failures"] = searched
+    StoreBatch.commit = staged  # type: ignore[method-assign]
+    BatchRunner._count = committed  # type: ignore[method-assign]
 
-        def counted(self: BatchRunner, *, lag: int | None = None, **more: int) -> None:
-            count(self, lag=lag, **more)
-            hold_still(marks)
 
-        BatchRunner._count = counted  # type: ignore[method-assign]
+def main(marks: str, *streams: str) -> None:
+    import penstock.spark
+
+    points = Points(marks)
+    hold_at(points)
+
+    def batch(point: str, tables: str, checkpoint: str) -> Route:
+        route = route_to(tables, f"{marks}/{Path(checkpoint).name}" if point == "writing" else "")
+
+        def begin(frame: Any) -> dict[str, Any]:
+            points.begin(point, checkpoint)
+            return route(frame)
+
+        return begin
+
     spark = penstock.spark.session("driver", master="local[6]", spark__sql__shuffle__partitions="2")
     queries = [
         penstock.spark.stream(
@@ -115,12 +137,12 @@ def main(point: str, marks: str, *streams: str) -> None:
             folder,
             source="events",
             consumer="c",
-            batch=route_to(tables, marks if point == "writing" else ""),
+            batch=batch(point, tables, checkpoint),
             checkpoint=checkpoint,
             interval_s=0.0,
             dead_letter="dead" if tables == "broken" else None,
         )
-        for tables, folder, checkpoint in zip(streams[::3], streams[1::3], streams[2::3], strict=True)
+        for point, tables, folder, checkpoint in zip(*(streams[place::4] for place in range(4)), strict=True)
     ]
     told = []
     for query in queries:

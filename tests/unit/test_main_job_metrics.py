@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examples import metrics
+from examples import fingerprints, metrics
 from examples.accounting import CONSUMER, account
 from examples.pipeline import Stamps
 
@@ -17,6 +17,8 @@ from penstock.store.settings import StoreSettings
 def store(tmp_path: Path) -> penstock.Store:
     store = penstock.open(tmp_path / "store", settings=StoreSettings(background=False))
     metrics.create(store)
+    fingerprints.create(store)
+    store.kv("latest")
     store.queue("events", shards=2)
     store.queue("dead")
     store.kv("totals", value="int64")

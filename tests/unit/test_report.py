@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from examples import report
+from examples.fingerprints import OddDevice
 from examples.metrics import MetricsSummary
 from examples.run import Latency, MicroBatch, Run, Sample, percentile
 
@@ -33,6 +34,7 @@ def page(run: Run, *, produced: int, difference: int = 0, before: int = 0) -> st
         sql="SELECT 1 < 2",
         joined=rows,
         measured=MetricsSummary({"north": 22.504, "east": 22.4}, {"metrics_1m": 1_200}, 2, 0),
+        odd=[OddDevice("device-117", 8.254, "device-042")],
         size_bytes=9_000,
     )
     return path.read_text()
@@ -50,6 +52,7 @@ def test_a_run_that_accounts_for_everything(run: Run) -> None:
     assert "this run" not in text
     assert "<td>east</td><td>22.40</td></tr><tr><td>north</td><td>22.50</td>" in text
     assert "steps of series in the rollups: metrics_1m 1,200; jobs on Spark: 2<" in text
+    assert "<td>device-117</td><td>8.25</td><td>device-042</td>" in text
     assert "temperature{site=~&quot;north|east&quot;}" in text
 
 

@@ -15,6 +15,7 @@ from store_model import open_simulated
 
 import penstock
 from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned, StoreLocked
+from penstock.host.lazy_imports import load_pandas
 from penstock.host.os_files import OsFile, OsFileSystem
 from penstock.manifest.environment import LmdbEngine
 from penstock.store.settings import StoreSettings
@@ -65,6 +66,7 @@ _before: set[threading.Thread] = set()
 
 @pytest.fixture(autouse=True)
 def note_threads() -> None:
+    load_pandas()  # before the count: the process, not a store, keeps the thread that imported it
     _before.clear()
     _before.update(threading.enumerate())
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Host, Piece, QueryContext, SnapshotReading, partitions_of
+from penstock.lsm.file_pieces import CARRIED_BYTES_MAX
 from penstock.lsm.writer import index_path
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
@@ -104,6 +105,10 @@ def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | Non
     source = host.port.table(rollup.source)
     if source is None or source.kind != info.kind or source.table_id == info.table_id:
         return None
+    for partition in partitions_of(source):
+        machine = host.machine(partition)
+        if machine.memory_bytes() > CARRIED_BYTES_MAX // 2:  # parts carry few rows that are in no file
+            machine.store_now()
     snapshot = host.port.snapshot()
     try:
         (row,) = [row for batch in _query(snapshot, info, "rollup_progress") for row in batch.to_pylist()]

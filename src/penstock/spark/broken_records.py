@@ -39,7 +39,7 @@ SEARCH_S = 120.0  # how long the broken records of one batch are searched, from 
 HALVES_MAX = 250  # commits of parts of one batch
 BATCHES_EXPECTED = 20  # after one with broken records
 # Failures of the plan; nulls that a table refuses, found in the JVM; all that a table refuses, found by Python, which
-# takes ten times as long. Each finds what those before it find.
+# takes several times as long. Each finds what those before it find.
 SearchFor = Literal["failures", "nulls", "refusals"]
 SEARCHES: tuple[SearchFor, ...] = ("failures", "nulls", "refusals")
 

@@ -37,6 +37,10 @@ def prepared(vectors: F32, metric: Metric) -> F32:
     vectors = np.ascontiguousarray(vectors, np.float32)
     if metric != "cosine":
         return vectors
+    if len(vectors) == 1:  # of a search: most of the time would go into the general way
+        square = float(vectors[0].dot(vectors[0]))
+        if 1e-30 < square < 1e30:
+            return vectors * np.float32(square**-0.5)
     divisors = lengths(vectors)
     divisors[divisors == 0] = 1.0
     if divisors.min(initial=1.0) < 1e-30:  # float32 does not have the divisor

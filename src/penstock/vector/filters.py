@@ -46,6 +46,13 @@ _UNKNOWN = re.compile(r"FieldRef\.Name\((.*?)\)")
 _ROW = "row number of a condition"
 
 
+class BoundExpression(NamedTuple):
+    """An expression whose fields are positions in a schema, as one that came from another process is."""
+
+    expression: pc.Expression
+    schema: pa.Schema
+
+
 class AttributeCondition:
     """A condition that was checked against a schema."""
 
@@ -61,6 +68,9 @@ class AttributeCondition:
 
 def compile_condition(where: Any, schema: pa.Schema) -> AttributeCondition:
     """Check a condition; `Invalid` if it does not fit the attributes."""
+    if isinstance(where, BoundExpression):
+        _rows_that_pass(where.schema.empty_table(), where.expression)
+        return AttributeCondition(lambda table: _rows_that_pass(_arranged(table, where.schema), where.expression))
     if isinstance(where, pc.Expression):
         _rows_that_pass(schema.empty_table(), where)
         return AttributeCondition(lambda table: _rows_that_pass(table, where))
@@ -245,6 +255,17 @@ def _as_mask(column: Any) -> Mask:
 
 
 # -- expressions
+
+
+def _arranged(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema, null where the table lacks one."""
+    if not len(schema):
+        return table.select([])
+    columns = {}
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        columns[field.name] = pa.nulls(table.num_rows, field.type) if at < 0 else table.column(at).cast(field.type)
+    return pa.table(columns)
 
 
 def _rows_that_pass(table: pa.Table, where: pc.Expression) -> Mask:

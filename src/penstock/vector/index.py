@@ -34,6 +34,7 @@ from penstock.host import threads
 from penstock.vector.exact import F32, I64, U64, ExactRows, GrowingRows, Mask, ids_at, prepared
 from penstock.vector.lists import (
     I32,
+    FlatRows,
     PostingLists,
     bitmap_selector,
     both,
@@ -85,7 +86,7 @@ class _Filtered(NamedTuple):
 
     allowed: U64
     ids: U64  # those that are in the index
-    rows: ExactRows | None  # if they are few
+    rows: ExactRows | FlatRows | None  # if they are few
     selector: Any  # otherwise
     counts: I64  # ids in each list
     size_bytes: int
@@ -364,6 +365,8 @@ class VectorIndex:
             filtered = self._gather(kernel, seen, cached=seen is allowed)
         if filtered.rows is not None:
             distances, positions = filtered.rows.search(asked.queries, asked.k)
+            if isinstance(filtered.rows, FlatRows):
+                distances = self._converted(distances, positions)
             return distances, ids_at(filtered.ids, positions)
         assert isinstance(kernel, PostingLists)
         lists = _lists_to_probe(kernel, asked, filtered.counts)
@@ -374,8 +377,9 @@ class VectorIndex:
         """Copy the vectors of a few ids; make a selector for more, and count them in each list."""
         ids = allowed[kernel.present(allowed)]
         if len(ids) <= FEW_ROWS or isinstance(kernel, GrowingRows):
-            rows = ExactRows(kernel.vectors(ids), self.metric)
-            filtered = _Filtered(allowed, ids, rows, None, _NO_COUNTS, rows.rows.nbytes + 16 * len(ids))
+            vectors = kernel.vectors(ids)
+            rows = (ExactRows if isinstance(kernel, GrowingRows) else FlatRows)(vectors, self.metric)
+            filtered = _Filtered(allowed, ids, rows, None, _NO_COUNTS, vectors.nbytes + 16 * len(ids))
         else:
             counts = np.bincount(kernel.lists_of(ids), minlength=len(kernel.centroids)).astype(np.int64)
             filtered = _Filtered(allowed, ids, None, bitmap_selector(ids), counts, int(ids[-1]) // 8 + 8 * len(ids))
@@ -394,7 +398,8 @@ class VectorIndex:
     def _nearness(self, found: F32, some_missing: bool, ids: I64) -> F32:
         if self.metric == "cosine":
             distances = np.subtract(_ONE, found)
-            np.maximum(distances, _ZERO, out=distances)
+            if distances.ndim > 1 or distances.item(0) < 0:  # the nearest of one query is first
+                np.maximum(distances, _ZERO, out=distances)
         elif self.metric == "dot":
             distances = np.negative(found)
         else:

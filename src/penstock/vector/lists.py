@@ -24,6 +24,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 SCRATCHES_MAX = 8  # values of k with buffers, of a thread
 PARAMETERS_MAX = 64
+FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
 
@@ -273,6 +274,29 @@ class PostingLists:
         """Return the bytes that the lists take."""
         slots = int(np.maximum(self._capacities, self._sizes).sum())
         return slots * (4 * int(self._dimensions) + 8) + 12 * len(self._ids) + 2 * int(self.centroids.nbytes)
+
+
+class FlatRows:
+    """Prepared rows that faiss compares one by one, in an index of lists."""
+
+    __slots__ = ("_index", "_search", "nbytes")
+
+    def __init__(self, rows: F32, metric: Metric) -> None:
+        self._index = (_faiss.IndexFlatL2 if metric == "euclidean" else _faiss.IndexFlatIP)(rows.shape[1])
+        if len(rows):
+            self._index.add(rows)
+        self._search = self._index.search_c
+        self.nbytes = rows.nbytes
+
+    def search(self, queries: F32, k: int) -> tuple[F32, I64]:
+        """Return products or squared distances, and positions; -1: none."""
+        found, at = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        pointer = _faiss.swig_ptr
+        for start in range(0, len(queries), FLAT_QUERIES):
+            some = queries[start : start + FLAT_QUERIES]
+            outputs = pointer(found[start : start + FLAT_QUERIES]), pointer(at[start : start + FLAT_QUERIES])
+            self._search(len(some), pointer(some), k, *outputs)
+        return found, at
 
 
 def bitmap_selector(ids: U64, *, negated: bool = False) -> Any:

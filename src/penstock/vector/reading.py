@@ -179,10 +179,13 @@ class VectorState(ShardSnapshot):
                 nearest = merge_nearest([nearest, (distances, found)], k)[:2]
         return nearest
 
-    def attributes_schema(self) -> pa.Schema:
-        """Return the names and types of all attributes."""
+    def attribute_fields(self) -> list[pa.Field]:
+        """Return the names and types of all attributes; a name may stand there twice, if one is not applied yet."""
         ceiling = read_sequence(self.snapshot).next
-        return self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema
+        fields = list(self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema)
+        for part in self._draft.live_added() if self._draft is not None else ():
+            fields += attribute_table([attributes for _, attributes in self.records(part.ids.tolist())]).schema
+        return fields
 
     def index_statistics(self) -> dict[str, Any]:
         """Return what is known of the kernel in memory."""

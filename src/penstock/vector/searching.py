@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.substrait
 
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
 from penstock.vector.draft import read_sequence
-from penstock.vector.filters import compile_condition
+from penstock.vector.filters import BoundExpression, compile_condition
 from penstock.vector.keys import DELETED, F32
 from penstock.vector.operators import decode_ids
 from penstock.vector.options import VectorOptions
@@ -115,7 +115,9 @@ def condition_of(query: SearchQuery) -> Any:
     if not query.expression:
         return query.where
     try:
-        return pc.Expression.from_substrait(query.expression)
+        bound = pa.substrait.deserialize_expressions(query.expression)
+        (expression,) = bound.expressions.values()
+        return BoundExpression(expression, bound.schema)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise Invalid(f"the expression of a search does not decode: {error}") from None
 
@@ -187,7 +189,7 @@ def _attributes(shards: Sequence[VectorState], context: QueryContext) -> Iterato
     fields: dict[str, Any] = {}
     for shard in shards:
         context.check()
-        for field in shard.attributes_schema():
+        for field in shard.attribute_fields():
             known = fields.setdefault(field.name, field.type)
             if known != field.type:
                 numbers = {known, field.type} == {pa.int64(), pa.float64()}

@@ -162,6 +162,16 @@ def test_a_source_that_cannot_be(tmp_path: Path, through: str, source: str, erro
         assert [info.name for info in store.port.tables()] == ["metrics", "users"]
 
 
+def test_a_source_with_many_samples_in_no_file(store: Store) -> None:
+    """More than a part of a job can carry: they are stored first."""
+    source, target = make(store, 3600)
+    count = 200_000
+    source.write_columns("cpu", [1.0] * count, times=range(T0, T0 + count))
+    assert source.statistics().files == 0
+    assert store.roll_up("rolled") == 1
+    assert rolled(target)["cpu:count", "", T0] == count
+
+
 @pytest.mark.parametrize("samples_again", [True, False])
 def test_a_source_that_was_dropped_and_created_again(store: Store, samples_again: bool) -> None:
     source, target = make(store)
