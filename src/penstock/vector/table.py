@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
+from penstock.arguments import ArrowSource, flag, in_short, plain_int, seconds, whole
 from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
@@ -280,12 +280,18 @@ class VectorReader:
 
 
 def _plain(where: Any) -> Any:
-    """Return a condition with plain containers, for other processes."""
+    """Return a condition with plain containers and values, for other processes."""
     if isinstance(where, Mapping):
-        return {name: _plain(value) for name, value in where.items()}
+        return {_plain(name): _plain(value) for name, value in where.items()}
     if isinstance(where, (list, tuple, set, frozenset)):
         return [_plain(value) for value in where]
-    return where.item() if isinstance(where, np.generic) else where
+    if isinstance(where, str):
+        return str.__str__(where)
+    if isinstance(where, float):
+        return float.__float__(where)
+    if isinstance(where, np.generic):
+        return where.item()
+    return where if isinstance(where, bool) or (number := plain_int(where)) is None else number
 
 
 class VectorTable(VectorReader):

@@ -60,6 +60,26 @@ def test_an_apply_that_is_interrupted_anywhere_is_repeated() -> None:
         point += 7 if point > 40 else 1
 
 
+def test_an_interrupt_between_the_tree_and_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner repeats a record if `applied` is below it; searches find it without another write."""
+    place = prepared_place()
+    lsn = place.tree.lsn + 1
+    entry = Entry(lsn, place.clock.time_us(), (), (VectorSection(*parts_of_last()),))
+
+    def interrupt(draft: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(place.machine.live, "applied", interrupt)
+        place.machine.apply(entry)
+    assert place.tree.lsn == lsn
+    assert place.machine.applied == lsn - 1
+    place.machine.apply(entry)
+    assert place.machine.applied == lsn
+    assert place.machine.live.load().count == 5
+    place.close()
+
+
 def test_searches_see_whole_records(tmp_path: Path) -> None:
     """Each record replaces both vectors: a search finds each id once, and both of one record."""
     with penstock.open(tmp_path / "store") as store:
